@@ -45,29 +45,49 @@ const TEXTS: [&str; 7] = [
     "pod.labels.a",
     "'aaaa'",
 ];
-const NUMBERS: [&str; 6] =
-    ["pod.gpus", "pod.priority", "pod.vram", "pod.kvCache", "9223372036854775807", "-1"];
+const NUMBERS: [&str; 6] = [
+    "pod.gpus",
+    "pod.priority",
+    "pod.vram",
+    "pod.kvCache",
+    "9223372036854775807",
+    "-1",
+];
 
 /// The bomb of issue 15: a text that doubles in every loop.
 fn doubling(levels: usize, text: &str) -> String {
     let mut all = String::new();
     for level in 0..levels {
-        let inner = if level == 0 { text.to_owned() } else { format!("x{}", level - 1) };
+        let inner = if level == 0 {
+            text.to_owned()
+        } else {
+            format!("x{}", level - 1)
+        };
         write!(all, "[{inner}+{inner}].exists(x{level}, ").unwrap();
     }
-    format!("{all}x{} == ''{}", levels.saturating_sub(1), ")".repeat(levels))
+    format!(
+        "{all}x{} == ''{}",
+        levels.saturating_sub(1),
+        ")".repeat(levels)
+    )
 }
 
 fn nested(dice: &mut ExpressionDice) -> String {
-    let (levels, list) =
-        (1 + dice.below(6), dice.one_of(&["pod.resources", "[1,2,3,4,5,6,7,8]", "['a','b']"]));
+    let (levels, list) = (
+        1 + dice.below(6),
+        dice.one_of(&["pod.resources", "[1,2,3,4,5,6,7,8]", "['a','b']"]),
+    );
     let kind = dice.one_of(&["all", "exists", "exists_one"]);
-    let opened: String = (0..levels).map(|level| format!("{list}.{kind}(x{level}, ")).collect();
+    let opened: String = (0..levels)
+        .map(|level| format!("{list}.{kind}(x{level}, "))
+        .collect();
     format!("{opened}x0 == x{}{}", levels - 1, ")".repeat(levels))
 }
 
 fn gathered(dice: &mut ExpressionDice) -> String {
-    let mut list = dice.one_of(&["pod.resources", "[1,2,3]", "[pod.model,pod.namespace]"]).to_owned();
+    let mut list = dice
+        .one_of(&["pod.resources", "[1,2,3]", "[pod.model,pod.namespace]"])
+        .to_owned();
     for level in 0..dice.below(5) {
         list = match dice.below(4) {
             0 => format!("{list}.map(m{level}, [m{level}, m{level}])"),
@@ -93,13 +113,22 @@ fn joined(dice: &mut ExpressionDice) -> String {
 
 fn deep(dice: &mut ExpressionDice) -> String {
     let levels = dice.below(500);
-    let (open, close) =
-        [("(", ")"), ("!", ""), ("[", "]"), ("-", ""), ("pod.exclusive?true:", ""), ("size([", "])")]
-            [dice.below(6)];
+    let (open, close) = [
+        ("(", ")"),
+        ("!", ""),
+        ("[", "]"),
+        ("-", ""),
+        ("pod.exclusive?true:", ""),
+        ("size([", "])"),
+    ][dice.below(6)];
     match dice.below(3) {
         0 => format!("pod{}", ".labels".repeat(levels / 4)),
         1 => vec!["pod.gpus"; levels / 5 + 1].join(dice.one_of(&["+", "==", "<", "-"])) + " > 1",
-        _ => format!("{}pod.exclusive{}", open.repeat(levels), close.repeat(levels)),
+        _ => format!(
+            "{}pod.exclusive{}",
+            open.repeat(levels),
+            close.repeat(levels)
+        ),
     }
 }
 
@@ -110,19 +139,31 @@ fn huge(dice: &mut ExpressionDice) -> String {
         1 => format!("pod.model in [{}]", vec!["''"; size / 3 + 1].join(",")),
         2 => format!("pod.gpus < {}", "9".repeat(size / 20 + 1)),
         3 => format!("pod.model.matches('({}+)+b')", "a".repeat(size / 40)),
-        _ => format!("{{{}}} == {{}} || pod.exclusive", vec!["1:pod"; size / 8].join(",")),
+        _ => format!(
+            "{{{}}} == {{}} || pod.exclusive",
+            vec!["1:pod"; size / 8].join(",")
+        ),
     }
 }
 
 /// Anything that may stand in a class, of any depth.
 fn condition(dice: &mut ExpressionDice, depth: usize) -> String {
     let next = |dice: &mut ExpressionDice| condition(dice, depth.saturating_sub(1));
-    match if depth == 0 { 3 + dice.below(5) } else { dice.below(8) } {
+    match if depth == 0 {
+        3 + dice.below(5)
+    } else {
+        dice.below(8)
+    } {
         0 => format!("({} && {})", next(dice), next(dice)),
         1 => format!("({} || !{})", next(dice), next(dice)),
         2 => format!("({} ? {} : {})", next(dice), next(dice), next(dice)),
         3 => {
-            format!("{} {} {}", dice.one_of(&NUMBERS), dice.one_of(&["<", "==", ">="]), dice.one_of(&NUMBERS))
+            format!(
+                "{} {} {}",
+                dice.one_of(&NUMBERS),
+                dice.one_of(&["<", "==", ">="]),
+                dice.one_of(&NUMBERS)
+            )
         }
         4 => format!(
             "{} {} {} > 0",
@@ -131,8 +172,16 @@ fn condition(dice: &mut ExpressionDice, depth: usize) -> String {
             dice.one_of(&NUMBERS)
         ),
         5 => format!("{}.contains({})", dice.one_of(&TEXTS), dice.one_of(&TEXTS)),
-        6 => format!("{} in [{}, {}]", dice.one_of(&TEXTS), dice.one_of(&TEXTS), dice.one_of(&TEXTS)),
-        _ => format!("pod.resources.exists(r, r.endsWith({}))", dice.one_of(&TEXTS)),
+        6 => format!(
+            "{} in [{}, {}]",
+            dice.one_of(&TEXTS),
+            dice.one_of(&TEXTS),
+            dice.one_of(&TEXTS)
+        ),
+        _ => format!(
+            "pod.resources.exists(r, r.endsWith({}))",
+            dice.one_of(&TEXTS)
+        ),
     }
 }
 
@@ -167,9 +216,13 @@ fn largest(labels: usize, text: usize) -> PodTraits {
         vram: stowage_scheduling::units::Bytes(u64::MAX),
         ..PodTraits::default()
     };
-    pod.labels = (0..labels).map(|n| (format!("{n:063}"), "a".repeat(63))).collect();
+    pod.labels = (0..labels)
+        .map(|n| (format!("{n:063}"), "a".repeat(63)))
+        .collect();
     pod.labels.insert("a".into(), "a".repeat(63));
-    pod.resources = (0..256).map(|n| format!("{n:04}{}", "a".repeat(text - 4))).collect();
+    pod.resources = (0..256)
+        .map(|n| format!("{n:04}{}", "a".repeat(text - 4)))
+        .collect();
     pod
 }
 
@@ -207,15 +260,27 @@ fn try_out(text: &str, pods: &[PodTraits]) -> ExpressionOutcome {
 }
 
 fn check_all() -> (u64, u64) {
-    let pods = [largest(300, 512), largest(0, 253), largest(12_000, 253), PodTraits::default()];
+    let pods = [
+        largest(300, 512),
+        largest(0, 253),
+        largest(12_000, 253),
+        PodTraits::default(),
+    ];
     let (mut refused, mut evaluated) = (0, 0);
     for seed in 0..SEEDS {
         let text = generate(&mut ExpressionDice(seed));
         match try_out(&text, &pods) {
             ExpressionOutcome::Refused(error) => {
                 refused += 1;
-                assert!(text.get(error.at.clone()).is_some(), "{text}: {:?} is no place in it", error.at);
-                assert!(!error.message.is_empty() && !error.help.is_empty(), "{text}");
+                assert!(
+                    text.get(error.at.clone()).is_some(),
+                    "{text}: {:?} is no place in it",
+                    error.at
+                );
+                assert!(
+                    !error.message.is_empty() && !error.help.is_empty(),
+                    "{text}"
+                );
             }
             ExpressionOutcome::Evaluated { most, bound, steps } => {
                 evaluated += 1;
@@ -239,7 +304,10 @@ fn check_all() -> (u64, u64) {
 
 #[test]
 fn b7_a_thousand_generated_expressions_are_refused_or_cheap() {
-    let checking = std::thread::Builder::new().stack_size(STACK).spawn(check_all).unwrap();
+    let checking = std::thread::Builder::new()
+        .stack_size(STACK)
+        .spawn(check_all)
+        .unwrap();
     let (refused, evaluated) = checking.join().unwrap();
     assert_eq!(refused + evaluated, SEEDS);
     assert!(

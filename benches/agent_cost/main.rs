@@ -38,7 +38,10 @@ fn main() {
         (world, Sink::start().await)
     });
     let agent = ServeProcess::start(
-        cores.command(env!("CARGO_BIN_EXE_stowage")).args(world.arguments()).args(["--extender", &sink.url]),
+        cores
+            .command(env!("CARGO_BIN_EXE_stowage"))
+            .args(world.arguments())
+            .args(["--extender", &sink.url]),
         &["reporting every "],
     );
     sink.until(is_whole);
@@ -49,13 +52,29 @@ fn main() {
     let (cpu, waiting) = (agent.cpu() - cpu, agent.cpu_of_threads(EVENTS) - waiting);
     assert!(is_whole(&last), "{last:?}");
 
-    println!("an agent of {ENGINES} engines with {} lines each; {}", page::LINES, cores.say());
+    println!(
+        "an agent of {ENGINES} engines with {} lines each; {}",
+        page::LINES,
+        cores.say()
+    );
     let own = cpu.saturating_sub(waiting);
     let share = |cpu: Duration| 100.0 * cpu.as_secs_f64() / took.as_secs_f64();
     println!("{:<36}{:>8.2} %", "CPU, of one core", share(own));
-    println!("{:<36}{:>8.1} ms", "CPU a round", own.as_secs_f64() * 1e3 / ROUNDS as f64);
-    println!("{:<36}{:>8.2} %", "the library's wait for events, apart", share(waiting));
-    println!("{:<36}{:>8.2}", "rounds a second", ROUNDS as f64 / took.as_secs_f64());
+    println!(
+        "{:<36}{:>8.1} ms",
+        "CPU a round",
+        own.as_secs_f64() * 1e3 / ROUNDS as f64
+    );
+    println!(
+        "{:<36}{:>8.2} %",
+        "the library's wait for events, apart",
+        share(waiting)
+    );
+    println!(
+        "{:<36}{:>8.2}",
+        "rounds a second",
+        ROUNDS as f64 / took.as_secs_f64()
+    );
     println!("{:<36}{:>8} MiB", "resident memory", agent.resident_mib());
 }
 
@@ -63,13 +82,19 @@ fn main() {
 fn is_whole(report: &NodeReport) -> bool {
     let gpus = report.gpus.as_deref().unwrap_or_default();
     let processes = gpus.iter().flat_map(|gpu| gpu.processes.iter().flatten());
-    let owned = processes.filter(|process| process.pod.is_some() && process.used_bytes > Some(Bytes::ZERO));
+    let owned =
+        processes.filter(|process| process.pod.is_some() && process.used_bytes > Some(Bytes::ZERO));
     let read = report.engines.iter().filter(|engine| {
         engine.kv_cache_usage == Some(0.75) && engine.waiting == Some(5) && engine.gpus.len() == 1
     });
     gpus.len() == world::GPUS
         && owned.count() == 2 * world::GPUS
         && read.count() == ENGINES
-        && report.models.iter().filter(|model| model.source == "huggingface").count() == world::MODELS
+        && report
+            .models
+            .iter()
+            .filter(|model| model.source == "huggingface")
+            .count()
+            == world::MODELS
         && report.missing.is_empty()
 }

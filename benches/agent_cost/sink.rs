@@ -23,7 +23,9 @@ impl Sink {
             let _ = taken.send(body);
             r#"{"accepted":1,"dropped":0}"#
         };
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
+            .await
+            .expect("a port");
         let url = format!("http://{}", listener.local_addr().expect("an address"));
         let router = Router::new().route("/v1/reports", post(take));
         tokio::spawn(async { axum::serve(listener, router).await });
@@ -47,7 +49,10 @@ impl Sink {
     pub fn reports(&mut self, count: usize) -> NodeReport {
         let mut last = Bytes::new();
         for _ in 0..count {
-            last = self.bodies.recv_timeout(PATIENCE).expect("the agent reports");
+            last = self
+                .bodies
+                .recv_timeout(PATIENCE)
+                .expect("the agent reports");
         }
         serde_json::from_slice(&last).expect("a report")
     }

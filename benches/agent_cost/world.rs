@@ -33,13 +33,21 @@ impl AgentHost {
         write(folder.join("kubeconfig"), config.to_string()).expect("a file");
         api.create("nodes", node()).expect("a node");
         for place in 0..2 * GPUS {
-            let port = if place < ENGINES { Some(engine(place).await) } else { None };
+            let port = if place < ENGINES {
+                Some(engine(place).await)
+            } else {
+                None
+            };
             api.create("pods", pod(place, port)).expect("a pod");
             process(&folder.join("proc"), place);
         }
         (0..MODELS).for_each(|place| model(&folder.join("models"), place));
         let nvml = Mock::install(folder, &script()).expect("the library is built beside the bench");
-        Self { folder: folder.to_owned(), nvml, _api: api }
+        Self {
+            folder: folder.to_owned(),
+            nvml,
+            _api: api,
+        }
     }
 
     /// The agent's arguments: the addresses and paths of its sources.
@@ -53,7 +61,9 @@ impl AgentHost {
             ("--pod-resources", path("no.sock")),
             ("--nvml-lib", self.nvml.library().display().to_string()),
         ];
-        let named = arguments.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]);
+        let named = arguments
+            .into_iter()
+            .flat_map(|(flag, value)| [flag.to_owned(), value]);
         std::iter::once("agent".to_owned()).chain(named).collect()
     }
 }
@@ -77,7 +87,9 @@ fn pid(pod: usize) -> u32 {
 
 /// Serves a page on the pod's address, and says on which port.
 async fn engine(pod: usize) -> u16 {
-    let listener = tokio::net::TcpListener::bind((ip(pod), 0)).await.expect("all of 127/8 is this machine");
+    let listener = tokio::net::TcpListener::bind((ip(pod), 0))
+        .await
+        .expect("all of 127/8 is this machine");
     let port = listener.local_addr().expect("an address").port();
     let page = page::page();
     let router = Router::new()
@@ -121,8 +133,11 @@ fn process(proc: &Path, pod: usize) {
     let folder = proc.join(pid(pod).to_string());
     create_dir_all(&folder).expect("a folder");
     let zeros = "0 ".repeat(18);
-    write(folder.join("stat"), format!("{} (python3) S {zeros}{} 0 0\n", pid(pod), 1000 + pod))
-        .expect("a file");
+    write(
+        folder.join("stat"),
+        format!("{} (python3) S {zeros}{} 0 0\n", pid(pod), 1000 + pod),
+    )
+    .expect("a file");
     let uid = uid(pod).replace('-', "_");
     let cgroup = format!(
         "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{uid}.slice/cri-containerd-0.scope\n"
@@ -133,9 +148,14 @@ fn process(proc: &Path, pod: usize) {
 /// A model of four files in a Hugging Face cache.
 fn model(cache: &Path, place: usize) {
     let folder = cache.join(format!("models--organization--model-{place}"));
-    let (revision, blobs) = ("0123456789abcdef0123456789abcdef01234567", folder.join("blobs"));
+    let (revision, blobs) = (
+        "0123456789abcdef0123456789abcdef01234567",
+        folder.join("blobs"),
+    );
     let snapshot = folder.join("snapshots").join(revision);
-    [&folder.join("refs"), &blobs, &snapshot].into_iter().for_each(|f| create_dir_all(f).expect("a folder"));
+    [&folder.join("refs"), &blobs, &snapshot]
+        .into_iter()
+        .for_each(|f| create_dir_all(f).expect("a folder"));
     write(folder.join("refs/main"), revision).expect("a file");
     for part in 1..=4 {
         let blob = blobs.join(format!("{part:064x}"));
@@ -163,5 +183,8 @@ fn script() -> NvmlScript {
         nvlink: Some(0),
         ..ScriptedGpu::default()
     };
-    NvmlScript { gpus: (0..GPUS).map(gpu).collect(), ..NvmlScript::default() }
+    NvmlScript {
+        gpus: (0..GPUS).map(gpu).collect(),
+        ..NvmlScript::default()
+    }
 }

@@ -22,7 +22,11 @@ pub struct BenchCluster {
 
 impl BenchCluster {
     pub fn new(nodes: usize, waiting: usize) -> Self {
-        Self { nodes, waiting, tenants: 0 }
+        Self {
+            nodes,
+            waiting,
+            tenants: 0,
+        }
     }
 
     pub fn with_tenants(self, tenants: usize) -> Self {
@@ -41,7 +45,8 @@ impl BenchCluster {
     /// What `kubectl get nodes,pods -A -o json` would print.
     pub fn dump(&self) -> String {
         let mut text = Vec::new();
-        self.write_dump(&mut text).expect("memory takes what is written");
+        self.write_dump(&mut text)
+            .expect("memory takes what is written");
         String::from_utf8(text).expect("JSON is text")
     }
 
@@ -148,7 +153,10 @@ impl BenchCluster {
     }
 
     pub fn prioritize_body(&self, round: usize, names: &[String]) -> Vec<u8> {
-        self.args(pod(&waiting_name(round), 1 + round as u64 % 2), names.to_vec())
+        self.args(
+            pod(&waiting_name(round), 1 + round as u64 % 2),
+            names.to_vec(),
+        )
     }
 
     /// A pod that fits no node as it stands, though every GPU is large enough.
@@ -165,18 +173,23 @@ impl BenchCluster {
 
     /// The scheduler begins its round over the nodes at another one each time.
     fn names(&self, round: usize) -> Vec<String> {
-        (0..self.nodes).map(|i| node_name((i + round * 17) % self.nodes)).collect()
+        (0..self.nodes)
+            .map(|i| node_name((i + round * 17) % self.nodes))
+            .collect()
     }
 
     fn args(&self, pod: Value, names: Vec<String>) -> Vec<u8> {
-        json!({"Pod": pod, "Nodes": null, "NodeNames": names}).to_string().into_bytes()
+        json!({"Pod": pod, "Nodes": null, "NodeNames": names})
+            .to_string()
+            .into_bytes()
     }
 }
 
 /// The shortlist in a filter's answer; panics if it is none.
 pub fn passed_names(answer: &[u8]) -> Vec<String> {
     let answer: Value = serde_json::from_slice(answer).expect("JSON");
-    let names: Vec<String> = serde_json::from_value(answer["NodeNames"].clone()).expect("a shortlist");
+    let names: Vec<String> =
+        serde_json::from_value(answer["NodeNames"].clone()).expect("a shortlist");
     assert_eq!(names.len(), 4, "four nodes pass: {answer}");
     names
 }
@@ -185,18 +198,28 @@ pub fn passed_names(answer: &[u8]) -> Vec<String> {
 pub fn top_name(answer: &[u8]) -> String {
     let answer: Vec<Value> = serde_json::from_slice(answer).expect("an array");
     let mut top = answer.iter().filter(|host| host["Score"] == 10);
-    let name = top.next().expect("a node has the top score")["Host"].as_str().expect("a name").to_owned();
+    let name = top.next().expect("a node has the top score")["Host"]
+        .as_str()
+        .expect("a name")
+        .to_owned();
     assert!(top.next().is_none(), "one node has the top score");
     name
 }
 
 pub fn assert_bound(answer: &[u8]) {
-    assert_eq!(answer, br#"{"Error":""}"#, "{}", String::from_utf8_lossy(answer));
+    assert_eq!(
+        answer,
+        br#"{"Error":""}"#,
+        "{}",
+        String::from_utf8_lossy(answer)
+    );
 }
 
 pub fn assert_all_refused(answer: &[u8], nodes: usize) {
     let answer: Value = serde_json::from_slice(answer).expect("JSON");
-    let refused = answer["FailedAndUnresolvableNodes"].as_object().map_or(0, serde_json::Map::len);
+    let refused = answer["FailedAndUnresolvableNodes"]
+        .as_object()
+        .map_or(0, serde_json::Map::len);
     assert_eq!(refused, nodes);
 }
 
@@ -227,7 +250,11 @@ pub fn resident_name(i: usize) -> String {
 /// Two pods on each GPU leave 6 to 22 GiB of its 72 free.
 fn resident_gib(i: usize) -> u64 {
     let (gpu, second) = (i / 2, i % 2);
-    if second == 0 { 30 } else { 20 + (gpu * 7 + gpu / GPUS * 3) as u64 % 17 }
+    if second == 0 {
+        30
+    } else {
+        20 + (gpu * 7 + gpu / GPUS * 3) as u64 % 17
+    }
 }
 
 /// As long as a real one.
@@ -257,7 +284,14 @@ enum Field {
 }
 
 impl Field {
-    const ALL: [Self; 6] = [Self::Name, Self::Uid, Self::Node, Self::Gpu, Self::Vram, Self::Namespace];
+    const ALL: [Self; 6] = [
+        Self::Name,
+        Self::Uid,
+        Self::Node,
+        Self::Gpu,
+        Self::Vram,
+        Self::Namespace,
+    ];
 
     /// What stands in its place in a template.
     fn blank(self) -> String {
@@ -269,7 +303,9 @@ impl ObjectTemplate {
     fn of(object: &Value) -> Self {
         let (mut rest, mut parts) = (object.to_string(), Vec::new());
         let first = |text: &str| {
-            let found = Field::ALL.into_iter().filter_map(|field| Some((text.find(&field.blank())?, field)));
+            let found = Field::ALL
+                .into_iter()
+                .filter_map(|field| Some((text.find(&field.blank())?, field)));
             found.min_by_key(|(at, _)| *at)
         };
         while let Some((at, field)) = first(&rest) {
@@ -300,12 +336,17 @@ fn node() -> Value {
 }
 
 fn resident() -> Value {
-    let mut pod = pod_of(&Field::Name.blank(), &Field::Uid.blank(), &Field::Vram.blank());
+    let mut pod = pod_of(
+        &Field::Name.blank(),
+        &Field::Uid.blank(),
+        &Field::Vram.blank(),
+    );
     pod["metadata"]["namespace"] = Field::Namespace.blank().into();
     pod["spec"]["nodeName"] = Field::Node.blank().into();
     pod["status"]["phase"] = "Running".into();
     pod["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
-    pod["metadata"]["annotations"]["stowage.dev/devices"] = format!("index-{}", Field::Gpu.blank()).into();
+    pod["metadata"]["annotations"]["stowage.dev/devices"] =
+        format!("index-{}", Field::Gpu.blank()).into();
     pod["metadata"]["annotations"]["stowage.dev/vram-granted"] = Field::Vram.blank().into();
     pod
 }

@@ -15,9 +15,13 @@ impl OneCore {
         let last = cores - 1;
         let others = format!("0-{}", last.saturating_sub(1));
         let mut leave = Command::new("taskset");
-        leave.args(["-acp", &others, &std::process::id().to_string()]).stdout(Stdio::null());
+        leave
+            .args(["-acp", &others, &std::process::id().to_string()])
+            .stdout(Stdio::null());
         let is_given = last > 0 && leave.status().is_ok_and(|status| status.success());
-        Self { core: is_given.then_some(last) }
+        Self {
+            core: is_given.then_some(last),
+        }
     }
 
     /// For a person.
@@ -29,7 +33,9 @@ impl OneCore {
     }
 
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
-        let Some(core) = self.core else { return Command::new(program) };
+        let Some(core) = self.core else {
+            return Command::new(program);
+        };
         let mut command = Command::new("taskset");
         command.args(["-c", &core.to_string()]).arg(program);
         command

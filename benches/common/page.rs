@@ -28,7 +28,8 @@ pub fn page() -> String {
     let mut lines = Vec::new();
     let mut line = |text: std::fmt::Arguments<'_>| {
         let mut line = String::new();
-        line.write_fmt(text).expect("a string takes what is written");
+        line.write_fmt(text)
+            .expect("a string takes what is written");
         lines.push(line);
     };
     for (name, values) in gauges {
@@ -48,7 +49,9 @@ pub fn page() -> String {
     for bucket in 0..(LINES - 14).div_ceil(rows) {
         for (name, rank) in histograms.iter().flat_map(|name| [(name, 0), (name, 1)]) {
             let (le, count) = (0.001 * f64::from(1 << (bucket % 16)), 7 * bucket);
-            line(format_args!("{name}_bucket{{engine=\"{rank}\",le=\"{le}\",{MODEL}}} {count}.0"));
+            line(format_args!(
+                "{name}_bucket{{engine=\"{rank}\",le=\"{le}\",{MODEL}}} {count}.0"
+            ));
         }
     }
     lines.truncate(LINES);

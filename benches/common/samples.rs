@@ -28,7 +28,10 @@ impl Samples {
 
     /// In microseconds.
     pub fn longest(&self) -> f64 {
-        self.0.iter().max().map_or(f64::NAN, |took| took.as_secs_f64() * 1e6)
+        self.0
+            .iter()
+            .max()
+            .map_or(f64::NAN, |took| took.as_secs_f64() * 1e6)
     }
 
     /// In microseconds; no number if nothing was measured.

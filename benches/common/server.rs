@@ -17,14 +17,20 @@ pub struct ServeProcess {
 impl ServeProcess {
     /// Starts it and waits until it has said all of `says`, in this order, each followed by an address.
     pub fn start(command: &mut Command, says: &[&str]) -> Self {
-        let mut process =
-            command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().expect("the server starts");
+        let mut process = command
+            .stderr(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("the server starts");
         let mut lines = BufReader::new(process.stderr.take().expect("stderr is piped")).lines();
         let mut next = |says: &str| {
             lines
                 .by_ref()
                 .map(|line| line.expect("stderr is text"))
-                .find_map(|line| line.split_once(says).map(|(_, address)| address.trim().to_owned()))
+                .find_map(|line| {
+                    line.split_once(says)
+                        .map(|(_, address)| address.trim().to_owned())
+                })
                 .expect("the server says where it listens")
         };
         let addresses = says.iter().map(|says| next(says)).collect();
@@ -55,8 +61,17 @@ impl ServeProcess {
 pub fn cpu_of_threads(process: &str, name: &str) -> Duration {
     let tasks = std::fs::read_dir(format!("/proc/{process}/task")).expect("the process is there");
     let text = |file: PathBuf| std::fs::read_to_string(file).unwrap_or_default();
-    let named = tasks.flatten().map(|task| task.path()).filter(|task| text(task.join("comm")).trim() == name);
-    let nanos = named.filter_map(|task| text(task.join("schedstat")).split(' ').next()?.parse::<u64>().ok());
+    let named = tasks
+        .flatten()
+        .map(|task| task.path())
+        .filter(|task| text(task.join("comm")).trim() == name);
+    let nanos = named.filter_map(|task| {
+        text(task.join("schedstat"))
+            .split(' ')
+            .next()?
+            .parse::<u64>()
+            .ok()
+    });
     Duration::from_nanos(nanos.sum())
 }
 
@@ -68,15 +83,22 @@ pub fn resident_mib(process: &str) -> u64 {
 fn status_mib(process: &str, field: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix(field));
-    line.and_then(|kib| kib.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0) / 1024
+    line.and_then(|kib| kib.trim().trim_end_matches(" kB").parse::<u64>().ok())
+        .unwrap_or(0)
+        / 1024
 }
 
 /// The CPU time of all its threads since it began, in user and kernel mode.
 pub fn cpu(process: &str) -> Duration {
-    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).expect("the process is there");
+    let stat =
+        std::fs::read_to_string(format!("/proc/{process}/stat")).expect("the process is there");
     // The name in parentheses may contain anything; user and system time are the 12th and 13th field behind it.
     let (_, fields) = stat.rsplit_once(')').expect("a stat line");
-    let ticks = fields.split_whitespace().skip(11).take(2).map(|ticks| ticks.parse::<u32>().expect("ticks"));
+    let ticks = fields
+        .split_whitespace()
+        .skip(11)
+        .take(2)
+        .map(|ticks| ticks.parse::<u32>().expect("ticks"));
     TICK * ticks.sum::<u32>()
 }
 

@@ -28,16 +28,25 @@ impl Fleet {
     pub fn new(policy: Policy, nodes: usize, mut engine: impl FnMut(usize, usize) -> u64) -> Self {
         let policy = Arc::new(policy);
         let mut cluster = Cluster::new(policy.clone());
-        let nodes: Vec<NodeName> =
-            (0..nodes).map(|n| NodeName::parse(&format!("node-{n:04}")).expect("a name")).collect();
+        let nodes: Vec<NodeName> = (0..nodes)
+            .map(|n| NodeName::parse(&format!("node-{n:04}")).expect("a name"))
+            .collect();
         for (n, name) in nodes.iter().enumerate() {
             cluster.apply(NodeObserved::new(name.clone(), NodeKind::Stowage));
             let devices = (0..GPUS).map(|gpu| h100(uuid(n, gpu), gpu, None)).collect();
             cluster
-                .apply(DevicesReported { node: name.clone(), devices, are_all: true })
+                .apply(DevicesReported {
+                    node: name.clone(),
+                    devices,
+                    are_all: true,
+                })
                 .expect("the node exists");
         }
-        let mut fleet = Self { cluster, policy, nodes };
+        let mut fleet = Self {
+            cluster,
+            policy,
+            nodes,
+        };
         for n in 0..fleet.nodes.len() {
             for gpu in 0..GPUS {
                 let demand = fleet.demand(engine(n, gpu), 0);
@@ -50,8 +59,14 @@ impl Fleet {
     /// A pod of one GPU: `serving`, or `opportunistic` if its priority is negative.
     pub fn demand(&self, gib: u64, priority: i32) -> Demand {
         let vram = format!("{gib}Gi");
-        let containers = [ContainerRequest { vram: Some(&vram), ..ContainerRequest::plain("main") }];
-        let request = PodRequest { priority, ..PodRequest::plain("llm", &containers) };
+        let containers = [ContainerRequest {
+            vram: Some(&vram),
+            ..ContainerRequest::plain("main")
+        }];
+        let request = PodRequest {
+            priority,
+            ..PodRequest::plain("llm", &containers)
+        };
         Demand::of(&request, &self.policy).expect("a pod that can be understood")
     }
 
@@ -64,7 +79,13 @@ impl Fleet {
             ran: None,
         };
         let (uid, key) = (uid(name), PodKey::parse("llm", name).expect("a name"));
-        self.cluster.apply(PodObserved(PodObservation { uid, key, demand, state, observed: None }));
+        self.cluster.apply(PodObserved(PodObservation {
+            uid,
+            key,
+            demand,
+            state,
+            observed: None,
+        }));
     }
 
     pub fn release(&mut self, name: &str) {
@@ -72,7 +93,8 @@ impl Fleet {
     }
 
     pub fn at_second(&mut self, second: u64) {
-        self.cluster.apply(ClockAdvanced(Moment::default() + Millis::seconds(second)));
+        self.cluster
+            .apply(ClockAdvanced(Moment::default() + Millis::seconds(second)));
     }
 
     /// The node's agent reports; each GPU's processes use what they were granted.
@@ -88,7 +110,10 @@ impl Fleet {
             gpus: loads.iter().enumerate().map(gpu).collect(),
             ..NodeReading::default()
         };
-        self.cluster.apply(ReadingReported { node: self.nodes[node].clone(), reading: reading.into() });
+        self.cluster.apply(ReadingReported {
+            node: self.nodes[node].clone(),
+            reading: reading.into(),
+        });
     }
 }
 

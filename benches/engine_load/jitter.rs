@@ -48,24 +48,46 @@ pub fn print() {
     for second in 0..SECONDS {
         arms.iter_mut().for_each(|arm| arm.pass(second));
     }
-    println!("\nfilter over {NODES} nodes that report once a second; {FILTERS_A_SECOND} filters a second");
+    println!(
+        "\nfilter over {NODES} nodes that report once a second; {FILTERS_A_SECOND} filters a second"
+    );
     println!("| figures | p50 µs | × steady | nodes changed a second |\n|---|---|---|---|");
     let steady = arms[0].p50();
     for arm in &mut arms {
         let (p50, changed) = (arm.p50(), arm.changed as f64 / (SECONDS - WARM_UP) as f64);
-        println!("| {} | {p50:.0} | {:.2} | {changed:.1} |", arm.name, p50 / steady);
+        println!(
+            "| {} | {p50:.0} | {:.2} | {changed:.1} |",
+            arm.name,
+            p50 / steady
+        );
     }
     let changed = arms[1].changed as f64 / (SECONDS - WARM_UP) as f64;
-    assert!(changed <= MOST_CHANGED, "jitter changes {changed} nodes a second");
+    assert!(
+        changed <= MOST_CHANGED,
+        "jitter changes {changed} nodes a second"
+    );
 }
 
 impl Arm {
     fn new(name: &'static str, policy: Policy, jitter: usize) -> Self {
-        let fleet = Fleet::new(policy, NODES, |node, gpu| 16 + 8 * ((node + gpu) % 5) as u64);
-        let demands = [(8, 0), (16, 0), (24, 0), (8, -10)].map(|(gib, priority)| fleet.demand(gib, priority));
+        let fleet = Fleet::new(policy, NODES, |node, gpu| {
+            16 + 8 * ((node + gpu) % 5) as u64
+        });
+        let demands =
+            [(8, 0), (16, 0), (24, 0), (8, -10)].map(|(gib, priority)| fleet.demand(gib, priority));
         let dice = Random::seeded(42, 0);
         let (scores, demands) = (ScoreCache::default(), demands.to_vec());
-        Self { name, fleet, scores, demands, jitter, dice, asked: 0, took: Vec::new(), changed: 0 }
+        Self {
+            name,
+            fleet,
+            scores,
+            demands,
+            jitter,
+            dice,
+            asked: 0,
+            took: Vec::new(),
+            changed: 0,
+        }
     }
 
     fn pass(&mut self, second: u64) {
@@ -89,8 +111,16 @@ impl Arm {
     /// Each engine its own load, from idle to nearly full.
     fn read(&mut self, node: usize, gpu: usize) -> EngineLoad {
         let mean = 6 + (node * GPUS + gpu) * 37 % 80;
-        let off = if self.jitter > 0 { self.dice.below(self.jitter + 1) } else { 6 };
-        let queue = if self.jitter > 0 { self.dice.below(3) as u32 } else { 1 };
+        let off = if self.jitter > 0 {
+            self.dice.below(self.jitter + 1)
+        } else {
+            6
+        };
+        let queue = if self.jitter > 0 {
+            self.dice.below(3) as u32
+        } else {
+            1
+        };
         EngineLoad::of(Percent::new((mean + off - 6) as u8), Some(queue))
     }
 
@@ -108,7 +138,9 @@ impl Arm {
         let names: Vec<&str> = self.fleet.nodes.iter().map(|name| name.as_str()).collect();
         let began = Instant::now();
         let view = self.fleet.cluster.apply(FilterAsked(request));
-        let mut scores = self.scores.take(&view.snapshot, &view.request.demand, &view.policy);
+        let mut scores = self
+            .scores
+            .take(&view.snapshot, &view.request.demand, &view.policy);
         let list = filter(&view, names.into_iter(), &mut scores);
         self.scores.put(scores);
         let took = began.elapsed();

@@ -12,7 +12,10 @@ mod jitter;
 mod placements;
 
 fn main() {
-    let seeds = std::env::args().skip(1).find_map(|arg| arg.parse().ok()).unwrap_or(5);
+    let seeds = std::env::args()
+        .skip(1)
+        .find_map(|arg| arg.parse().ok())
+        .unwrap_or(5);
     placements::print(seeds);
     jitter::print();
 }

@@ -39,9 +39,16 @@ struct Tally {
 }
 
 pub fn print(seeds: u64) {
-    println!("KV occupancy met at placement, true per cent of the cache that a pod joins; {seeds} seeds");
-    println!("| counted | mean | p90 | above 80 % | refused | VRAM allocated |\n|---|---|---|---|---|---|");
-    let arms = [("by degrees", Counting::Degrees), ("in three steps", Counting::ThreeSteps)];
+    println!(
+        "KV occupancy met at placement, true per cent of the cache that a pod joins; {seeds} seeds"
+    );
+    println!(
+        "| counted | mean | p90 | above 80 % | refused | VRAM allocated |\n|---|---|---|---|---|---|"
+    );
+    let arms = [
+        ("by degrees", Counting::Degrees),
+        ("in three steps", Counting::ThreeSteps),
+    ];
     let [degrees, steps] = arms.map(|(name, counting)| {
         let mut tally = Tally::default();
         (42..42 + seeds).for_each(|seed| run(seed, counting, &mut tally));
@@ -58,7 +65,10 @@ impl Tally {
         let p90 = self.met[self.met.len() * 9 / 10];
         let above = 100.0 * self.met.iter().filter(|met| **met > 80.0).count() as f64 / count;
         let allocated = 100.0 * self.allocated / self.seconds;
-        println!("| {name} | {mean:.1} | {p90:.1} | {above:.2} % | {} | {allocated:.2} % |", self.refused);
+        println!(
+            "| {name} | {mean:.1} | {p90:.1} | {above:.2} % | {} | {allocated:.2} % |",
+            self.refused
+        );
         mean
     }
 }
@@ -81,8 +91,10 @@ fn run(seed: u64, counting: Counting, tally: &mut Tally) {
         for node in 0..NODES {
             fleet.report(node, &engines.read(node));
         }
-        let (gib, priority) =
-            (4 + 4 * arrivals.below(4) as u64, if arrivals.below(3) == 0 { -10 } else { 0 });
+        let (gib, priority) = (
+            4 + 4 * arrivals.below(4) as u64,
+            if arrivals.below(3) == 0 { -10 } else { 0 },
+        );
         let stays = 1 + arrivals.gap(600_000.0).0 / 1000;
         let name = format!("pod-{second}");
         let met = place(&mut fleet, &engines, counting, &name, (gib, priority));
@@ -117,7 +129,11 @@ fn place(
     let list = match counting {
         Counting::Degrees => shortlist(&snapshot, &demand, names(), attempt),
         Counting::ThreeSteps => {
-            let nodes = snapshot.nodes().iter().map(|node| in_three_steps(node, demand.terms)).collect();
+            let nodes = snapshot
+                .nodes()
+                .iter()
+                .map(|node| in_three_steps(node, demand.terms))
+                .collect();
             let snapshot = Snapshot::new(snapshot.generation(), snapshot.epoch(), nodes);
             shortlist(&snapshot, &demand, names(), attempt)
         }
@@ -131,12 +147,20 @@ fn place(
 /// The node as versions up to 0.2 saw it: the cost of its steps, of 1,000, was 0, 500 and 1,000, which are those of an idle GPU,
 /// one of unknown load and one at its limit.
 fn in_three_steps(node: &Node, terms: ClassTerms) -> Node {
-    let gpu = |gpu: &Gpu| Gpu { engine_load: three_steps(gpu.engine_load, terms), ..*gpu };
-    Node { gpus: node.gpus.iter().map(gpu).collect(), ..node.clone() }
+    let gpu = |gpu: &Gpu| Gpu {
+        engine_load: three_steps(gpu.engine_load, terms),
+        ..*gpu
+    };
+    Node {
+        gpus: node.gpus.iter().map(gpu).collect(),
+        ..node.clone()
+    }
 }
 
 fn three_steps(load: EngineLoad, terms: ClassTerms) -> EngineLoad {
-    let (Some(kv), Some(queue)) = (load.kv_cache, load.queue) else { return EngineLoad::default() };
+    let (Some(kv), Some(queue)) = (load.kv_cache, load.queue) else {
+        return EngineLoad::default();
+    };
     let (Some(kv_limit), Some(queue_limit)) = (terms.kv_cache_limit, terms.queue_limit) else {
         return EngineLoad::NONE;
     };
@@ -145,7 +169,11 @@ fn three_steps(load: EngineLoad, terms: ClassTerms) -> EngineLoad {
     }
     let is_near = |measured: u32, limit: u32| measured * 4 > limit * 3;
     let is_busy = is_near(kv.get().into(), kv_limit.get().into()) || is_near(queue, queue_limit);
-    if is_busy { EngineLoad::of(Some(kv_limit), Some(0)) } else { EngineLoad::NONE }
+    if is_busy {
+        EngineLoad::of(Some(kv_limit), Some(0))
+    } else {
+        EngineLoad::NONE
+    }
 }
 
 /// How full the KV caches really are.
@@ -194,7 +222,11 @@ impl Engines {
     fn read(&mut self, node: usize) -> [EngineLoad; GPUS] {
         std::array::from_fn(|gpu| {
             let read = (self.level(node, gpu) + 12.0 * (self.dice.share() - 0.5)).clamp(0.0, 100.0);
-            let queue = if read > 90.0 { self.dice.below(40) as u32 } else { 0 };
+            let queue = if read > 90.0 {
+                self.dice.below(40) as u32
+            } else {
+                0
+            };
             EngineLoad::of(Percent::from_share(read / 100.0), Some(queue))
         })
     }

@@ -41,17 +41,32 @@ fn main() {
     let (seconds, connections) = (flag("--seconds", 20), flag("--connections", 2000) as usize);
     let phase = Duration::from_secs(seconds);
     let folder = tempfile::tempdir().expect("a folder for the dump");
-    let (cluster, dump) = (BenchCluster::new(NODES, 64), folder.path().join("cluster.json"));
+    let (cluster, dump) = (
+        BenchCluster::new(NODES, 64),
+        folder.path().join("cluster.json"),
+    );
     std::fs::write(&dump, cluster.dump()).expect("the dump is written");
     let stowage = ServeProcess::start(
         Command::new(env!("CARGO_BIN_EXE_stowage"))
-            .args(["serve", "--listen", "127.0.0.1:0", "--agents", "127.0.0.1:0"])
+            .args([
+                "serve",
+                "--listen",
+                "127.0.0.1:0",
+                "--agents",
+                "127.0.0.1:0",
+            ])
             .args(["--admin", "127.0.0.1:0", "--cluster"])
             .arg(&dump)
             .env("RUST_LOG", "stowage_server::serve=info,error"),
-        &["the scheduler: http://", "agents: http://", "operators: http://"],
+        &[
+            "the scheduler: http://",
+            "agents: http://",
+            "operators: http://",
+        ],
     );
-    println!("{NODES} nodes, {connections} hostile connections to each address, {seconds} s each part");
+    println!(
+        "{NODES} nodes, {connections} hostile connections to each address, {seconds} s each part"
+    );
     ask(&stowage, &cluster, Duration::from_secs(2));
     let memory_before = stowage.resident_mib();
     let before = ask(&stowage, &cluster, phase);
@@ -63,13 +78,22 @@ fn main() {
     let dropped = dropped(&stowage) - dropped_before;
 
     println!("| filter | requests | p50 µs | p99 µs |\n|---|---|---|---|");
-    for (name, samples) in [("quiet, before", &before), ("attacked", &attacked), ("quiet, after", &after)] {
+    for (name, samples) in [
+        ("quiet, before", &before),
+        ("attacked", &attacked),
+        ("quiet, after", &after),
+    ] {
         let (p50, p99) = (samples.1.percentile(50), samples.1.percentile(99));
         println!("| {name} | {} | {p50:.0} | {p99:.0} |", samples.0);
     }
     let quiet = before.1.percentile(99).max(after.1.percentile(99));
-    println!("p99 attacked ÷ quiet: {:.2}", attacked.1.percentile(99) / quiet);
-    println!("memory: {memory_before} MiB before, {most} MiB at most, {memory_after} MiB a minute after");
+    println!(
+        "p99 attacked ÷ quiet: {:.2}",
+        attacked.1.percentile(99) / quiet
+    );
+    println!(
+        "memory: {memory_before} MiB before, {most} MiB at most, {memory_after} MiB a minute after"
+    );
     println!(
         "hostile connections: {} opened, {} closed on them; the service counts {dropped} dropped",
         tally.opened, tally.closed
@@ -78,8 +102,12 @@ fn main() {
 
 /// The number behind a flag.
 fn flag(flag: &str, default: u64) -> u64 {
-    let mut arguments = std::env::args().skip_while(|argument| argument != flag).skip(1);
-    arguments.next().map_or(default, |text| text.parse().expect("a number behind the flag"))
+    let mut arguments = std::env::args()
+        .skip_while(|argument| argument != flag)
+        .skip(1);
+    arguments.next().map_or(default, |text| {
+        text.parse().expect("a number behind the flag")
+    })
 }
 
 /// How many requests, and what they took.
@@ -119,7 +147,9 @@ fn under_attack(
             .addresses
             .iter()
             .zip([peers::SCHEDULER, peers::AGENTS, peers::OPERATORS])
-            .map(|(address, asks)| Attack::new(address.parse().expect("an address"), asks, connections))
+            .map(|(address, asks)| {
+                Attack::new(address.parse().expect("an address"), asks, connections)
+            })
             .map(|attack| scope.spawn(|| attack.run(&is_over)))
             .collect();
         scope.spawn(|| {
@@ -130,7 +160,9 @@ fn under_attack(
         });
         let samples = ask(stowage, cluster, phase);
         is_over.store(true, Ordering::Relaxed);
-        let tallies = attackers.into_iter().map(|attacker| attacker.join().expect("an attacker ends"));
+        let tallies = attackers
+            .into_iter()
+            .map(|attacker| attacker.join().expect("an attacker ends"));
         let tally = tallies.fold(PeerTally::default(), PeerTally::plus);
         (samples, tally, most.load(Ordering::Relaxed))
     })
@@ -140,6 +172,10 @@ fn under_attack(
 /// not refused.
 fn dropped(stowage: &ServeProcess) -> u64 {
     let page = peers::page(&stowage.addresses[2], "/metrics");
-    let lines = page.lines().filter(|line| line.starts_with("stowage_connections_dropped_total{"));
-    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
+    let lines = page
+        .lines()
+        .filter(|line| line.starts_with("stowage_connections_dropped_total{"));
+    lines
+        .filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok())
+        .sum()
 }

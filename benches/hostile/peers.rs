@@ -34,14 +34,26 @@ pub struct PeerTally {
 
 impl PeerTally {
     pub fn plus(self, other: Self) -> Self {
-        Self { opened: self.opened + other.opened, closed: self.closed + other.closed }
+        Self {
+            opened: self.opened + other.opened,
+            closed: self.closed + other.closed,
+        }
     }
 }
 
 impl Attack {
     pub fn new(address: SocketAddr, asks: &'static str, connections: usize) -> Self {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        Self { address, asks, connections, runtime, tally: PeerTally::default() }
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        Self {
+            address,
+            asks,
+            connections,
+            runtime,
+            tally: PeerTally::default(),
+        }
     }
 
     pub fn run(mut self, is_over: &AtomicBool) -> PeerTally {
@@ -57,7 +69,11 @@ impl Attack {
             }
             std::thread::sleep(LOOK_EVERY);
         }
-        let closed = peers.iter_mut().flatten().filter_map(|peer| is_closed(peer).then_some(())).count();
+        let closed = peers
+            .iter_mut()
+            .flatten()
+            .filter_map(|peer| is_closed(peer).then_some(()))
+            .count();
         self.tally.closed += closed as u64;
         self.tally
     }
@@ -98,7 +114,9 @@ fn is_closed(stream: &mut TcpStream) -> bool {
 pub fn page(address: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).expect("the operators' address answers");
     let asked = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
-    stream.write_all(asked.as_bytes()).expect("the request is sent");
+    stream
+        .write_all(asked.as_bytes())
+        .expect("the request is sent");
     let mut text = String::new();
     stream.read_to_string(&mut text).expect("the page");
     text

@@ -24,7 +24,9 @@ use stowage_scheduling::units::{Bytes, MilliCpu, Millis};
 use stowage_scheduling::verbs::Cluster;
 use stowage_scheduling::verbs::bind::BindAsked;
 use stowage_scheduling::verbs::binding::BindingWritten;
-use stowage_scheduling::verbs::observe::{DevicesReported, FreeHostKnown, NodeObserved, PodObserved};
+use stowage_scheduling::verbs::observe::{
+    DevicesReported, FreeHostKnown, NodeObserved, PodObserved,
+};
 use stowage_scheduling::verbs::tick::PackingModelLearned;
 use stowage_scheduling::vocabulary::demand::{
     ContainerRequest, ContainerRole, Demand, HostResources, PluginAmount, PodRequest,
@@ -59,7 +61,11 @@ impl PackedCluster {
     fn new(nodes: usize) -> Self {
         let mut ledger = Cluster::new(Arc::new(Policy::default()));
         let name = |n| NodeName::parse(&format!("node-{n:05}")).expect("a name");
-        let mut cluster = Self { nodes: (0..nodes).map(name).collect(), ledger: Cluster::default(), pods: 0 };
+        let mut cluster = Self {
+            nodes: (0..nodes).map(name).collect(),
+            ledger: Cluster::default(),
+            pods: 0,
+        };
         for (n, name) in cluster.nodes.iter().enumerate() {
             ledger.apply(NodeObserved::new(name.clone(), NodeKind::Stowage));
             ledger
@@ -69,9 +75,14 @@ impl PackedCluster {
                     are_all: true,
                 })
                 .expect("eight GPUs");
-            let left =
-                HostResources { cpu: MilliCpu(4000 + n as u64 * 997 % 90_000), memory: Bytes::gib(500) };
-            ledger.apply(FreeHostKnown { node: name.clone(), free_host: Some(left) });
+            let left = HostResources {
+                cpu: MilliCpu(4000 + n as u64 * 997 % 90_000),
+                memory: Bytes::gib(500),
+            };
+            ledger.apply(FreeHostKnown {
+                node: name.clone(),
+                free_host: Some(left),
+            });
         }
         cluster.ledger = ledger;
         for n in 0..nodes * GPUS as usize {
@@ -94,46 +105,71 @@ impl PackedCluster {
         }));
         let asked = BindAsked::of(&self.ledger, &uid, node).expect("it waits");
         if self.ledger.apply(asked).is_ok() {
-            let devices = self.ledger.pod_state(&uid).and_then(|entry| entry.devices().cloned());
-            self.ledger.apply(BindingWritten { uid: uid.clone(), node: node.clone(), devices });
+            let devices = self
+                .ledger
+                .pod_state(&uid)
+                .and_then(|entry| entry.devices().cloned());
+            self.ledger.apply(BindingWritten {
+                uid: uid.clone(),
+                node: node.clone(),
+                devices,
+            });
         }
     }
 
     fn learn(&mut self) {
         let snapshot = self.ledger.snapshot();
         let start = Instant::now();
-        let packing_model =
-            PackingModel::learn(self.ledger.demand_history(), snapshot.nodes().iter().map(Node::node_gpus));
-        println!("{:<32}{:>9.0} µs", "learning, off the request path", start.elapsed().as_secs_f64() * 1e6);
+        let packing_model = PackingModel::learn(
+            self.ledger.demand_history(),
+            snapshot.nodes().iter().map(Node::node_gpus),
+        );
+        println!(
+            "{:<32}{:>9.0} µs",
+            "learning, off the request path",
+            start.elapsed().as_secs_f64() * 1e6
+        );
         assert!(packing_model.is_learned());
         drop(snapshot);
         self.ledger.apply(PackingModelLearned(packing_model));
     }
 
     fn measure(&mut self, policy_name: &str, names: &[String]) {
-        let [mut first, mut scoring, mut cold, mut warm, mut pass] = [(); 5].map(|()| Samples::default());
+        let [mut first, mut scoring, mut cold, mut warm, mut pass] =
+            [(); 5].map(|()| Samples::default());
         let mut score_cache = ScoreCache::default();
         let demand = demand(10);
         for round in 0..ROUNDS {
             let snapshot = self.ledger.snapshot();
             let policy = self.ledger.policy().clone();
-            let again =
-                Snapshot::clone(&snapshot).with_packing_model(Arc::new(snapshot.packing_model().clone()));
+            let again = Snapshot::clone(&snapshot)
+                .with_packing_model(Arc::new(snapshot.packing_model().clone()));
             first.add(timed(|| best_of_all(&again, &demand, &policy)));
             scoring.add(timed(|| best_of_all(&snapshot, &demand, &policy)));
             let fresh = shortlist(&again, &demand, asked(names), attempt(&policy));
-            let remembered = score_cache.shortlist(&snapshot, &demand, asked(names), attempt(&policy));
-            assert_eq!(fresh, remembered, "what is remembered is what is found again");
-            cold.add(timed(|| shortlist(&snapshot, &demand, asked(names), attempt(&policy))));
+            let remembered =
+                score_cache.shortlist(&snapshot, &demand, asked(names), attempt(&policy));
+            assert_eq!(
+                fresh, remembered,
+                "what is remembered is what is found again"
+            );
+            cold.add(timed(|| {
+                shortlist(&snapshot, &demand, asked(names), attempt(&policy))
+            }));
             drop(snapshot);
             let node = self.nodes[round * 17 % self.nodes.len()].clone();
             let cpu = MilliCpu(5000 + round as u64);
             self.ledger.apply(FreeHostKnown {
                 node: node.clone(),
-                free_host: Some(HostResources { cpu, memory: Bytes::gib(500) }),
+                free_host: Some(HostResources {
+                    cpu,
+                    memory: Bytes::gib(500),
+                }),
             });
             let snapshot = self.ledger.snapshot();
-            warm.add(timed(|| score_cache.shortlist(&snapshot, &demand, asked(names), attempt(&policy))));
+            warm.add(timed(|| {
+                score_cache.shortlist(&snapshot, &demand, asked(names), attempt(&policy))
+            }));
             pass.add(timed(|| score_cache.best(&snapshot, &demand, &policy)));
         }
         println!("{policy_name}");
@@ -144,7 +180,11 @@ impl PackedCluster {
             ("with every name looked up, cold", &cold),
             ("with every name looked up, warm", &warm),
         ] {
-            println!("  {what:<30}{:>9.0} µs{:>9.0} µs", samples.percentile(50), samples.percentile(99));
+            println!(
+                "  {what:<30}{:>9.0} µs{:>9.0} µs",
+                samples.percentile(50),
+                samples.percentile(99)
+            );
         }
     }
 }
@@ -154,14 +194,19 @@ fn asked(names: &[String]) -> impl ExactSizeIterator<Item = &str> {
 }
 
 fn attempt(policy: &Policy) -> ScheduleAttempt<'_> {
-    ScheduleAttempt { limit: 4, ..ScheduleAttempt::unreserved(policy) }
+    ScheduleAttempt {
+        limit: 4,
+        ..ScheduleAttempt::unreserved(policy)
+    }
 }
 
 /// The best node, computed without any cache.
 fn best_of_all(snapshot: &Snapshot, demand: &Demand, policy: &Policy) -> Option<usize> {
     let mut best: Option<(Score, usize)> = None;
     for place in 0..snapshot.nodes().len() {
-        let Ok((score, _)) = rank::score_node(snapshot, place, demand, policy) else { continue };
+        let Ok((score, _)) = rank::score_node(snapshot, place, demand, policy) else {
+            continue;
+        };
         if best.is_none_or(|(best, _)| score < best) {
             best = Some((score, place));
         }

@@ -39,7 +39,10 @@ pub fn time_filter_beside_planner() {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let _inside = runtime.enter();
     let mut policy = Policy::default();
-    policy.planning = Planning { max_gated_time: Millis::seconds(1_000_000), ..Planning::default() };
+    policy.planning = Planning {
+        max_gated_time: Millis::seconds(1_000_000),
+        ..Planning::default()
+    };
     let cluster = BenchCluster::new(NODES, FILTERS);
     let service = Service::new(policy);
     let mut index = ClusterIndex::default();
@@ -47,8 +50,16 @@ pub fn time_filter_beside_planner() {
     let control_plane =
         Arc::new(DumpControlPlane::load(&dump, &service, &mut index).expect("the dump is one"));
     drop(dump);
-    let extender = Extender::new(service.clone(), control_plane.clone(), RequestLimits::default());
-    runtime.spawn(tick::run(service.clone(), Arc::new(Mutex::new(index)), control_plane));
+    let extender = Extender::new(
+        service.clone(),
+        control_plane.clone(),
+        RequestLimits::default(),
+    );
+    runtime.spawn(tick::run(
+        service.clone(),
+        Arc::new(Mutex::new(index)),
+        control_plane,
+    ));
     let (mut idle, mut busy) = (Samples::default(), Samples::default());
     for round in 0..2 * ROUNDS {
         let samples = if round % 2 == 0 { &mut idle } else { &mut busy };
@@ -65,12 +76,25 @@ pub fn time_filter_beside_planner() {
             std::thread::sleep(PACE.saturating_sub(start.elapsed()));
         }
         if round % 2 == 1 {
-            assert!(service.cluster().pending_count() >= GATED * 9 / 10, "they still wait");
+            assert!(
+                service.cluster().pending_count() >= GATED * 9 / 10,
+                "they still wait"
+            );
             (0..GATED).for_each(|n| forget(&service, n));
         }
     }
-    let runs = service.metrics.planner.runs.with_label_values(&["limited"]).get()
-        + service.metrics.planner.runs.with_label_values(&["complete"]).get();
+    let runs = service
+        .metrics
+        .planner
+        .runs
+        .with_label_values(&["limited"])
+        .get()
+        + service
+            .metrics
+            .planner
+            .runs
+            .with_label_values(&["complete"])
+            .get();
     let longest = service.metrics.planner.run_seconds.get_sample_sum() / runs.max(1) as f64;
     println!(
         "filter at {NODES} nodes beside a planner: idle p50 {:.2} ms, p90 {:.2} ms; {GATED} gated pods p50 {:.2} ms, p90 {:.2} ms; p90 {:.2} ×; {runs} runs of {:.0} ms on average",
@@ -98,11 +122,20 @@ fn uid(n: usize) -> PodUid {
 /// A pod behind the planner's gate that fits nowhere, and for which no pod may be evicted.
 fn gate(service: &Service, n: usize) {
     let vram = ((40u64 << 30) + ((n % KINDS) as u64 * (1 << 28))).to_string();
-    let containers = [ContainerRequest { vram: Some(&vram), ..ContainerRequest::plain("main") }];
-    let request = PodRequest { priority: -1000, ..PodRequest::plain("llm", &containers) };
+    let containers = [ContainerRequest {
+        vram: Some(&vram),
+        ..ContainerRequest::plain("main")
+    }];
+    let request = PodRequest {
+        priority: -1000,
+        ..PodRequest::plain("llm", &containers)
+    };
     let mut ledger = service.cluster();
     let demand = Demand::of(&request, ledger.policy()).expect("a pod that can be understood");
-    let waiting = ObservedWaiting { gate: SchedulingGate::Planned, ..ObservedWaiting::default() };
+    let waiting = ObservedWaiting {
+        gate: SchedulingGate::Planned,
+        ..ObservedWaiting::default()
+    };
     let key = PodKey::parse("llm", &format!("gated-{n}")).expect("a name");
     ledger.apply(PodObserved(PodObservation {
         uid: uid(n),
@@ -113,7 +146,9 @@ fn gate(service: &Service, n: usize) {
     }));
     drop(ledger);
     let pod = FilterPod::Waiting(Requirements::default());
-    service.cluster().apply(FilterPodObserved { uid: uid(n), pod });
+    service
+        .cluster()
+        .apply(FilterPodObserved { uid: uid(n), pod });
 }
 
 fn forget(service: &Service, n: usize) {

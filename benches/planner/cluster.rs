@@ -50,29 +50,49 @@ impl FullCluster {
     pub fn new(nodes: usize, load: u64, sizes: (u64, u64), seed: u64) -> Self {
         let mut policy = Policy::default();
         // Eviction limits have a bench of their own.
-        policy.preemption.evictions_per_minute =
-            EvictionRates { cluster: u32::MAX, node: u32::MAX, tenant: u32::MAX };
+        policy.preemption.evictions_per_minute = EvictionRates {
+            cluster: u32::MAX,
+            node: u32::MAX,
+            tenant: u32::MAX,
+        };
         Self::by(policy, nodes, load, sizes, seed)
     }
 
     /// The same by a policy.
-    pub fn by(policy: Policy, nodes: usize, load: u64, (least, most): (u64, u64), seed: u64) -> Self {
+    pub fn by(
+        policy: Policy,
+        nodes: usize,
+        load: u64,
+        (least, most): (u64, u64),
+        seed: u64,
+    ) -> Self {
         let mut ledger = Cluster::new(Arc::new(policy.clone()));
         ledger.apply(ClockAdvanced(NOW));
-        let names: Vec<NodeName> =
-            (0..nodes).map(|n| NodeName::parse(&format!("node-{n:04}")).expect("a name")).collect();
+        let names: Vec<NodeName> = (0..nodes)
+            .map(|n| NodeName::parse(&format!("node-{n:04}")).expect("a name"))
+            .collect();
         for (n, name) in names.iter().enumerate() {
             ledger.apply(NodeObserved::new(name.clone(), NodeKind::Stowage));
             ledger
                 .apply(DevicesReported {
                     node: name.clone(),
-                    devices: (0..GPUS).map(|g| h100(uuid(n, g), g as usize, Some(0))).collect(),
+                    devices: (0..GPUS)
+                        .map(|g| h100(uuid(n, g), g as usize, Some(0)))
+                        .collect(),
                     are_all: true,
                 })
                 .expect("eight GPUs");
         }
-        let mut cluster = Self { ledger, nodes: names, residents: 0, policy, dice: Random::seeded(seed, 0) };
-        (0..nodes).for_each(|node| (0..GPUS).for_each(|gpu| cluster.fill(node, gpu, load, (least, most))));
+        let mut cluster = Self {
+            ledger,
+            nodes: names,
+            residents: 0,
+            policy,
+            dice: Random::seeded(seed, 0),
+        };
+        (0..nodes).for_each(|node| {
+            (0..GPUS).for_each(|gpu| cluster.fill(node, gpu, load, (least, most)))
+        });
         cluster.read_all();
         cluster.set_budgets();
         cluster
@@ -80,7 +100,10 @@ impl FullCluster {
 
     pub fn pass(&mut self, time: Millis) {
         let later = self.ledger.now() + time;
-        self.ledger.apply(Tick { now: later, is_leading: true });
+        self.ledger.apply(Tick {
+            now: later,
+            is_leading: true,
+        });
     }
 
     fn fill(&mut self, node: usize, gpu: u64, load: u64, (least, most): (u64, u64)) {
@@ -92,7 +115,11 @@ impl FullCluster {
             }
             left -= wanted;
             // One in four is a service.
-            let priority = if self.dice.below(4) == 0 { 0 } else { -10 * (1 + self.dice.below(2) as i32) };
+            let priority = if self.dice.below(4) == 0 {
+                0
+            } else {
+                -10 * (1 + self.dice.below(2) as i32)
+            };
             self.add(node, gpu, wanted, priority);
         }
     }
@@ -120,9 +147,17 @@ impl FullCluster {
         };
         let ran = Some(minutes(&mut self.dice, 2880));
         let devices = Some(Arc::from([uuid(node, gpu)]));
-        let state = ObservedPhase::Bound { node: self.nodes[node].clone(), devices, starting: false, ran };
-        let shown =
-            Some(ObservedDisruptionInfo { disruption_info, stamp, ..ObservedDisruptionInfo::default() });
+        let state = ObservedPhase::Bound {
+            node: self.nodes[node].clone(),
+            devices,
+            starting: false,
+            ran,
+        };
+        let shown = Some(ObservedDisruptionInfo {
+            disruption_info,
+            stamp,
+            ..ObservedDisruptionInfo::default()
+        });
         self.ledger.apply(PodObserved(PodObservation {
             uid: uid(n),
             key: key(n),
@@ -162,8 +197,15 @@ impl FullCluster {
             kind: GroupKind::Stowage,
             name: "group".into(),
         });
-        let disruption_info = DisruptionInfo { group, group_size, ..DisruptionInfo::default() };
-        let shown = Some(ObservedDisruptionInfo { disruption_info, ..ObservedDisruptionInfo::default() });
+        let disruption_info = DisruptionInfo {
+            group,
+            group_size,
+            ..DisruptionInfo::default()
+        };
+        let shown = Some(ObservedDisruptionInfo {
+            disruption_info,
+            ..ObservedDisruptionInfo::default()
+        });
         self.ledger.apply(PodObserved(PodObservation {
             uid: uid(name),
             key: key(name),
@@ -176,7 +218,10 @@ impl FullCluster {
     fn demand(&self, n: usize, vram: u64, gpus: u32, priority: i32, model: Option<&str>) -> Demand {
         let (vram, gpus) = (vram.to_string(), gpus.to_string());
         let labels = BTreeMap::from([("app".to_owned(), format!("app-{}", n / 20))]);
-        let containers = [ContainerRequest { vram: Some(&vram), ..ContainerRequest::plain("main") }];
+        let containers = [ContainerRequest {
+            vram: Some(&vram),
+            ..ContainerRequest::plain("main")
+        }];
         let request = PodRequest {
             labels: &labels,
             priority,
@@ -213,7 +258,10 @@ impl FullCluster {
                 over_grant: Vec::new(),
                 unread: Vec::new(),
             };
-            self.ledger.apply(ReadingReported { node: name.clone(), reading: reading.into() });
+            self.ledger.apply(ReadingReported {
+                node: name.clone(),
+                reading: reading.into(),
+            });
         }
     }
 

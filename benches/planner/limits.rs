@@ -11,11 +11,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use stowage_scheduling::ids::PodUid;
 use stowage_scheduling::kube_filters::FilterSnapshot;
-use stowage_scheduling::planning::{Plan, PlanBounds, PlanStep, WaitReason, plan_within, steps_of_run};
+use stowage_scheduling::planning::{
+    Plan, PlanBounds, PlanStep, WaitReason, plan_within, steps_of_run,
+};
 use stowage_scheduling::policy::{EvictionRates, Planning, Policy};
 use stowage_scheduling::units::{Bytes, Millis};
 use stowage_scheduling::verbs::filter::{FilterAnswer, FilterDecided};
-use stowage_scheduling::verbs::wait::{NoPlacementFound, PodRequeued, PutBack, ReservePlaces, TakePending};
+use stowage_scheduling::verbs::wait::{
+    NoPlacementFound, PodRequeued, PutBack, ReservePlaces, TakePending,
+};
 
 const FIRST: usize = 30_000_000;
 const PLACES: usize = 256;
@@ -26,14 +30,26 @@ const TICK: Millis = Millis(200);
 pub fn time_limits() {
     refused("64 refused pods, 5,000 nodes, 80,000 pods", 5000, 64, 1, 60);
     refused("300 refused pods, 2,000 nodes", 2000, 300, 1, 60);
-    refused("300 refused pods of six GPUs, 2,000 nodes", 2000, 300, 6, 10);
+    refused(
+        "300 refused pods of six GPUs, 2,000 nodes",
+        2000,
+        300,
+        6,
+        10,
+    );
     many_wait(5000);
     place_many_kinds(5000);
 }
 
 /// The same on a very large cluster.
 pub fn time_large() {
-    refused("64 refused pods, 65,000 nodes, a million pods", LARGE, 64, 1, 60);
+    refused(
+        "64 refused pods, 65,000 nodes, a million pods",
+        LARGE,
+        64,
+        1,
+        60,
+    );
     many_wait(LARGE);
     place_many_kinds(LARGE);
 }
@@ -47,8 +63,18 @@ fn many_wait(nodes: usize) {
 fn by_default() -> Policy {
     let mut policy = Policy::default();
     // The bench measures runs: no pod's gate is to be lifted meanwhile.
-    policy.planning = Planning { max_gated_time: Millis::seconds(1_000_000), ..Planning::default() };
-    assert_eq!(policy.preemption.evictions_per_minute, EvictionRates { cluster: 60, node: 10, tenant: 30 });
+    policy.planning = Planning {
+        max_gated_time: Millis::seconds(1_000_000),
+        ..Planning::default()
+    };
+    assert_eq!(
+        policy.preemption.evictions_per_minute,
+        EvictionRates {
+            cluster: 60,
+            node: 10,
+            tenant: 30
+        }
+    );
     policy
 }
 
@@ -56,12 +82,16 @@ fn by_default() -> Policy {
 fn refused(what: &str, nodes: usize, pods: usize, gpus: u32, helped: usize) {
     let mut cluster = FullCluster::by(by_default(), nodes, 100, (36, 36), 51);
     let vram = Bytes::gib(30 * u64::from(gpus));
-    let waiting: BTreeSet<PodUid> = (0..pods).map(|n| cluster.wait(FIRST + n, vram, gpus, 100)).collect();
+    let waiting: BTreeSet<PodUid> = (0..pods)
+        .map(|n| cluster.wait(FIRST + n, vram, gpus, 100))
+        .collect();
     let snapshot = cluster.ledger.snapshot();
     for uid in &waiting {
         cluster.ledger.apply(FilterDecided {
             uid: uid.clone(),
-            answer: FilterAnswer::Refused { asked: Some(snapshot.set_of(0..nodes)) },
+            answer: FilterAnswer::Refused {
+                asked: Some(snapshot.set_of(0..nodes)),
+            },
         });
     }
     drop(snapshot);
@@ -77,7 +107,10 @@ fn refused(what: &str, nodes: usize, pods: usize, gpus: u32, helped: usize) {
         for step in &plan.steps {
             match step {
                 PlanStep::Place(places) => {
-                    evicted += places.iter().map(|place| place.reservation.victims.len()).sum::<usize>();
+                    evicted += places
+                        .iter()
+                        .map(|place| place.reservation.victims.len())
+                        .sum::<usize>();
                     placed.extend(places.iter().map(|place| place.uid.clone()));
                 }
                 PlanStep::Wait { uid, why, .. } => drop(told.insert(uid.clone(), *why)),
@@ -90,7 +123,8 @@ fn refused(what: &str, nodes: usize, pods: usize, gpus: u32, helped: usize) {
     }
     assert!(evicted <= 60, "{evicted} pods are evicted within a minute");
     assert!(
-        told.values().all(|why| matches!(why, WaitReason::EvictionLimit(_))),
+        told.values()
+            .all(|why| matches!(why, WaitReason::EvictionLimit(_))),
         "{:?}",
         told.values().next()
     );
@@ -113,11 +147,17 @@ fn run_while_many_wait(what: &str, nodes: usize, kinds: usize, priority: i32) {
         cluster.gated(FIRST + n, vram, priority, Waits::Alone);
     }
     let kube_filters = kube_filters(&cluster);
-    let (mut runs, mut locked, mut seen, mut steps) =
-        (Samples::default(), Samples::default(), BTreeSet::new(), Samples::default());
+    let (mut runs, mut locked, mut seen, mut steps) = (
+        Samples::default(),
+        Samples::default(),
+        BTreeSet::new(),
+        Samples::default(),
+    );
     for _ in 0..60 {
         let start = Instant::now();
-        let queue = cluster.ledger.apply(TakePending { limit: PODS_PER_RUN });
+        let queue = cluster.ledger.apply(TakePending {
+            limit: PODS_PER_RUN,
+        });
         let scratch = cluster.ledger.scratch();
         locked.add(start.elapsed());
         let start = Instant::now();
@@ -127,7 +167,13 @@ fn run_while_many_wait(what: &str, nodes: usize, kinds: usize, priority: i32) {
         steps.add(Duration::from_micros(plan.spent));
         assert!(!plan.steps.is_empty() || queue.is_empty());
         let left_over: BTreeSet<&PodUid> = plan.left_over.iter().collect();
-        seen.extend(queue.iter().map(|pod| &pod.uid).filter(|uid| !left_over.contains(uid)).cloned());
+        seen.extend(
+            queue
+                .iter()
+                .map(|pod| &pod.uid)
+                .filter(|uid| !left_over.contains(uid))
+                .cloned(),
+        );
         put_into_force(&mut cluster, &plan);
         cluster.pass(TICK);
     }
@@ -146,7 +192,12 @@ fn run_while_many_wait(what: &str, nodes: usize, kinds: usize, priority: i32) {
 fn place_many_kinds(nodes: usize) {
     let mut cluster = FullCluster::by(by_default(), nodes, 50, (14, 18), 45);
     for n in 0..1000 {
-        cluster.gated(FIRST + n, Bytes::gib(10 + n as u64 % 25), n as i32 % 4, Waits::Alone);
+        cluster.gated(
+            FIRST + n,
+            Bytes::gib(10 + n as u64 % 25),
+            n as i32 % 4,
+            Waits::Alone,
+        );
     }
     let kube_filters = kube_filters(&cluster);
     let (mut placed, mut runs, mut took, mut count) = (0, Samples::default(), Duration::ZERO, 0);
@@ -155,7 +206,13 @@ fn place_many_kinds(nodes: usize) {
         assert!(!plan.steps.is_empty(), "each run comes a step further");
         (took, count) = (took + time, count + 1);
         runs.add(time);
-        let places = |step: &PlanStep| if let PlanStep::Place(places) = step { places.len() } else { 0 };
+        let places = |step: &PlanStep| {
+            if let PlanStep::Place(places) = step {
+                places.len()
+            } else {
+                0
+            }
+        };
         placed += plan.steps.iter().map(places).sum::<usize>();
         put_into_force(&mut cluster, &plan);
         cluster.pass(TICK);
@@ -169,12 +226,19 @@ fn place_many_kinds(nodes: usize) {
 
 fn bounds(nodes: usize) -> PlanBounds<'static> {
     let steps = steps_of_run(nodes);
-    PlanBounds { free: steps, evictions: steps, places: PLACES, is_stopped: &|| false }
+    PlanBounds {
+        free: steps,
+        evictions: steps,
+        places: PLACES,
+        is_stopped: &|| false,
+    }
 }
 
 fn one_run(cluster: &mut FullCluster, kube_filters: &FilterSnapshot) -> (Plan, Duration) {
     let start = Instant::now();
-    let queue = cluster.ledger.apply(TakePending { limit: PODS_PER_RUN });
+    let queue = cluster.ledger.apply(TakePending {
+        limit: PODS_PER_RUN,
+    });
     let scratch = cluster.ledger.scratch();
     let plan = plan_within(scratch, kube_filters, &queue, bounds(cluster.nodes.len()));
     (plan, start.elapsed())
@@ -188,11 +252,17 @@ fn put_into_force(cluster: &mut FullCluster, plan: &Plan) {
     for step in &plan.steps {
         match step {
             PlanStep::Place(places) => {
-                let taken = ledger.apply(ReservePlaces { places: places.clone(), generation });
+                let taken = ledger.apply(ReservePlaces {
+                    places: places.clone(),
+                    generation,
+                });
                 taken.expect("nothing has changed since");
             }
             PlanStep::Wake { uid, .. } => ledger.apply(PodRequeued(uid.clone())),
-            PlanStep::Wait { uid, .. } => ledger.apply(NoPlacementFound { uid: uid.clone(), generation }),
+            PlanStep::Wait { uid, .. } => ledger.apply(NoPlacementFound {
+                uid: uid.clone(),
+                generation,
+            }),
         }
     }
 }

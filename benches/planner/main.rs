@@ -22,7 +22,8 @@ use samples::Samples;
 use std::hint::black_box;
 use std::time::Instant;
 use stowage_scheduling::evicting::{
-    BudgetRules, EvictionCost, PreemptionCandidate, SearchEffort, VictimSet, cheapest, cheapest_among, seen,
+    BudgetRules, EvictionCost, PreemptionCandidate, SearchEffort, VictimSet, cheapest,
+    cheapest_among, seen,
 };
 use stowage_scheduling::ids::{NodeName, PodUid};
 use stowage_scheduling::ledger::{PotentialVictim, discharge};
@@ -41,7 +42,10 @@ const FIRST_WAITING: usize = 10_000_000;
 type BenchGroup = (&'static str, &'static [fn()]);
 
 /// Has a million pods, which takes gigabytes: only if asked for.
-const LARGE: BenchGroup = ("large", &[limits::time_large, queues::time_large, preempt::time_large]);
+const LARGE: BenchGroup = (
+    "large",
+    &[limits::time_large, queues::time_large, preempt::time_large],
+);
 
 fn main() {
     let parts: &[BenchGroup] = &[
@@ -49,14 +53,20 @@ fn main() {
         ("limits", &[limits::time_limits]),
         ("beside", &[beside::time_filter_beside_planner]),
         ("preempt", &[preempt::time_preempt]),
-        ("plans", &[time_decisions, compare_prices, queues::time_plans]),
+        (
+            "plans",
+            &[time_decisions, compare_prices, queues::time_plans],
+        ),
     ];
     let is_asked = |name: &str| std::env::args().any(|argument| argument == name);
     let asks_for_all = !parts.iter().any(|(name, _)| is_asked(name));
     if is_asked(LARGE.0) {
         return LARGE.1.iter().for_each(|time| time());
     }
-    for (_, part) in parts.iter().filter(|(name, _)| asks_for_all || is_asked(name)) {
+    for (_, part) in parts
+        .iter()
+        .filter(|(name, _)| asks_for_all || is_asked(name))
+    {
         part.iter().for_each(|time| time());
     }
 }
@@ -64,16 +74,29 @@ fn main() {
 fn time_decisions() {
     // Eight pods per node: 4,000 in all, and not enough free for most pending pods.
     let mut cluster = FullCluster::new(500, 100, (40, 60), 42);
-    println!("{} nodes of 8 GPUs, {} residents", cluster.nodes.len(), cluster.residents);
-    let (mut whole, mut claims, mut prospects_only, mut searches) =
-        (Samples::default(), Samples::default(), Samples::default(), Samples::default());
+    println!(
+        "{} nodes of 8 GPUs, {} residents",
+        cluster.nodes.len(),
+        cluster.residents
+    );
+    let (mut whole, mut claims, mut prospects_only, mut searches) = (
+        Samples::default(),
+        Samples::default(),
+        Samples::default(),
+        Samples::default(),
+    );
     let (mut found, mut hopeless) = (0, Samples::default());
     let mut dice = Random::seeded(7, 0);
     for n in 0..DECISIONS {
         let vram = Bytes::gib(20 + dice.below(50) as u64);
         let gpus = 1 << dice.below(3);
         let uid = cluster.wait(FIRST_WAITING + n, vram.times(u64::from(gpus)), gpus, 100);
-        let demand = cluster.ledger.pod_state(&uid).expect("it waits").demand.clone();
+        let demand = cluster
+            .ledger
+            .pod_state(&uid)
+            .expect("it waits")
+            .demand
+            .clone();
         let start = Instant::now();
         let preemptor = cluster.ledger.preemptor(&uid);
         let claimed = start.elapsed();
@@ -124,20 +147,34 @@ fn decide(cluster: &FullCluster, uid: &PodUid) -> Option<VictimSet> {
     let preemptor = cluster.ledger.preemptor(uid);
     let mut survey = cluster.ledger.survey(&preemptor, demand);
     let cost_bounds = cluster.ledger.cost_bounds(&preemptor, demand);
-    cheapest_among(cost_bounds, demand, BudgetRules::Keep, SearchEffort::default(), |node: &NodeName| {
-        seen(survey.candidate(node)?, demand)
-    })
+    cheapest_among(
+        cost_bounds,
+        demand,
+        BudgetRules::Keep,
+        SearchEffort::default(),
+        |node: &NodeName| seen(survey.candidate(node)?, demand),
+    )
 }
 
 fn can_be_held(cluster: &mut FullCluster, uid: &PodUid, set: &VictimSet) -> bool {
     let devices = &cluster.ledger.node(&set.node).expect("it is there").devices;
     let reservation = Reservation {
         node: set.node.clone(),
-        devices: set.gpus.iter().map(|place| devices[place].uuid.clone()).collect(),
+        devices: set
+            .gpus
+            .iter()
+            .map(|place| devices[place].uuid.clone())
+            .collect(),
         victims: set.all_victims().into(),
         deadline: cluster.ledger.now() + Millis::seconds(60),
     };
-    let is_held = cluster.ledger.apply(Reserve { uid: uid.clone(), reservation }).is_ok();
+    let is_held = cluster
+        .ledger
+        .apply(Reserve {
+            uid: uid.clone(),
+            reservation,
+        })
+        .is_ok();
     cluster.ledger.apply(ReleaseReservation(uid.clone()));
     is_held
 }
@@ -145,20 +182,43 @@ fn can_be_held(cluster: &mut FullCluster, uid: &PodUid, set: &VictimSet) -> bool
 /// Lost GPU-seconds of the same hundred pods by four ways, on 200 nodes filled to nine tenths with small jobs.
 fn compare_prices() {
     let mut cluster = FullCluster::new(200, 90, (2, 30), 43);
-    println!("{} nodes of 8 GPUs at 90 %, {} residents", cluster.nodes.len(), cluster.residents);
+    println!(
+        "{} nodes of 8 GPUs at 90 %, {} residents",
+        cluster.nodes.len(),
+        cluster.residents
+    );
     let mut dice = Random::seeded(8, 0);
     let (mut sums, mut inexact) = ([0u64; 4], 0);
     for n in 0..COMPARISONS {
         let vram = Bytes::gib(30 + dice.below(40) as u64);
         let uid = cluster.wait(FIRST_WAITING + n, vram, 1, 100);
-        let demand = cluster.ledger.pod_state(&uid).expect("it waits").demand.clone();
-        let candidates = cluster.ledger.candidates_for(&cluster.ledger.preemptor(&uid), &cluster.nodes);
-        let ours = cheapest(&candidates, &demand, BudgetRules::Keep, SearchEffort::default());
+        let demand = cluster
+            .ledger
+            .pod_state(&uid)
+            .expect("it waits")
+            .demand
+            .clone();
+        let candidates = cluster
+            .ledger
+            .candidates_for(&cluster.ledger.preemptor(&uid), &cluster.nodes);
+        let ours = cheapest(
+            &candidates,
+            &demand,
+            BudgetRules::Keep,
+            SearchEffort::default(),
+        );
         let Some(ours) = ours else { continue };
-        let long = cheapest(&candidates, &demand, BudgetRules::Keep, SearchEffort::UNLIMITED)
-            .expect("one was found");
-        let greedy: Vec<EvictionCost> =
-            candidates.iter().filter_map(|candidate| greedy(candidate, &demand)).collect();
+        let long = cheapest(
+            &candidates,
+            &demand,
+            BudgetRules::Keep,
+            SearchEffort::UNLIMITED,
+        )
+        .expect("one was found");
+        let greedy: Vec<EvictionCost> = candidates
+            .iter()
+            .filter_map(|candidate| greedy(candidate, &demand))
+            .collect();
         let least = |prices: &[EvictionCost]| prices.iter().min().map_or(0, |price| price.cost);
         inexact += usize::from(!ours.exact);
         assert!(long.exact && long.eviction_cost <= ours.eviction_cost);
@@ -169,13 +229,22 @@ fn compare_prices() {
             least(&greedy),
             least(&greedy[..1.min(greedy.len())]),
         ];
-        sums.iter_mut().zip(costs).for_each(|(sum, cost)| *sum += cost);
+        sums.iter_mut()
+            .zip(costs)
+            .for_each(|(sum, cost)| *sum += cost);
     }
-    let names =
-        ["a search without end", "the search", "cheapest first, any node", "cheapest first, first node"];
+    let names = [
+        "a search without end",
+        "the search",
+        "cheapest first, any node",
+        "cheapest first, first node",
+    ];
     for (name, sum) in names.iter().zip(sums) {
         let times = sum as f64 / sums[0].max(1) as f64;
-        println!("{name:<28}{:>12.0} GPU-s lost{times:>10.2} ×", sum as f64 / 1000.0);
+        println!(
+            "{name:<28}{:>12.0} GPU-s lost{times:>10.2} ×",
+            sum as f64 / 1000.0
+        );
     }
     println!("{inexact} of {COMPARISONS} answers were cut short");
 }

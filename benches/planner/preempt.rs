@@ -31,7 +31,8 @@ pub fn time_large() {
 /// Two jobs of 36 GiB on each GPU; one of them is enough.
 fn choose_among(nodes: usize) {
     let mut cluster = FullCluster::new(nodes, 100, (36, 36), 53);
-    let (mut whole, mut asking, mut deciding) = (Samples::default(), Samples::default(), Samples::default());
+    let (mut whole, mut asking, mut deciding) =
+        (Samples::default(), Samples::default(), Samples::default());
     let offered = offers(&mut cluster);
     for round in 0..ROUNDS {
         let uid = cluster.wait(FIRST + round, Bytes::gib(30), 1, 100);
@@ -46,15 +47,31 @@ fn choose_among(nodes: usize) {
         let (policy, wants) = (request.demand.classified_by, Requirements::default());
         // It begins at another node each time.
         let first = round * 997 % offered.len();
-        let some = offered.iter().cycle().skip(first).take(nodes / OFFERED).cloned().collect();
+        let some = offered
+            .iter()
+            .cycle()
+            .skip(first)
+            .take(nodes / OFFERED)
+            .cloned()
+            .collect();
         let start = Instant::now();
-        let view = cluster.ledger.apply(PreemptAsked { request, wants, offered: some });
+        let view = cluster.ledger.apply(PreemptAsked {
+            request,
+            wants,
+            offered: some,
+        });
         asking.add(start.elapsed());
         let (_, view) = view.expect("it has no reservation");
-        let PreemptDecision::Evict { victims, .. } = preempt(view) else { panic!("a victim is found") };
+        let PreemptDecision::Evict { victims, .. } = preempt(view) else {
+            panic!("a victim is found")
+        };
         assert_eq!(victims.victims.len(), 1, "{victims:?}");
         let decided = Instant::now();
-        let made = cluster.ledger.apply(PreemptDecided { uid: uid.clone(), victims, policy });
+        let made = cluster.ledger.apply(PreemptDecided {
+            uid: uid.clone(),
+            victims,
+            policy,
+        });
         deciding.add(decided.elapsed());
         whole.add(start.elapsed());
         made.expect("nothing has changed since");
@@ -80,7 +97,11 @@ fn offers(cluster: &mut FullCluster) -> Vec<OfferedNode> {
     let offered = candidates.iter().filter_map(|candidate| {
         let victim = candidate.potential_victims.first()?;
         let victims = vec![victim.uid.to_string()];
-        Some(OfferedNode { node: candidate.node.to_string(), victims, pdb_violations: 0 })
+        Some(OfferedNode {
+            node: candidate.node.to_string(),
+            victims,
+            pdb_violations: 0,
+        })
     });
     offered.collect()
 }

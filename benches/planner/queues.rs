@@ -6,7 +6,9 @@ use crate::samples::Samples;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 use stowage_scheduling::ids::PodUid;
-use stowage_scheduling::kube_filters::{Amounts, ClusterFilters, FilterNode, FilterSnapshot, Requirements};
+use stowage_scheduling::kube_filters::{
+    Amounts, ClusterFilters, FilterNode, FilterSnapshot, Requirements,
+};
 use stowage_scheduling::planning::{PlanStep, plan};
 use stowage_scheduling::units::{Bytes, MilliCpu};
 use stowage_scheduling::verbs::wait::TakePending;
@@ -61,15 +63,28 @@ fn one_kind_of_pod(nodes: usize, sizes: (u64, u64)) {
     for n in 0..1000 {
         cluster.gated(FIRST + n, Bytes::gib(30), 0, Waits::Alone);
     }
-    told(&format!("1,000 gated pods of one kind, {nodes} nodes"), &mut cluster, 1000);
+    told(
+        &format!("1,000 gated pods of one kind, {nodes} nodes"),
+        &mut cluster,
+        1000,
+    );
 }
 
 fn many_kinds_of_pods(nodes: usize, sizes: (u64, u64)) {
     let mut cluster = FullCluster::new(nodes, 50, sizes, 45);
     for n in 0..1000 {
-        cluster.gated(FIRST + n, Bytes::gib(10 + n as u64 % 25), n as i32 % 4, Waits::Alone);
+        cluster.gated(
+            FIRST + n,
+            Bytes::gib(10 + n as u64 % 25),
+            n as i32 % 4,
+            Waits::Alone,
+        );
     }
-    told(&format!("1,000 gated pods of 100 kinds, {nodes} nodes"), &mut cluster, 1000);
+    told(
+        &format!("1,000 gated pods of 100 kinds, {nodes} nodes"),
+        &mut cluster,
+        1000,
+    );
 }
 
 fn a_group() {
@@ -108,9 +123,20 @@ fn told(what: &str, cluster: &mut FullCluster, expected: usize) {
     let copied = start.elapsed();
     let steps = black_box(plan(scratch, &kube_filters, &queue));
     let took = start.elapsed();
-    let placed: usize =
-        steps.iter().map(|step| if let PlanStep::Place(places) = step { places.len() } else { 0 }).sum();
-    assert!(placed >= expected * 9 / 10, "{placed} of {expected} were placed");
+    let placed: usize = steps
+        .iter()
+        .map(|step| {
+            if let PlanStep::Place(places) = step {
+                places.len()
+            } else {
+                0
+            }
+        })
+        .sum();
+    assert!(
+        placed >= expected * 9 / 10,
+        "{placed} of {expected} were placed"
+    );
     let millis = |time: Duration| time.as_secs_f64() * 1000.0;
     println!(
         "{what:<46}{:>8.0} ms, of it {:.1} ms for the queue and the copy; {placed} placed beside {}",
@@ -128,14 +154,28 @@ pub fn kube_filters(cluster: &FullCluster) -> FilterSnapshot {
             name: name.clone(),
             labels: Default::default(),
             taints: [].into(),
-            allocatable: Amounts { cpu: MilliCpu(1_000_000), memory: Bytes::gib(4096), ..Amounts::default() },
+            allocatable: Amounts {
+                cpu: MilliCpu(1_000_000),
+                memory: Bytes::gib(4096),
+                ..Amounts::default()
+            },
             pods: 250,
         });
     }
     let waiting: Vec<PodUid> = cluster.ledger.pod_states().into_keys().cloned().collect();
     for uid in waiting {
-        let amounts = Amounts { cpu: MilliCpu(1000), memory: Bytes::gib(4), ..Amounts::default() };
-        view.set_waiting(uid, Requirements { amounts, ..Requirements::default() });
+        let amounts = Amounts {
+            cpu: MilliCpu(1000),
+            memory: Bytes::gib(4),
+            ..Amounts::default()
+        };
+        view.set_waiting(
+            uid,
+            Requirements {
+                amounts,
+                ..Requirements::default()
+            },
+        );
     }
     view.snapshot()
 }

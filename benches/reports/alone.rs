@@ -22,17 +22,23 @@ pub fn print(cluster: &BenchCluster) {
     let service = Service::new(Policy::default());
     let dump = Dump::of(cluster.dump(), Path::new("bench"));
     let control_plane = Arc::new(
-        DumpControlPlane::load(&dump, &service, &mut ClusterIndex::default()).expect("the dump is one"),
+        DumpControlPlane::load(&dump, &service, &mut ClusterIndex::default())
+            .expect("the dump is one"),
     );
     let extender = Extender::new(service, control_plane, RequestLimits::default());
-    let mut nodes: Vec<ReportingNode> =
-        (0..cluster.nodes()).map(|place| ReportingNode::new(place, 0)).collect();
+    let mut nodes: Vec<ReportingNode> = (0..cluster.nodes())
+        .map(|place| ReportingNode::new(place, 0))
+        .collect();
     let mut least = Duration::MAX;
     for _ in 0..ROUNDS {
-        let bodies: Vec<Vec<u8>> = nodes.iter_mut().map(|node| node.next(Caches::Mixed)).collect();
+        let bodies: Vec<Vec<u8>> = nodes
+            .iter_mut()
+            .map(|node| node.next(Caches::Mixed))
+            .collect();
         let started = Instant::now();
         for body in &bodies {
-            let taken = reports(&extender, &Sender::Anyone, extender.service.now(), body).expect("an answer");
+            let taken = reports(&extender, &Sender::Anyone, extender.service.now(), body)
+                .expect("an answer");
             assert_eq!(taken.accepted, 1);
         }
         least = least.min(started.elapsed());

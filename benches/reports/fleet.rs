@@ -34,14 +34,22 @@ impl Fleet {
         let tally = Arc::new(ReportTally::default());
         let (of_agents, (ready, connected)) = (tally.clone(), std::sync::mpsc::channel());
         std::thread::spawn(move || {
-            let runtime =
-                tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .expect("a runtime");
             runtime.block_on(async {
                 let mut agents = tokio::task::JoinSet::new();
                 for place in 0..nodes {
-                    let stream = TcpStream::connect(&address).await.expect("the extender listens to agents");
+                    let stream = TcpStream::connect(&address)
+                        .await
+                        .expect("the extender listens to agents");
                     stream.set_nodelay(true).expect("TCP has no delay");
-                    let agent = FleetAgent { node: ReportingNode::new(place, 1), stream, answer: Vec::new() };
+                    let agent = FleetAgent {
+                        node: ReportingNode::new(place, 1),
+                        stream,
+                        answer: Vec::new(),
+                    };
                     agents.spawn(agent.run(place, is_reporting.clone(), of_agents.clone()));
                 }
                 ready.send(()).expect("somebody waits");
@@ -80,13 +88,16 @@ impl FleetAgent {
         mut reporting: watch::Receiver<Option<Caches>>,
         tally: Arc<ReportTally>,
     ) {
-        let phase =
-            Duration::from_micros(Random::seeded(place as u64, 0).below(PERIOD.as_micros() as usize) as u64);
+        let phase = Duration::from_micros(
+            Random::seeded(place as u64, 0).below(PERIOD.as_micros() as usize) as u64,
+        );
         while reporting.wait_for(Option::is_some).await.is_ok() {
             let mut due = Instant::now() + phase;
             while reporting.borrow().is_some() {
                 sleep_until(due).await;
-                let Some(caches) = *reporting.borrow() else { break };
+                let Some(caches) = *reporting.borrow() else {
+                    break;
+                };
                 self.report(caches, &tally).await;
                 // One that is late does not make up for it, as the real one does not.
                 due = (due + PERIOD).max(Instant::now());
@@ -103,9 +114,14 @@ impl FleetAgent {
         .into_bytes();
         request.extend_from_slice(&body);
         let sent = Instant::now();
-        self.stream.write_all(&request).await.expect("the report is sent");
+        self.stream
+            .write_all(&request)
+            .await
+            .expect("the report is sent");
         self.read_answer().await;
-        tally.micros.fetch_add(sent.elapsed().as_micros() as u64, Ordering::Relaxed);
+        tally
+            .micros
+            .fetch_add(sent.elapsed().as_micros() as u64, Ordering::Relaxed);
         tally.bytes.fetch_add(body.len() as u64, Ordering::Relaxed);
         tally.reports.fetch_add(1, Ordering::Relaxed);
     }
@@ -115,9 +131,21 @@ impl FleetAgent {
         const TAKEN: &[u8] = br#"{"accepted":1,"dropped":0}"#;
         self.answer.clear();
         while !self.answer.ends_with(TAKEN) {
-            let read = self.stream.read_buf(&mut self.answer).await.expect("an answer");
-            assert!(read > 0 && self.answer.len() < 1024, "{}", String::from_utf8_lossy(&self.answer));
+            let read = self
+                .stream
+                .read_buf(&mut self.answer)
+                .await
+                .expect("an answer");
+            assert!(
+                read > 0 && self.answer.len() < 1024,
+                "{}",
+                String::from_utf8_lossy(&self.answer)
+            );
         }
-        assert!(self.answer.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&self.answer));
+        assert!(
+            self.answer.starts_with(b"HTTP/1.1 200"),
+            "{}",
+            String::from_utf8_lossy(&self.answer)
+        );
     }
 }

@@ -21,7 +21,9 @@ pub fn print(cluster: &BenchCluster, server: &ServeProcess) {
     let mut scheduler = SteadyScheduler::new(cluster, &server.addresses[0]);
     fleet.report(Caches::Jittering);
     scheduler.ask_for(WARM_UP, server, &fleet.tally);
-    println!("\n| pair | steady, p50 µs | jittering, p50 µs | ratio | reports/s |\n|---|---|---|---|---|");
+    println!(
+        "\n| pair | steady, p50 µs | jittering, p50 µs | ratio | reports/s |\n|---|---|---|---|---|"
+    );
     let mut ratios = Vec::new();
     for pair in 0..PAIRS {
         let mut measure = |caches| {
@@ -37,9 +39,16 @@ pub fn print(cluster: &BenchCluster, server: &ServeProcess) {
             let jittering = measure(Caches::Jittering);
             (measure(Caches::Steady), jittering)
         };
-        let (without, with) = (steady.filter_percentile(50), jittering.filter_percentile(50));
+        let (without, with) = (
+            steady.filter_percentile(50),
+            jittering.filter_percentile(50),
+        );
         let reports = (steady.reports_per_second() + jittering.reports_per_second()) / 2.0;
-        println!("| {} | {without:.0} | {with:.0} | {:.2} | {reports:.0} |", pair + 1, with / without);
+        println!(
+            "| {} | {without:.0} | {with:.0} | {:.2} | {reports:.0} |",
+            pair + 1,
+            with / without
+        );
         ratios.push(with / without);
     }
     // The server must answer the last reports before it ends.

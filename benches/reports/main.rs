@@ -62,7 +62,10 @@ fn main() {
     let dump = folder.path().join("cluster.json");
     std::fs::write(&dump, cluster.dump()).expect("the dump is written");
     let cores = OneCore::take();
-    println!("{nodes} agents × 8 GPUs, 16 processes, 8 engines, 6 models; {}", cores.say());
+    println!(
+        "{nodes} agents × 8 GPUs, 16 processes, 8 engines, 6 models; {}",
+        cores.say()
+    );
     let server = start(&cores, &dump);
     if is_jitter {
         return jitter::print(&cluster, &server);
@@ -91,7 +94,10 @@ fn main() {
         without.add(scheduler.ask_for(PHASE, &server, &fleet.tally), "without");
     }
     phase::conclude(&without, &with);
-    println!("resident memory of `stowage serve`: {} MiB", server.resident_mib());
+    println!(
+        "resident memory of `stowage serve`: {} MiB",
+        server.resident_mib()
+    );
 }
 
 fn start(cores: &OneCore, dump: &Path) -> ServeProcess {
@@ -102,13 +108,25 @@ fn start_with(cores: &OneCore, dump: &Path, options: &[&str]) -> ServeProcess {
     ServeProcess::start(
         cores
             .command(env!("CARGO_BIN_EXE_stowage"))
-            .args(["serve", "--listen", "127.0.0.1:0", "--agents", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
+            .args([
+                "serve",
+                "--listen",
+                "127.0.0.1:0",
+                "--agents",
+                "127.0.0.1:0",
+                "--admin",
+                "127.0.0.1:0",
+            ])
             .args(["--connections-per-source", "16384"])
             .args(options)
             .arg("--cluster")
             .arg(dump)
             .env("RUST_LOG", "stowage_server::serve=info,warn"),
-        &["the scheduler: http://", "agents: http://", "operators: http://"],
+        &[
+            "the scheduler: http://",
+            "agents: http://",
+            "operators: http://",
+        ],
     )
 }
 
@@ -124,7 +142,10 @@ fn decides_by_reports(cluster: &BenchCluster, server: &ServeProcess) {
         String::from_utf8(answer).expect("text")
     };
     let busy = report_and_ask(Caches::Full);
-    assert!(busy.contains(r#""FailedAndUnresolvableNodes":{"gpu-node-00000":"#), "{busy}");
+    assert!(
+        busy.contains(r#""FailedAndUnresolvableNodes":{"gpu-node-00000":"#),
+        "{busy}"
+    );
     let calm = report_and_ask(Caches::Mixed);
     assert!(calm.contains(r#""NodeNames":["gpu-node-00000"]"#), "{calm}");
 }

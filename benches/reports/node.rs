@@ -46,7 +46,10 @@ impl ReportingNode {
             "engines": (0..GPUS).map(|gpu| engine(place, gpu)).collect::<Vec<_>>(),
             "models": models.collect::<Vec<_>>(),
         });
-        Self { place, report: serde_json::from_value(report).expect("a report") }
+        Self {
+            place,
+            report: serde_json::from_value(report).expect("a report"),
+        }
     }
 
     /// The next report, as the agent would write it.
@@ -57,12 +60,16 @@ impl ReportingNode {
         report.age_millis = Millis(3 + random.below(9) as u64);
         for gpu in report.gpus.iter_mut().flatten() {
             gpu.utilization_percent = Some(random.below(101) as u8);
-            let churn = if matches!(caches, Caches::Mixed | Caches::Full) { CHURN } else { 1 };
+            let churn = if matches!(caches, Caches::Mixed | Caches::Full) {
+                CHURN
+            } else {
+                1
+            };
             let processes = gpu.processes.iter_mut().flatten();
             let grown = processes.map(|process| {
-                let used = process
-                    .used_bytes
-                    .map(|used| Bytes(used.0 / CHURN * CHURN + random.below(churn as usize) as u64));
+                let used = process.used_bytes.map(|used| {
+                    Bytes(used.0 / CHURN * CHURN + random.below(churn as usize) as u64)
+                });
                 process.used_bytes = used;
                 used.unwrap_or_default()
             });
@@ -72,7 +79,11 @@ impl ReportingNode {
             let (usage, waiting) = load(caches, self.place * GPUS + place, &mut random);
             engine.kv_cache_usage = Some(usage);
             engine.waiting = Some(waiting);
-            let running = if caches == Caches::Unchanged { 100 } else { random.below(200) };
+            let running = if caches == Caches::Unchanged {
+                100
+            } else {
+                random.below(200)
+            };
             engine.running = Some(running as u64);
             engine.age_millis = Millis(random.below(40) as u64);
         }
@@ -109,7 +120,12 @@ fn gpu_uuid(node: usize, gpu: usize) -> String {
 }
 
 fn model(n: usize) -> String {
-    let models = ["Llama-3.1-8B-Instruct", "Qwen2.5-32B-Instruct", "Mistral-7B-v0.3", "gemma-2-27b-it"];
+    let models = [
+        "Llama-3.1-8B-Instruct",
+        "Qwen2.5-32B-Instruct",
+        "Mistral-7B-v0.3",
+        "gemma-2-27b-it",
+    ];
     format!("organization-{}/{}", n % 23, models[n % models.len()])
 }
 

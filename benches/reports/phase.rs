@@ -41,12 +41,23 @@ pub struct Measured {
 
 impl<'a> SteadyScheduler<'a> {
     pub fn new(cluster: &'a BenchCluster, address: &str) -> Self {
-        Self { cluster, connection: KeptConnection::to(address), round: 1, pauses: Random::seeded(7, 0) }
+        Self {
+            cluster,
+            connection: KeptConnection::to(address),
+            round: 1,
+            pauses: Random::seeded(7, 0),
+        }
     }
 
     /// Asks for so long.
-    pub fn ask_for(&mut self, time: Duration, server: &ServeProcess, tally: &ReportTally) -> Measured {
-        let (cpu, reports, bytes, micros) = (server.cpu(), &tally.reports, &tally.bytes, &tally.micros);
+    pub fn ask_for(
+        &mut self,
+        time: Duration,
+        server: &ServeProcess,
+        tally: &ReportTally,
+    ) -> Measured {
+        let (cpu, reports, bytes, micros) =
+            (server.cpu(), &tally.reports, &tally.bytes, &tally.micros);
         let [reports_before, bytes_before, micros_before] =
             [reports, bytes, micros].map(|count| count.load(Ordering::Relaxed));
         let started = Instant::now();
@@ -117,8 +128,14 @@ impl Measured {
 
 pub fn header(scheduler: &SteadyScheduler<'_>) {
     let nodes = scheduler.cluster.nodes();
-    let (some, all) = (format!("filter {}:", SOME.min(nodes)), format!("filter {nodes}:"));
-    println!("{:<10}{:>11}{:>9}{:>11}{:>8}{some:>20}{all:>20}", "", "", "", "answered", "one");
+    let (some, all) = (
+        format!("filter {}:", SOME.min(nodes)),
+        format!("filter {nodes}:"),
+    );
+    println!(
+        "{:<10}{:>11}{:>9}{:>11}{:>8}{some:>20}{all:>20}",
+        "", "", "", "answered", "one"
+    );
     println!(
         "{:<10}{:>11}{:>9}{:>11}{:>8}{:>11}{:>9}{:>11}{:>9}",
         "reports", "reports/s", "MB/s", "in, µs", "core, %", "p50 µs", "p99 µs", "p50 µs", "p99 µs"
@@ -142,5 +159,8 @@ pub fn conclude(without: &Measured, with: &Measured) {
         ratio(|m| &m.filters.all, 99)
     );
     let share = |m: &Measured| m.cpu.as_secs_f64() / m.took.as_secs_f64();
-    println!("CPU a report: {:.1} µs", (share(with) - share(without)) / with.reports_per_second() * 1e6);
+    println!(
+        "CPU a report: {:.1} µs",
+        (share(with) - share(without)) / with.reports_per_second() * 1e6
+    );
 }

@@ -29,7 +29,11 @@ struct Shares {
 pub fn print(nodes: usize, cores: &OneCore, dump: &Path, without: &ServeProcess) {
     let directory = tempfile::tempdir().expect("a directory to record into");
     let recorded = directory.path().to_str().expect("text");
-    let with = crate::start_with(cores, dump, &["--record", recorded, "--record-size", "4096"]);
+    let with = crate::start_with(
+        cores,
+        dump,
+        &["--record", recorded, "--record-size", "4096"],
+    );
     let servers = [without, &with];
     let fleets = servers.map(|server| Fleet::connect(nodes, server.addresses[1].clone()));
     println!(
@@ -46,9 +50,16 @@ pub fn print(nodes: usize, cores: &OneCore, dump: &Path, without: &ServeProcess)
     for (name, shares) in ["unchanged", "changing"].iter().zip(&all) {
         let [without, with, thread, bytes] =
             [&shares.without, &shares.with, &shares.thread, &shares.bytes].map(|of| middle(of));
-        let added: Vec<f64> =
-            shares.with.iter().zip(&shares.without).map(|(with, without)| with - without).collect();
-        println!("| {name} | {without:.2} | {with:.2} | {:.2} | {thread:.2} | {bytes:.3} |", middle(&added));
+        let added: Vec<f64> = shares
+            .with
+            .iter()
+            .zip(&shares.without)
+            .map(|(with, without)| with - without)
+            .collect();
+        println!(
+            "| {name} | {without:.2} | {with:.2} | {:.2} | {thread:.2} | {bytes:.3} |",
+            middle(&added)
+        );
     }
     println!(
         "resident memory, and its peak: {} MiB, {} MiB without; {} MiB, {} MiB with",
@@ -73,15 +84,28 @@ fn stretch(shares: &mut Shares, servers: [&ServeProcess; 2], directory: &Path, f
     let percent = |time: Duration| 100.0 * time.as_secs_f64() / took;
     shares.without.push(percent(after[0] - before[0]));
     shares.with.push(percent(after[1] - before[1]));
-    shares.thread.push(percent(servers[1].cpu_of_threads(THREAD) - thread));
-    shares.bytes.push((size_of(directory) - bytes) as f64 / took / 1e6);
+    shares
+        .thread
+        .push(percent(servers[1].cpu_of_threads(THREAD) - thread));
+    shares
+        .bytes
+        .push((size_of(directory) - bytes) as f64 / took / 1e6);
     let came = fleet.tally.reports.load(Ordering::Relaxed) - reports;
-    eprintln!("  {:.0} reports/s, {:?}", came as f64 / took, shares.with.last());
+    eprintln!(
+        "  {:.0} reports/s, {:?}",
+        came as f64 / took,
+        shares.with.last()
+    );
 }
 
 fn size_of(directory: &Path) -> u64 {
-    let files = std::fs::read_dir(directory).expect("the directory is there").flatten();
-    files.filter_map(|file| file.metadata().ok()).map(|metadata| metadata.len()).sum()
+    let files = std::fs::read_dir(directory)
+        .expect("the directory is there")
+        .flatten();
+    files
+        .filter_map(|file| file.metadata().ok())
+        .map(|metadata| metadata.len())
+        .sum()
 }
 
 fn middle(of: &[f64]) -> f64 {

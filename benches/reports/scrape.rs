@@ -30,14 +30,22 @@ pub fn print(cluster: &BenchCluster, server: &ServeProcess) {
     fleet.pause();
     alone(cluster.nodes(), &server.addresses[2]);
     beside_filter(server, &mut scheduler, &fleet.tally);
-    println!("resident memory of `stowage serve`: {} MiB", server.resident_mib());
+    println!(
+        "resident memory of `stowage serve`: {} MiB",
+        server.resident_mib()
+    );
 }
 
 fn alone(nodes: usize, address: &str) {
     let page = scrape(address);
-    let gpus = page.lines().filter(|line| line.starts_with("stowage_gpu_vram_allocated_bytes{")).count();
+    let gpus = page
+        .lines()
+        .filter(|line| line.starts_with("stowage_gpu_vram_allocated_bytes{"))
+        .count();
     assert_eq!(gpus, nodes * 8, "a series for each GPU");
-    let per_gpu = page.lines().filter(|line| line.starts_with("stowage_gpu_") && line.contains("gpu=\""));
+    let per_gpu = page
+        .lines()
+        .filter(|line| line.starts_with("stowage_gpu_") && line.contains("gpu=\""));
     assert!(per_gpu.count() <= 6 * gpus, "at most six");
     let series = page.lines().filter(|line| !line.starts_with('#')).count();
     let mut took = Samples::default();
@@ -64,10 +72,15 @@ fn beside_filter(server: &ServeProcess, scheduler: &mut SteadyScheduler<'_>, tal
         let mut without = || scheduler.ask_for(PHASE, server, tally);
         let (one, again) = (without(), without());
         let with = beside_scrapes(&server.addresses[2], without);
-        let ratio =
-            with.filter_percentile(50) / ((one.filter_percentile(50) + again.filter_percentile(50)) / 2.0);
-        let cells = [&one, &again, &with]
-            .map(|one| format!("{:.0} | {:.0}", one.filter_percentile(50), one.filter_percentile(99)));
+        let ratio = with.filter_percentile(50)
+            / ((one.filter_percentile(50) + again.filter_percentile(50)) / 2.0);
+        let cells = [&one, &again, &with].map(|one| {
+            format!(
+                "{:.0} | {:.0}",
+                one.filter_percentile(50),
+                one.filter_percentile(99)
+            )
+        });
         println!("| {} | {} | {ratio:.2} |", pair + 1, cells.join(" | "));
         ratios.push(ratio);
     }
@@ -103,7 +116,10 @@ fn scrape(address: &str) -> String {
         .expect("the request is sent");
     let mut page = Vec::new();
     stream.read_to_end(&mut page).expect("the page");
-    assert!(page.starts_with(b"HTTP/1.1 200") && page.ends_with(b"\r\n0\r\n\r\n"), "the whole page");
+    assert!(
+        page.starts_with(b"HTTP/1.1 200") && page.ends_with(b"\r\n0\r\n\r\n"),
+        "the whole page"
+    );
     unchunked(&page)
 }
 
@@ -112,8 +128,9 @@ fn unchunked(answer: &[u8]) -> String {
     let (mut rest, mut page) = (&answer[body..], Vec::new());
     loop {
         let end = memchr::memmem::find(rest, b"\r\n").expect("a chunk's length");
-        let length =
-            std::str::from_utf8(&rest[..end]).ok().and_then(|hex| usize::from_str_radix(hex, 16).ok());
+        let length = std::str::from_utf8(&rest[..end])
+            .ok()
+            .and_then(|hex| usize::from_str_radix(hex, 16).ok());
         let length = length.expect("a length");
         if length == 0 {
             return String::from_utf8(page).expect("text");

@@ -63,12 +63,23 @@ struct WrittenNodes {
 impl ApiServer {
     fn store(&self, mut lease: Value) -> Value {
         let holder = |lease: &Value| lease["spec"]["holderIdentity"].clone();
-        let name = lease["metadata"]["name"].as_str().expect("a Lease has a name").to_owned();
+        let name = lease["metadata"]["name"]
+            .as_str()
+            .expect("a Lease has a name")
+            .to_owned();
         lease["metadata"]["uid"] = json!("lease");
         let mut leases = self.leases.lock();
-        let before = leases.get(&name).filter(|held| holder(&held.lease) == holder(&lease));
+        let before = leases
+            .get(&name)
+            .filter(|held| holder(&held.lease) == holder(&lease));
         let since = before.map_or_else(Instant::now, |held| held.since);
-        leases.insert(name, HeldLease { lease: lease.clone(), since });
+        leases.insert(
+            name,
+            HeldLease {
+                lease: lease.clone(),
+                since,
+            },
+        );
         lease
     }
 
@@ -78,28 +89,42 @@ impl ApiServer {
     }
 
     fn write_node(&self, place: usize, out: &mut Vec<u8>) -> io::Result<()> {
-        let vram = self.nodes.lock().vram.get(&place).copied().unwrap_or(NODE_VRAM);
+        let vram = self
+            .nodes
+            .lock()
+            .vram
+            .get(&place)
+            .copied()
+            .unwrap_or(NODE_VRAM);
         self.cluster.write_node(&self.node, place, vram, out)
     }
 
     /// The node advertises this VRAM from now on, and the watches show it.
     fn advertise(&self, place: usize, vram: u64) -> Value {
         let mut node = Vec::new();
-        self.cluster.write_node(&self.node, place, vram, &mut node).expect("memory takes what is written");
+        self.cluster
+            .write_node(&self.node, place, vram, &mut node)
+            .expect("memory takes what is written");
         let mut node: Value = serde_json::from_slice(&node).expect("a template is JSON");
         let mut nodes = self.nodes.lock();
         nodes.vram.insert(place, vram);
         nodes.writes += 1;
         node["metadata"]["resourceVersion"] = json!(self.revision().to_string());
         let event = Bytes::from(format!("{}\n", json!({"type": "MODIFIED", "object": node})));
-        nodes.watches.retain(|watch| watch.unbounded_send(event.clone()).is_ok());
+        nodes
+            .watches
+            .retain(|watch| watch.unbounded_send(event.clone()).is_ok());
         node
     }
 
     /// The first namespace, with the label that it has.
     fn first_namespace(&self) -> Value {
         let label = self.label.borrow();
-        let labels = if label.is_empty() { json!({}) } else { json!({LABEL: *label}) };
+        let labels = if label.is_empty() {
+            json!({})
+        } else {
+            json!({LABEL: *label})
+        };
         json!({
             "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
             "metadata": {
@@ -126,8 +151,13 @@ struct ListQuery {
 
 /// Serves until it is killed.
 pub fn serve(asked: &str) {
-    let sizes: Vec<usize> = asked.split('/').map(|size| size.parse().expect("a number")).collect();
-    let [nodes, pods, tenants, gated] = sizes[..] else { panic!("four numbers: {asked}") };
+    let sizes: Vec<usize> = asked
+        .split('/')
+        .map(|size| size.parse().expect("a number"))
+        .collect();
+    let [nodes, pods, tenants, gated] = sizes[..] else {
+        panic!("four numbers: {asked}")
+    };
     let cluster = BenchCluster::new(nodes, 0).with_tenants(tenants);
     let server = Arc::new(ApiServer {
         node: cluster.node_template(),
@@ -141,11 +171,21 @@ pub fn serve(asked: &str) {
         nodes: Mutex::default(),
         written: Mutex::default(),
     });
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
     runtime.block_on(async {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        eprintln!("API server: http://{}", listener.local_addr().expect("an address"));
-        axum::serve(listener, router(server)).await.expect("it serves");
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
+            .await
+            .expect("a port");
+        eprintln!(
+            "API server: http://{}",
+            listener.local_addr().expect("an address")
+        );
+        axum::serve(listener, router(server))
+            .await
+            .expect("it serves");
     });
 }
 
@@ -155,7 +195,10 @@ fn router(server: Arc<ApiServer>) -> Router {
         .route("/api/v1/nodes/{name}/status", patch(node_status))
         .route("/api/v1/pods", get(pods))
         .route("/api/v1/namespaces", get(namespaces))
-        .route("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases", post(store_lease))
+        .route(
+            "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases",
+            post(store_lease),
+        )
         .route(
             "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}",
             get(lease).put(store_lease),
@@ -164,7 +207,10 @@ fn router(server: Arc<ApiServer>) -> Router {
         .route("/bench/held/{lease}", get(held))
         .route("/bench/label/{value}", put(label))
         .route("/bench/written/{what}", get(written))
-        .route("/apis/resource.k8s.io/v1", any(async || StatusCode::NOT_FOUND))
+        .route(
+            "/apis/resource.k8s.io/v1",
+            any(async || StatusCode::NOT_FOUND),
+        )
         .fallback(any(everything_else))
         .with_state(server)
 }
@@ -175,9 +221,13 @@ async fn nodes(State(server): State<Arc<ApiServer>>, Query(query): Query<ListQue
         server.nodes.lock().watches.push(watch);
         return Body::from_stream(events.map(Ok::<_, Infallible>)).into_response();
     }
-    list("Node", &query, server.revision(), server.cluster.nodes(), |place, out| {
-        server.write_node(place, out)
-    })
+    list(
+        "Node",
+        &query,
+        server.revision(),
+        server.cluster.nodes(),
+        |place, out| server.write_node(place, out),
+    )
 }
 
 async fn node_status(
@@ -186,7 +236,9 @@ async fn node_status(
     Json(patch): Json<Value>,
 ) -> Response {
     let place = node_place(&name).filter(|place| *place < server.cluster.nodes());
-    let vram = patch["status"]["capacity"]["stowage.dev/vram"].as_str().and_then(|vram| vram.parse().ok());
+    let vram = patch["status"]["capacity"]["stowage.dev/vram"]
+        .as_str()
+        .and_then(|vram| vram.parse().ok());
     match (place, vram) {
         (Some(place), Some(vram)) => json_of(&server.advertise(place, vram)),
         _ => StatusCode::BAD_REQUEST.into_response(),
@@ -202,7 +254,13 @@ async fn pods(State(server): State<Arc<ApiServer>>, Query(query): Query<ListQuer
     if query.watch == Some(true) {
         return changing_pod(server.clone());
     }
-    list("Pod", &query, server.revision(), server.pods + 1 + server.gated, page)
+    list(
+        "Pod",
+        &query,
+        server.revision(),
+        server.pods + 1 + server.gated,
+        page,
+    )
 }
 
 fn list(
@@ -219,7 +277,8 @@ fn list(
         metadata["continue"] = json!(to.to_string());
     }
     let mut page =
-        format!(r#"{{"kind":"{kind}List","apiVersion":"v1","metadata":{metadata},"items":["#).into_bytes();
+        format!(r#"{{"kind":"{kind}List","apiVersion":"v1","metadata":{metadata},"items":["#)
+            .into_bytes();
     for place in from..to {
         if place > from {
             page.push(b',');
@@ -231,11 +290,15 @@ fn list(
 }
 
 /// Only the first is shown: no selector concerns the others.
-async fn namespaces(State(server): State<Arc<ApiServer>>, Query(query): Query<ListQuery>) -> Response {
+async fn namespaces(
+    State(server): State<Arc<ApiServer>>,
+    Query(query): Query<ListQuery>,
+) -> Response {
     if query.watch == Some(true) {
         return labels(server);
     }
-    let page = |_, out: &mut Vec<u8>| out.write_all(server.first_namespace().to_string().as_bytes());
+    let page =
+        |_, out: &mut Vec<u8>| out.write_all(server.first_namespace().to_string().as_bytes());
     list("PartialObjectMetadata", &query, server.revision(), 1, page)
 }
 
@@ -246,7 +309,10 @@ fn labels(server: Arc<ApiServer>) -> Response {
         async move {
             changes.changed().await.ok()?;
             let event = json!({"type": "MODIFIED", "object": server.first_namespace()});
-            Some((Ok::<_, Infallible>(Bytes::from(format!("{event}\n"))), changes))
+            Some((
+                Ok::<_, Infallible>(Bytes::from(format!("{event}\n"))),
+                changes,
+            ))
         }
     });
     Body::from_stream(changes).into_response()
@@ -264,20 +330,22 @@ fn too_large() -> Value {
 
 /// A watch of pods, of which one that requests no GPU changes.
 fn changing_pod(server: Arc<ApiServer>) -> Response {
-    let changes = futures::stream::unfold(tokio::time::interval(POD_CHANGES_EVERY), move |mut interval| {
-        let server = server.clone();
-        async move {
-            interval.tick().await;
-            let metadata = json!({
-                "name": "changing", "namespace": "default", "uid": "changing",
-                "resourceVersion": server.revision().to_string(),
-            });
-            let pod =
-                json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": []}});
-            let event = format!("{}\n", json!({"type": "MODIFIED", "object": pod}));
-            Some((Ok::<_, Infallible>(Bytes::from(event)), interval))
-        }
-    });
+    let changes = futures::stream::unfold(
+        tokio::time::interval(POD_CHANGES_EVERY),
+        move |mut interval| {
+            let server = server.clone();
+            async move {
+                interval.tick().await;
+                let metadata = json!({
+                    "name": "changing", "namespace": "default", "uid": "changing",
+                    "resourceVersion": server.revision().to_string(),
+                });
+                let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": []}});
+                let event = format!("{}\n", json!({"type": "MODIFIED", "object": pod}));
+                Some((Ok::<_, Infallible>(Bytes::from(event)), interval))
+            }
+        },
+    );
     Body::from_stream(changes).into_response()
 }
 
@@ -293,11 +361,22 @@ fn kube_schedulers() -> HeldLease {
         "metadata": {"name": KUBE_SCHEDULERS, "namespace": "kube-system", "uid": "lease"},
         "spec": {"holderIdentity": format!("{REPLICA}_1"), "leaseTransitions": 1, "leaseDurationSeconds": 15},
     });
-    HeldLease { lease, since: Instant::now() }
+    HeldLease {
+        lease,
+        since: Instant::now(),
+    }
 }
 
-async fn lease(State(server): State<Arc<ApiServer>>, Path((_, name)): Path<(String, String)>) -> Response {
-    let Some(mut lease) = server.leases.lock().get(&name).map(|held| held.lease.clone()) else {
+async fn lease(
+    State(server): State<Arc<ApiServer>>,
+    Path((_, name)): Path<(String, String)>,
+) -> Response {
+    let Some(mut lease) = server
+        .leases
+        .lock()
+        .get(&name)
+        .map(|held| held.lease.clone())
+    else {
         let absent = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404});
         return (StatusCode::NOT_FOUND, json_of(&absent)).into_response();
     };
@@ -316,7 +395,8 @@ async fn store_lease(State(server): State<Arc<ApiServer>>, Json(lease): Json<Val
 async fn hold(State(server): State<Arc<ApiServer>>, Path((lease, name)): Path<(String, String)>) {
     let mut lease = server.leases.lock()[&lease].lease.clone();
     lease["spec"]["holderIdentity"] = json!(name);
-    lease["spec"]["leaseTransitions"] = json!(lease["spec"]["leaseTransitions"].as_u64().unwrap_or(0) + 1);
+    lease["spec"]["leaseTransitions"] =
+        json!(lease["spec"]["leaseTransitions"].as_u64().unwrap_or(0) + 1);
     server.store(lease);
 }
 
@@ -325,7 +405,11 @@ async fn label(State(server): State<Arc<ApiServer>>, Path(value): Path<String>) 
 }
 
 async fn held(State(server): State<Arc<ApiServer>>, Path(lease): Path<String>) -> String {
-    server.leases.lock()[&lease].since.elapsed().as_millis().to_string()
+    server.leases.lock()[&lease]
+        .since
+        .elapsed()
+        .as_millis()
+        .to_string()
 }
 
 /// How many objects were written: nodes, or others. `node-writes` is how often a node was.
@@ -338,19 +422,40 @@ async fn written(State(server): State<Arc<ApiServer>>, Path(what): Path<String>)
 }
 
 /// Lists of other kinds are empty, and writes succeed.
-async fn everything_else(State(server): State<Arc<ApiServer>>, request: axum::extract::Request) -> Response {
+async fn everything_else(
+    State(server): State<Arc<ApiServer>>,
+    request: axum::extract::Request,
+) -> Response {
     if request.method() != axum::http::Method::GET {
-        server.written.lock().insert(request.uri().path().to_owned());
-        let status = json!({"apiVersion": "v1", "kind": "Status", "metadata": {}, "status": "Success"});
-        return (StatusCode::CREATED, [(header::CONTENT_TYPE, "application/json")], status.to_string())
+        server
+            .written
+            .lock()
+            .insert(request.uri().path().to_owned());
+        let status =
+            json!({"apiVersion": "v1", "kind": "Status", "metadata": {}, "status": "Success"});
+        return (
+            StatusCode::CREATED,
+            [(header::CONTENT_TYPE, "application/json")],
+            status.to_string(),
+        )
             .into_response();
     }
-    if request.uri().query().is_some_and(|query| query.contains("watch=")) {
+    if request
+        .uri()
+        .query()
+        .is_some_and(|query| query.contains("watch="))
+    {
         return silence();
     }
-    json_of(&json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "100"}, "items": []}))
+    json_of(
+        &json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "100"}, "items": []}),
+    )
 }
 
 fn json_of(value: &Value) -> Response {
-    ([(header::CONTENT_TYPE, "application/json")], value.to_string()).into_response()
+    (
+        [(header::CONTENT_TYPE, "application/json")],
+        value.to_string(),
+    )
+        .into_response()
 }

@@ -21,7 +21,11 @@ pub struct Asking<'a> {
 
 impl<'a> Asking<'a> {
     pub fn new(cluster: &'a BenchCluster, address: &'a str) -> Self {
-        Self { cluster, address, asked: AtomicUsize::default() }
+        Self {
+            cluster,
+            address,
+            asked: AtomicUsize::default(),
+        }
     }
 
     /// What filters took while this was done.
@@ -38,7 +42,9 @@ impl<'a> Asking<'a> {
     fn until(&self, is_over: &AtomicBool) -> Samples {
         let (mut samples, mut connection) = (Samples::default(), KeptConnection::to(self.address));
         while !is_over.load(Ordering::Relaxed) {
-            let body = self.cluster.one_name_body(self.asked.fetch_add(1, Ordering::Relaxed));
+            let body = self
+                .cluster
+                .one_name_body(self.asked.fetch_add(1, Ordering::Relaxed));
             let started = Instant::now();
             connection.post("/scheduler/filter", &body, None);
             samples.add(started.elapsed());
@@ -68,5 +74,9 @@ impl<'a> Asking<'a> {
 /// The longest, and how many took longer than a page may hold a filter up.
 fn slowest(samples: &Samples) -> String {
     let held_up = samples.longer_than(HELD_UP);
-    format!("{:.1} ms, {held_up} of {}", samples.longest() / 1e3, samples.count())
+    format!(
+        "{:.1} ms, {held_up} of {}",
+        samples.longest() / 1e3,
+        samples.count()
+    )
 }

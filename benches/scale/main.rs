@@ -73,16 +73,34 @@ fn main() {
     if let Ok(asked) = std::env::var(api_server::CLUSTER) {
         return api_server::serve(&asked);
     }
-    let asked: Vec<usize> = std::env::args().skip(1).filter_map(|arg| arg.parse().ok()).collect();
+    let asked: Vec<usize> = std::env::args()
+        .skip(1)
+        .filter_map(|arg| arg.parse().ok())
+        .collect();
     let nodes = asked.first().copied().unwrap_or(NODES);
     let pods = asked.get(1).copied().unwrap_or(PODS.min(nodes * 16));
-    let (tenants, gated) =
-        if std::env::args().any(|arg| arg == "tenants") { (TENANTS, GATED) } else { (0, 0) };
-    let world = World { nodes, pods, tenants, gated };
+    let (tenants, gated) = if std::env::args().any(|arg| arg == "tenants") {
+        (TENANTS, GATED)
+    } else {
+        (0, 0)
+    };
+    let world = World {
+        nodes,
+        pods,
+        tenants,
+        gated,
+    };
     println!("{nodes} nodes × 8 GPUs, {pods} pods, {tenants} tenants, {gated} gated pods");
     // It ends before anything is timed.
     let empty = {
-        let replica = Replica::start(World { pods: 0, gated: 0, ..world }, LeadWith::KubeScheduler);
+        let replica = Replica::start(
+            World {
+                pods: 0,
+                gated: 0,
+                ..world
+            },
+            LeadWith::KubeScheduler,
+        );
         replica.process.resident_mib()
     };
     let replica = Replica::start(world, LeadWith::KubeScheduler);
@@ -99,10 +117,16 @@ fn main() {
     lock_waits(&replica);
     println!("\nat most resident: {} MiB", replica.process.peak_mib());
     fail_over(&replica);
-    println!("at most resident, after a fail-over: {} MiB", replica.process.peak_mib());
+    println!(
+        "at most resident, after a fail-over: {} MiB",
+        replica.process.peak_mib()
+    );
     // The capacity of each node, and little else unless pods are planned.
     let written = (replica.written("nodes"), replica.written("others"));
-    assert!(written.0 == nodes && (gated > 0 || written.1 <= 10), "{written:?} objects are written");
+    assert!(
+        written.0 == nodes && (gated > 0 || written.1 <= 10),
+        "{written:?} objects are written"
+    );
     println!("{} writes to {nodes} nodes", replica.written("node-writes"));
     drop(replica);
     fail_over(&Replica::start(world, LeadWith::Lease));
@@ -152,14 +176,25 @@ struct Replica {
 
 impl Replica {
     fn start(world: World, lead_with: LeadWith) -> Self {
-        let World { nodes, pods, tenants, gated } = world;
+        let World {
+            nodes,
+            pods,
+            tenants,
+            gated,
+        } = world;
         let this = std::env::current_exe().expect("this program has a path");
         let mut api_server = Command::new(this);
         let api_server = ServeProcess::start(
-            api_server.env(api_server::CLUSTER, format!("{nodes}/{pods}/{tenants}/{gated}")),
+            api_server.env(
+                api_server::CLUSTER,
+                format!("{nodes}/{pods}/{tenants}/{gated}"),
+            ),
             &["API server: http://"],
         );
-        let (api, folder) = (api_server.addresses[0].clone(), tempfile::tempdir().expect("a folder"));
+        let (api, folder) = (
+            api_server.addresses[0].clone(),
+            tempfile::tempdir().expect("a folder"),
+        );
         write(&folder.path().join("kubeconfig"), &kubeconfig(&api));
         write(&folder.path().join("policy.yaml"), &policy(0, tenants));
         let started = Instant::now();
@@ -174,17 +209,37 @@ impl Replica {
                     "--admin",
                     "127.0.0.1:0",
                 ])
-                .args(["--identity", api_server::REPLICA, "--agents-auth", "none", "--kubeconfig"])
+                .args([
+                    "--identity",
+                    api_server::REPLICA,
+                    "--agents-auth",
+                    "none",
+                    "--kubeconfig",
+                ])
                 .arg(folder.path().join("kubeconfig"))
                 .arg(lead_with.flag())
                 .arg("--policy")
                 .arg(folder.path().join("policy.yaml"))
                 .env("RUST_LOG", "stowage_server::serve=info,warn"),
-            &["the scheduler: http://", "agents: http://", "operators: http://"],
+            &[
+                "the scheduler: http://",
+                "agents: http://",
+                "operators: http://",
+            ],
         );
-        let replica = Self { process, api, _api_server: api_server, folder, world, lead_with };
+        let replica = Self {
+            process,
+            api,
+            _api_server: api_server,
+            folder,
+            world,
+            lead_with,
+        };
         until(|| replica.is_open());
-        println!("from its start to the first answer: {:.1} s", started.elapsed().as_secs_f64());
+        println!(
+            "from its start to the first answer: {:.1} s",
+            started.elapsed().as_secs_f64()
+        );
         replica
     }
 
@@ -194,13 +249,17 @@ impl Replica {
 
     /// What it has written, as `api_server` counts it.
     fn written(&self, what: &str) -> usize {
-        get(&self.api, &format!("/bench/written/{what}")).parse().expect("a number")
+        get(&self.api, &format!("/bench/written/{what}"))
+            .parse()
+            .expect("a number")
     }
 
     /// For how many seconds the Lease has had its holder.
     fn held_for(&self) -> f64 {
         let lease = self.lead_with.lease();
-        let held: f64 = get(&self.api, &format!("/bench/held/{lease}")).parse().expect("a number");
+        let held: f64 = get(&self.api, &format!("/bench/held/{lease}"))
+            .parse()
+            .expect("a number");
         held / 1e3
     }
 
@@ -223,12 +282,20 @@ fn memory(replica: &Replica, empty: u64, nodes: usize, pods: usize) {
 
 fn report_once(replica: &Replica, asking: &Asking<'_>) {
     let nodes = asking.cluster.nodes().min(REPORTING);
-    let mut agents: Vec<ReportingNode> = (0..nodes).map(|place| ReportingNode::new(place, 0)).collect();
+    let mut agents: Vec<ReportingNode> = (0..nodes)
+        .map(|place| ReportingNode::new(place, 0))
+        .collect();
     let mut connection = KeptConnection::to(&replica.process.addresses[1]);
     // The first reports say what the devices are.
-    let first: Vec<Vec<u8>> = agents.iter_mut().map(|agent| agent.next(Caches::Jittering)).collect();
+    let first: Vec<Vec<u8>> = agents
+        .iter_mut()
+        .map(|agent| agent.next(Caches::Jittering))
+        .collect();
     asking.row("first reports", || post_all(&mut connection, &first));
-    let next: Vec<Vec<u8>> = agents.iter_mut().map(|agent| agent.next(Caches::Jittering)).collect();
+    let next: Vec<Vec<u8>> = agents
+        .iter_mut()
+        .map(|agent| agent.next(Caches::Jittering))
+        .collect();
     let (before, started) = (replica.process.cpu(), Instant::now());
     post_all(&mut connection, &next);
     let (cpu, wall) = (replica.process.cpu() - before, started.elapsed());
@@ -236,7 +303,10 @@ fn report_once(replica: &Replica, asking: &Asking<'_>) {
     asking.row("reports", || {
         post_all(
             &mut connection,
-            &agents.iter_mut().map(|agent| agent.next(Caches::Jittering)).collect::<Vec<_>>(),
+            &agents
+                .iter_mut()
+                .map(|agent| agent.next(Caches::Jittering))
+                .collect::<Vec<_>>(),
         )
     });
     println!(
@@ -252,7 +322,9 @@ fn report_once(replica: &Replica, asking: &Asking<'_>) {
 fn all_report(replica: &Replica, asking: &Asking<'_>) {
     let nodes = asking.cluster.nodes();
     // Their agents have started again since the reports before.
-    let mut agents: Vec<ReportingNode> = (0..nodes).map(|place| ReportingNode::new(place, 1)).collect();
+    let mut agents: Vec<ReportingNode> = (0..nodes)
+        .map(|place| ReportingNode::new(place, 1))
+        .collect();
     let round = Duration::from_secs_f64(1.0 / REPORTS_PER_AGENT);
     let before = replica.process.resident_mib();
     // Each node's capacity is written once: the agents say another than the nodes. They report on meanwhile, so that no reading
@@ -267,7 +339,12 @@ fn all_report(replica: &Replica, asking: &Asking<'_>) {
     let (latencies, cpu, took, reported) = asking.row("all agents report", || {
         let (before, started) = (replica.process.cpu(), Instant::now());
         let latencies = report_for(&mut agents, ROUNDS, round, &replica.process.addresses[1]);
-        (latencies, replica.process.cpu() - before, started.elapsed(), Instant::now())
+        (
+            latencies,
+            replica.process.cpu() - before,
+            started.elapsed(),
+            Instant::now(),
+        )
     });
     println!(
         "\n{} reports of {nodes} agents, each once in {:.0} s: {:.2} cores, answered after {:.2} ms (p50), {:.1} ms (p99), {:.0} ms (the \
@@ -281,13 +358,21 @@ fn all_report(replica: &Replica, asking: &Asking<'_>) {
     );
     println!("{}", filters::HEADING);
     // Those that were reported first are stale first. What follows is timed when all of them are.
-    let sleep_until = |time: Instant| std::thread::sleep(time.saturating_duration_since(Instant::now()));
+    let sleep_until =
+        |time: Instant| std::thread::sleep(time.saturating_duration_since(Instant::now()));
     sleep_until(reported + STALE - round);
-    asking.row("all readings become stale", || sleep_until(reported + STALE + Duration::from_secs(5)));
+    asking.row("all readings become stale", || {
+        sleep_until(reported + STALE + Duration::from_secs(5))
+    });
 }
 
 /// Every agent reports once in each round. How long each answer took from when the report was due.
-fn report_for(agents: &mut [ReportingNode], rounds: u32, round: Duration, address: &str) -> Samples {
+fn report_for(
+    agents: &mut [ReportingNode],
+    rounds: u32,
+    round: Duration,
+    address: &str,
+) -> Samples {
     let each = agents.len().div_ceil(CONNECTIONS);
     let started = Instant::now();
     let mut all = Samples::default();
@@ -296,7 +381,8 @@ fn report_for(agents: &mut [ReportingNode], rounds: u32, round: Duration, addres
             .chunks_mut(each)
             .map(|agents| {
                 threads.spawn(move || {
-                    let (mut samples, mut connection) = (Samples::default(), KeptConnection::to(address));
+                    let (mut samples, mut connection) =
+                        (Samples::default(), KeptConnection::to(address));
                     let count = agents.len();
                     for nth in 0..rounds as usize * count {
                         let report = agents[nth % count].next(Caches::Jittering);
@@ -319,7 +405,11 @@ fn report_for(agents: &mut [ReportingNode], rounds: u32, round: Duration, addres
 fn post_all(connection: &mut KeptConnection, reports: &[Vec<u8>]) {
     for report in reports {
         let answer = connection.post("/v1/reports", report, None);
-        assert!(answer.starts_with(br#"{"accepted":1"#), "{}", String::from_utf8_lossy(&answer));
+        assert!(
+            answer.starts_with(br#"{"accepted":1"#),
+            "{}",
+            String::from_utf8_lossy(&answer)
+        );
     }
 }
 
@@ -334,7 +424,10 @@ fn policy_changes(replica: &Replica, asking: &Asking<'_>) {
     for change in 1..=CHANGES {
         asking.row("a policy change", || {
             let before = in_force(replica);
-            write(&replica.folder.path().join("policy.yaml"), &policy(change, replica.world.tenants));
+            write(
+                &replica.folder.path().join("policy.yaml"),
+                &policy(change, replica.world.tenants),
+            );
             until(|| in_force(replica) != before);
         });
     }
@@ -343,10 +436,15 @@ fn policy_changes(replica: &Replica, asking: &Asking<'_>) {
 /// The label decides the class of every pod in the namespace: of all pods, or of a tenant's.
 fn namespace_labels(replica: &Replica, asking: &Asking<'_>) {
     let cluster = BenchCluster::new(replica.world.nodes, 0).with_tenants(replica.world.tenants);
-    let page = format!("/v1/explain?pod={}/{}", cluster.namespace_of(0), cluster::resident_name(0));
+    let page = format!(
+        "/v1/explain?pod={}/{}",
+        cluster.namespace_of(0),
+        cluster::resident_name(0)
+    );
     let is_labelled = || {
         let explanation: serde_json::Value =
-            serde_json::from_str(&get(&replica.process.addresses[2], &page)).expect("the pod is explained");
+            serde_json::from_str(&get(&replica.process.addresses[2], &page))
+                .expect("the pod is explained");
         explanation["class"]["name"] == LABELLED
     };
     for (value, wanted) in [(LABELLED, true), ("other", false)] {
@@ -362,12 +460,19 @@ fn namespace_labels(replica: &Replica, asking: &Asking<'_>) {
 fn lock_waits(replica: &Replica) {
     let page = get(&replica.process.addresses[2], "/metrics");
     let count = |series: &str| -> u64 {
-        let of_this = page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
-        of_this.and_then(|count| count.parse().ok()).expect("the page counts them")
+        let of_this = page
+            .lines()
+            .find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+        of_this
+            .and_then(|count| count.parse().ok())
+            .expect("the page counts them")
     };
     let all = count("stowage_ledger_lock_wait_seconds_count");
-    let longer_than =
-        |bound: &str| all - count(&format!("stowage_ledger_lock_wait_seconds_bucket{{le=\"{bound}\"}}"));
+    let longer_than = |bound: &str| {
+        all - count(&format!(
+            "stowage_ledger_lock_wait_seconds_bucket{{le=\"{bound}\"}}"
+        ))
+    };
     println!(
         "\nof {all} filters {} waited for the ledger's lock for longer than 2 ms, {} for longer than 10 ms",
         longer_than("0.002"),
@@ -379,7 +484,10 @@ fn lock_waits(replica: &Replica) {
 fn policy(number: usize, tenants: usize) -> String {
     let tenant = |i| {
         let name = cluster::tenant_name(i);
-        format!("  - {{name: {name}, namespaces: [{name}], guarantee: {{vram: {}Gi}}}}\n", 10 + i * 15)
+        format!(
+            "  - {{name: {name}, namespaces: [{name}], guarantee: {{vram: {}Gi}}}}\n",
+            10 + i * 15
+        )
     };
     let tenants = match tenants {
         0 => String::new(),
@@ -397,7 +505,10 @@ fn policy(number: usize, tenants: usize) -> String {
 
 fn in_force(replica: &Replica) -> String {
     let page = get(&replica.process.addresses[2], "/debug/policy");
-    page.split("\"digest\":").nth(1).map(|digest| digest.chars().take(24).collect()).expect("a digest")
+    page.split("\"digest\":")
+        .nth(1)
+        .map(|digest| digest.chars().take(24).collect())
+        .expect("a digest")
 }
 
 /// The Lease passes to another replica and comes back: kube-scheduler's at once, Stowage's own when it has run out. From then on
@@ -405,7 +516,13 @@ fn in_force(replica: &Replica) -> String {
 /// that its watch has to catch up.
 fn fail_over(replica: &Replica) {
     let lease = replica.lead_with.lease();
-    let hold = |name: &str| drop(request("PUT", &replica.api, &format!("/bench/holder/{lease}/{name}")));
+    let hold = |name: &str| {
+        drop(request(
+            "PUT",
+            &replica.api,
+            &format!("/bench/holder/{lease}/{name}"),
+        ))
+    };
     hold("another_1");
     until(|| !replica.is_open());
     if replica.lead_with == LeadWith::KubeScheduler {
@@ -450,22 +567,29 @@ fn read(address: &str, path: &str) -> usize {
 
 fn request(method: &str, address: &str, path: &str) -> String {
     let mut answer = String::new();
-    send(method, address, path).read_to_string(&mut answer).expect("text");
+    send(method, address, path)
+        .read_to_string(&mut answer)
+        .expect("text");
     answer
 }
 
 fn send(method: &str, address: &str, path: &str) -> TcpStream {
     let mut stream = TcpStream::connect(address).expect("the address listens");
-    let head =
-        format!("{method} {path} HTTP/1.1\r\nhost: bench\r\nconnection: close\r\ncontent-length: 0\r\n\r\n");
-    stream.write_all(head.as_bytes()).expect("the request is sent");
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nhost: bench\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+    );
+    stream
+        .write_all(head.as_bytes())
+        .expect("the request is sent");
     stream
 }
 
 fn write(path: &Path, text: &str) {
     // Beside it first, so that no half of it is read.
     let beside = path.with_extension("new");
-    std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, path)).expect("the file is written");
+    std::fs::write(&beside, text)
+        .and_then(|()| std::fs::rename(&beside, path))
+        .expect("the file is written");
 }
 
 fn kubeconfig(api: &str) -> String {

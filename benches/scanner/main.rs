@@ -21,7 +21,10 @@ fn main() {
     let page = page::page();
     assert_eq!(page.lines().count(), LINES);
     let figures = read(page.as_bytes(), None).expect("a page of vLLM");
-    assert_eq!((figures.engine, figures.kv_cache_usage), (Engine::Vllm, Some(0.75)));
+    assert_eq!(
+        (figures.engine, figures.kv_cache_usage),
+        (Engine::Vllm, Some(0.75))
+    );
     assert_eq!((figures.waiting, figures.running), (Some(5), Some(36)));
     assert_eq!(figures.kv_cache_tokens, Some(2 * 438_608));
     assert_eq!(figures.problems, []);
@@ -30,16 +33,35 @@ fn main() {
 
     let (mut ours, mut theirs) = (Duration::MAX, Duration::MAX);
     for _ in 0..TURNS {
-        ours = ours.min(timed(|| drop(black_box(read(black_box(page.as_bytes()), None)))));
+        ours = ours.min(timed(|| {
+            drop(black_box(read(black_box(page.as_bytes()), None)))
+        }));
         theirs = theirs.min(timed(|| {
             black_box(naive_figures(black_box(&page)));
         }));
     }
     let speed = |time: Duration| page.len() as f64 / time.as_secs_f64() / 1e6;
-    println!("a vLLM page of {LINES} lines, {} bytes, to figures", page.len());
-    println!("{:<24}{:>9.1} µs{:>9.0} MB/s", "the scanner", ours.as_secs_f64() * 1e6, speed(ours));
-    println!("{:<24}{:>9.1} µs{:>9.0} MB/s", "a naive line split", theirs.as_secs_f64() * 1e6, speed(theirs));
-    println!("{:<24}{:>9.1} ×", "ratio", theirs.as_secs_f64() / ours.as_secs_f64());
+    println!(
+        "a vLLM page of {LINES} lines, {} bytes, to figures",
+        page.len()
+    );
+    println!(
+        "{:<24}{:>9.1} µs{:>9.0} MB/s",
+        "the scanner",
+        ours.as_secs_f64() * 1e6,
+        speed(ours)
+    );
+    println!(
+        "{:<24}{:>9.1} µs{:>9.0} MB/s",
+        "a naive line split",
+        theirs.as_secs_f64() * 1e6,
+        speed(theirs)
+    );
+    println!(
+        "{:<24}{:>9.1} ×",
+        "ratio",
+        theirs.as_secs_f64() / ours.as_secs_f64()
+    );
 }
 
 /// The time of one reading.
@@ -53,7 +75,9 @@ fn timed(mut read: impl FnMut()) -> Duration {
 fn naive_figures(page: &str) -> (f64, f64, f64) {
     let mut samples: HashMap<&str, Vec<f64>> = HashMap::new();
     for line in page.lines().filter(|line| !line.starts_with('#')) {
-        let Some((series, value)) = line.rsplit_once(' ') else { continue };
+        let Some((series, value)) = line.rsplit_once(' ') else {
+            continue;
+        };
         let name = series.split('{').next().unwrap_or(series);
         if let Ok(value) = value.parse::<f64>() {
             samples.entry(name).or_default().push(value);
@@ -61,7 +85,10 @@ fn naive_figures(page: &str) -> (f64, f64, f64) {
     }
     let of = |name: &str| samples.get(name).map_or(&[][..], |values| values);
     (
-        of("vllm:kv_cache_usage_perc").iter().copied().fold(0.0, f64::max),
+        of("vllm:kv_cache_usage_perc")
+            .iter()
+            .copied()
+            .fold(0.0, f64::max),
         of("vllm:num_requests_waiting").iter().sum(),
         of("vllm:num_requests_running").iter().sum(),
     )

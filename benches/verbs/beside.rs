@@ -61,12 +61,20 @@ impl BesideArgs {
         if sizes.is_empty() {
             sizes = vec![1000, 5000];
         }
-        Ok(Some(Self { other, rounds, sizes }))
+        Ok(Some(Self {
+            other,
+            rounds,
+            sizes,
+        }))
     }
 
     pub fn compare(&self) -> ExitCode {
         let twenty: Vec<f64> = (1..=20).map(f64::from).collect();
-        assert_eq!(Interval::of(twenty).ends(), (6.0, 15.0), "as in any table of the sign test for n = 20");
+        assert_eq!(
+            Interval::of(twenty).ends(),
+            (6.0, 15.0),
+            "as in any table of the sign test for n = 20"
+        );
         let folder = tempfile::tempdir().expect("a folder for the dump");
         let slower: Vec<String> = self
             .sizes
@@ -79,7 +87,11 @@ impl BesideArgs {
                 ExitCode::SUCCESS
             }
             slower => {
-                println!("\nverdict: not within 5 % of {}: {}", self.other.display(), slower.join("; "));
+                println!(
+                    "\nverdict: not within 5 % of {}: {}",
+                    self.other.display(),
+                    slower.join("; ")
+                );
                 ExitCode::FAILURE
             }
         }
@@ -91,7 +103,9 @@ impl BesideArgs {
         std::fs::write(dump, cluster.dump()).expect("the dump is written");
         let mut ratios: [[Vec<f64>; 2]; 4] = Default::default();
         for round in 0..self.rounds {
-            for (verb, [to_other, to_itself]) in self.round(round, &cluster, dump).into_iter().enumerate() {
+            for (verb, [to_other, to_itself]) in
+                self.round(round, &cluster, dump).into_iter().enumerate()
+            {
                 ratios[verb][0].push(to_other);
                 ratios[verb][1].push(to_itself);
             }
@@ -128,7 +142,8 @@ impl BesideArgs {
             }
         }
         std::array::from_fn(|verb| {
-            let [other, this, again] = [0, 1, 2].map(|build| builds[build].samples[verb].percentile(50));
+            let [other, this, again] =
+                [0, 1, 2].map(|build| builds[build].samples[verb].percentile(50));
             [this / other, this / again]
         })
     }
@@ -151,7 +166,13 @@ impl Build {
     fn start(binary: &Path, dump: &Path) -> Self {
         let process = ServeProcess::start(
             Command::new(binary)
-                .args(["serve", "--listen", "127.0.0.1:0", "--agents", "127.0.0.1:0"])
+                .args([
+                    "serve",
+                    "--listen",
+                    "127.0.0.1:0",
+                    "--agents",
+                    "127.0.0.1:0",
+                ])
                 .args(["--admin", "127.0.0.1:0", "--cluster"])
                 .arg(dump)
                 .env("RUST_LOG", "stowage_server::serve=info,warn"),
@@ -174,7 +195,9 @@ impl Build {
             "bind" => ("bind", cluster.bind_body(request, &self.top)),
             _ => ("filter", cluster.refused_body(request)),
         };
-        let connection = self.connection.get_or_insert_with(|| KeptConnection::to(&self.address));
+        let connection = self
+            .connection
+            .get_or_insert_with(|| KeptConnection::to(&self.address));
         let started = Instant::now();
         let answer = connection.post(&format!("/scheduler/{path}"), &body, None);
         let took = started.elapsed();
@@ -215,7 +238,14 @@ impl Interval {
         assert!(place > 0, "{n} rounds are too few");
         let median = (values[(n - 1) / 2] + values[n / 2]) / 2.0;
         let coverage = 1.0 - 2.0 * tail;
-        Self { median, low: values[place - 1], high: values[n - place], place, coverage, values: n }
+        Self {
+            median,
+            low: values[place - 1],
+            high: values[n - place],
+            place,
+            coverage,
+            values: n,
+        }
     }
 
     fn ends(&self) -> (f64, f64) {
@@ -224,7 +254,10 @@ impl Interval {
 
     fn says(&self) -> String {
         let (place, n, coverage) = (self.place, self.values, 100.0 * self.coverage);
-        format!("order statistics {place} and {} of {n}: {coverage:.1} % confidence", n + 1 - place)
+        format!(
+            "order statistics {place} and {} of {n}: {coverage:.1} % confidence",
+            n + 1 - place
+        )
     }
 }
 

@@ -43,7 +43,10 @@ pub fn beside_default(cluster: &BenchCluster) {
             0 => (time(&default, &mut by_default), time(&ruled, &mut by_rules)),
             _ => (time(&ruled, &mut by_rules), time(&default, &mut by_default)),
         };
-        assert_eq!(one, other, "the rules say what a pod is, and not where it fits");
+        assert_eq!(
+            one, other,
+            "the rules say what a pod is, and not where it fits"
+        );
     }
     assert_classified(&ruled);
     report(&by_default, &by_rules);
@@ -54,37 +57,57 @@ pub fn beside_default(cluster: &BenchCluster) {
 fn ask(extender: &Extender, body: &[u8]) -> Vec<u8> {
     let args: ExtenderArgs<'_> = serde_json::from_slice(body).expect("a request");
     let nodes = args.asked_nodes().expect("nodes").expect("names");
-    filter::filter(extender, &args, &nodes).expect("an answer").to_json()
+    filter::filter(extender, &args, &nodes)
+        .expect("an answer")
+        .to_json()
 }
 
 fn labels(kind: usize) -> BTreeMap<String, String> {
-    let labels =
-        [("app", "llm".into()), ("team", format!("t{}", kind % CLASSES)), ("variant", kind.to_string())];
-    labels.map(|(key, value): (&str, String)| (key.to_owned(), value)).into()
+    let labels = [
+        ("app", "llm".into()),
+        ("team", format!("t{}", kind % CLASSES)),
+        ("variant", kind.to_string()),
+    ];
+    labels
+        .map(|(key, value): (&str, String)| (key.to_owned(), value))
+        .into()
 }
 
 /// As its owner would write it.
 fn ruled() -> Policy {
     let class = |n: usize| {
-        let rule = format!("pod.labels['team'] == 't{n}' && pod.vram < 40 * 1024 && !pod.exclusive");
+        let rule =
+            format!("pod.labels['team'] == 't{n}' && pod.vram < 40 * 1024 && !pod.exclusive");
         format!("  - {{name: team-{n}, engine: false, match: {{expression: \"{rule}\"}}}}\n")
     };
     let text = format!("classes:\n{}", (0..CLASSES).map(class).collect::<String>());
-    load(&[SourceText::new("policy.yaml", text)]).expect("the policy is one").policy
+    load(&[SourceText::new("policy.yaml", text)])
+        .expect("the policy is one")
+        .policy
 }
 
 /// Each class accepts its own pods.
 fn assert_classified(extender: &Extender) {
     let ledger = extender.service.cluster();
-    let class =
-        |traits: &PodTraits| ledger.policy().class(ledger.policy().classify(traits).class).name.clone();
-    let asked =
-        ledger.pod_states().into_values().filter(|entry| entry.demand.traits.labels.contains_key("team"));
+    let class = |traits: &PodTraits| {
+        ledger
+            .policy()
+            .class(ledger.policy().classify(traits).class)
+            .name
+            .clone()
+    };
+    let asked = ledger
+        .pod_states()
+        .into_values()
+        .filter(|entry| entry.demand.traits.labels.contains_key("team"));
     let mut classes: Vec<String> = asked
         .map(|entry| {
             let traits = &entry.demand.traits;
             let class = class(traits);
-            assert_eq!(class.strip_prefix("team-"), traits.labels["team"].strip_prefix('t'));
+            assert_eq!(
+                class.strip_prefix("team-"),
+                traits.labels["team"].strip_prefix('t')
+            );
             class
         })
         .collect();
@@ -109,11 +132,17 @@ fn report_classifying(extender: &Extender) {
     let policy = extender.service.cluster().policy().clone();
     let mut samples = Samples::default();
     for kind in 0..KINDS {
-        let traits = PodTraits { labels: labels(kind), ..PodTraits::default() };
+        let traits = PodTraits {
+            labels: labels(kind),
+            ..PodTraits::default()
+        };
         let started = Instant::now();
         let classification = policy.classify(&traits);
         samples.add(started.elapsed());
-        assert_eq!(policy.class(classification.class).name, format!("team-{}", kind % CLASSES));
+        assert_eq!(
+            policy.class(classification.class).name,
+            format!("team-{}", kind % CLASSES)
+        );
     }
     println!(
         "a kind of pod classified for the first time: p50 {:.0} µs, p99 {:.0} µs",
@@ -138,7 +167,11 @@ fn report_change(extender: &Extender, cluster: &BenchCluster) {
             longest
         });
         for change in 0..CHANGES {
-            let policy = if change % 2 == 0 { ruled() } else { Policy::default() };
+            let policy = if change % 2 == 0 {
+                ruled()
+            } else {
+                Policy::default()
+            };
             let started = Instant::now();
             extender.service.set_policy(policy);
             changes.add(started.elapsed());

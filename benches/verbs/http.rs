@@ -19,31 +19,44 @@ pub fn serve_floor() {
     runtime.block_on(async {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         listener.set_nonblocking(true).expect("a socket");
-        eprintln!("floor: http://{}", listener.local_addr().expect("an address"));
+        eprintln!(
+            "floor: http://{}",
+            listener.local_addr().expect("an address")
+        );
         let router = Router::new()
             .route("/scheduler/filter", post(args))
             .route("/scheduler/prioritize", post(args))
             .route("/scheduler/bind", post(binding));
         let address = ServedAddress::plain("floor", &Metrics::new());
-        accept::serve(listener, address, router, CancellationToken::new()).await.expect("it serves");
+        accept::serve(listener, address, router, CancellationToken::new())
+            .await
+            .expect("it serves");
     });
 }
 
 async fn args(headers: HeaderMap, body: Body) -> Response {
-    let body = read_body(&headers, body, RequestLimits::default()).await.expect("a body");
+    let body = read_body(&headers, body, RequestLimits::default())
+        .await
+        .expect("a body");
     let args: ExtenderArgs<'_> = parse(&body).expect("a request");
     black_box(&args);
     answer(&headers)
 }
 
 async fn binding(headers: HeaderMap, body: Body) -> Response {
-    let body = read_body(&headers, body, RequestLimits::default()).await.expect("a body");
+    let body = read_body(&headers, body, RequestLimits::default())
+        .await
+        .expect("a body");
     let args: BindingArgs = parse(&body).expect("a request");
     black_box(&args);
     answer(&headers)
 }
 
 fn answer(headers: &HeaderMap) -> Response {
-    let size = headers[ANSWER_SIZE].to_str().expect("text").parse::<usize>().expect("a size");
+    let size = headers[ANSWER_SIZE]
+        .to_str()
+        .expect("text")
+        .parse::<usize>()
+        .expect("a size");
     json(StatusCode::OK, &"x".repeat(size.saturating_sub(2)))
 }

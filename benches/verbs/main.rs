@@ -56,9 +56,19 @@ fn main() -> ExitCode {
         http::serve_floor();
         return ExitCode::SUCCESS;
     }
-    if std::env::args().skip(1).any(|argument| argument == "recorder") {
-        let asked: Vec<usize> = std::env::args().skip(1).filter_map(|arg| arg.parse().ok()).collect();
-        recorder::beside_none(if asked.is_empty() { &[1000, 5000] } else { &asked });
+    if std::env::args()
+        .skip(1)
+        .any(|argument| argument == "recorder")
+    {
+        let asked: Vec<usize> = std::env::args()
+            .skip(1)
+            .filter_map(|arg| arg.parse().ok())
+            .collect();
+        recorder::beside_none(if asked.is_empty() {
+            &[1000, 5000]
+        } else {
+            &asked
+        });
         return ExitCode::SUCCESS;
     }
     match beside::BesideArgs::of(std::env::args().skip(1)) {
@@ -75,11 +85,22 @@ fn main() -> ExitCode {
 }
 
 fn beside_floor() {
-    let asked: Vec<usize> = std::env::args().skip(1).filter_map(|arg| arg.parse().ok()).collect();
-    let sizes = if asked.is_empty() { vec![100, 1000, 5000] } else { asked };
+    let asked: Vec<usize> = std::env::args()
+        .skip(1)
+        .filter_map(|arg| arg.parse().ok())
+        .collect();
+    let sizes = if asked.is_empty() {
+        vec![100, 1000, 5000]
+    } else {
+        asked
+    };
     let folder = tempfile::tempdir().expect("a folder for the dump");
     for nodes in sizes {
-        let (rounds, warm_up) = if nodes > LARGE { ROUNDS_OF_LARGE } else { (ROUNDS, WARM_UP) };
+        let (rounds, warm_up) = if nodes > LARGE {
+            ROUNDS_OF_LARGE
+        } else {
+            (ROUNDS, WARM_UP)
+        };
         let cluster = BenchCluster::new(nodes, rounds + warm_up);
         println!(
             "\n{nodes} nodes × 8 GPUs, {} pods resident, all {nodes} names in each request unless it says one",
@@ -92,7 +113,9 @@ fn beside_floor() {
         }
         let dump = folder.path().join("cluster.json");
         let file = std::fs::File::create(&dump).expect("the dump is created");
-        cluster.write_dump(&mut std::io::BufWriter::new(file)).expect("the dump is written");
+        cluster
+            .write_dump(&mut std::io::BufWriter::new(file))
+            .expect("the dump is written");
         over_loopback(&cluster, &dump, (rounds, warm_up));
     }
 }
@@ -101,7 +124,8 @@ fn extender(cluster: &BenchCluster, policy: Policy) -> Extender {
     let service = Service::new(policy);
     let dump = Dump::of(cluster.dump(), Path::new("bench"));
     let control_plane = Arc::new(
-        DumpControlPlane::load(&dump, &service, &mut ClusterIndex::default()).expect("the dump is one"),
+        DumpControlPlane::load(&dump, &service, &mut ClusterIndex::default())
+            .expect("the dump is one"),
     );
     Extender::new(service, control_plane, RequestLimits::default())
 }
@@ -113,7 +137,9 @@ fn in_process(cluster: &BenchCluster) -> Vec<VerbRow> {
     let filter = |body: &[u8]| {
         let args: ExtenderArgs<'_> = serde_json::from_slice(body).expect("a request");
         let nodes = args.asked_nodes().expect("nodes").expect("names");
-        filter::filter(&extender, &args, &nodes).expect("an answer").to_json()
+        filter::filter(&extender, &args, &nodes)
+            .expect("an answer")
+            .to_json()
     };
     let prioritize = |body: &[u8]| {
         let args: ExtenderArgs<'_> = serde_json::from_slice(body).expect("a request");
@@ -123,7 +149,9 @@ fn in_process(cluster: &BenchCluster) -> Vec<VerbRow> {
     };
     let bind = |body: &[u8]| {
         let args: BindingArgs = serde_json::from_slice(body).expect("a request");
-        let answer = runtime.block_on(bind::bind(&extender, &args)).expect("an answer");
+        let answer = runtime
+            .block_on(bind::bind(&extender, &args))
+            .expect("an answer");
         serde_json::to_vec(&answer).expect("JSON")
     };
     let floor_of_args = |body: &[u8], answer: usize| {
@@ -140,17 +168,28 @@ fn in_process(cluster: &BenchCluster) -> Vec<VerbRow> {
     for round in 0..ROUNDS + WARM_UP {
         let counts = round >= WARM_UP;
         let body = cluster.filter_body(round);
-        let answer = rows.filter.pair(counts, || filter(&body), |size| floor_of_args(&body, size));
+        let answer = rows
+            .filter
+            .pair(counts, || filter(&body), |size| floor_of_args(&body, size));
         let names = cluster::passed_names(&answer);
         let body = cluster.one_name_body(round);
-        rows.one_name.pair(counts, || filter(&body), |size| floor_of_args(&body, size));
+        rows.one_name
+            .pair(counts, || filter(&body), |size| floor_of_args(&body, size));
         let body = cluster.prioritize_body(round, &names);
-        let answer = rows.prioritize.pair(counts, || prioritize(&body), |size| floor_of_args(&body, size));
+        let answer = rows.prioritize.pair(
+            counts,
+            || prioritize(&body),
+            |size| floor_of_args(&body, size),
+        );
         let body = cluster.bind_body(round, &cluster::top_name(&answer));
-        let answer = rows.bind.pair(counts, || bind(&body), |size| floor_of_bind(&body, size));
+        let answer = rows
+            .bind
+            .pair(counts, || bind(&body), |size| floor_of_bind(&body, size));
         cluster::assert_bound(&answer);
         let body = cluster.refused_body(round);
-        let answer = rows.refused.pair(counts, || filter(&body), |size| floor_of_args(&body, size));
+        let answer = rows
+            .refused
+            .pair(counts, || filter(&body), |size| floor_of_args(&body, size));
         cluster::assert_all_refused(&answer, cluster.nodes());
     }
     rows.finish()
@@ -159,7 +198,13 @@ fn in_process(cluster: &BenchCluster) -> Vec<VerbRow> {
 fn over_loopback(cluster: &BenchCluster, dump: &Path, (rounds, warm_up): (usize, usize)) {
     let stowage = ServeProcess::start(
         Command::new(env!("CARGO_BIN_EXE_stowage"))
-            .args(["serve", "--listen", "127.0.0.1:0", "--agents", "127.0.0.1:0"])
+            .args([
+                "serve",
+                "--listen",
+                "127.0.0.1:0",
+                "--agents",
+                "127.0.0.1:0",
+            ])
             .args(["--admin", "127.0.0.1:0", "--cluster"])
             .arg(dump)
             .env("RUST_LOG", "stowage_server::serve=info,warn"),
@@ -176,13 +221,25 @@ fn over_loopback(cluster: &BenchCluster, dump: &Path, (rounds, warm_up): (usize,
         let mut both = |row: &mut VerbRow, verb: &str, body: &[u8]| {
             let path = format!("/scheduler/{verb}");
             let (asked, floor) = (&mut asked, &mut floor);
-            row.pair(counts, || asked.post(&path, body, None), |size| floor.post(&path, body, Some(size)))
+            row.pair(
+                counts,
+                || asked.post(&path, body, None),
+                |size| floor.post(&path, body, Some(size)),
+            )
         };
         let answer = both(&mut rows.filter, "filter", &cluster.filter_body(round));
         let names = cluster::passed_names(&answer);
         both(&mut rows.one_name, "filter", &cluster.one_name_body(round));
-        let answer = both(&mut rows.prioritize, "prioritize", &cluster.prioritize_body(round, &names));
-        let answer = both(&mut rows.bind, "bind", &cluster.bind_body(round, &cluster::top_name(&answer)));
+        let answer = both(
+            &mut rows.prioritize,
+            "prioritize",
+            &cluster.prioritize_body(round, &names),
+        );
+        let answer = both(
+            &mut rows.bind,
+            "bind",
+            &cluster.bind_body(round, &cluster::top_name(&answer)),
+        );
         cluster::assert_bound(&answer);
         let answer = both(&mut rows.refused, "filter", &cluster.refused_body(round));
         cluster::assert_all_refused(&answer, cluster.nodes());
@@ -205,7 +262,12 @@ struct Rows {
 
 impl Rows {
     fn new(way: &'static str) -> Self {
-        let row = |verb| VerbRow { way, verb, stowage: Samples::default(), floor: Samples::default() };
+        let row = |verb| VerbRow {
+            way,
+            verb,
+            stowage: Samples::default(),
+            floor: Samples::default(),
+        };
         Self {
             filter: row("filter"),
             one_name: row("filter, one name"),
@@ -216,7 +278,13 @@ impl Rows {
     }
 
     fn finish(self) -> Vec<VerbRow> {
-        vec![self.filter, self.one_name, self.prioritize, self.bind, self.refused]
+        vec![
+            self.filter,
+            self.one_name,
+            self.prioritize,
+            self.bind,
+            self.refused,
+        ]
     }
 }
 

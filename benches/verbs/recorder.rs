@@ -16,7 +16,10 @@ const VERBS: [&str; 4] = ["filter", "prioritize", "bind", "filter, all refused"]
 const CHECKPOINTS: usize = 20;
 const THREAD: &str = "flight-recorder";
 /// More than a run writes.
-const LIMITS: RingLimits = RingLimits { bytes: 4 << 30, age: Duration::from_secs(3600) };
+const LIMITS: RingLimits = RingLimits {
+    bytes: 4 << 30,
+    age: Duration::from_secs(3600),
+};
 
 pub fn beside_none(sizes: &[usize]) {
     for nodes in sizes {
@@ -28,11 +31,23 @@ pub fn beside_none(sizes: &[usize]) {
 fn compare(cluster: &BenchCluster) {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let _inside = runtime.enter();
-    let both = [extender(cluster, Policy::default()), extender(cluster, Policy::default())];
+    let both = [
+        extender(cluster, Policy::default()),
+        extender(cluster, Policy::default()),
+    ];
     let directory = tempfile::tempdir().expect("a directory to record into");
-    let options = RecordOptions { directory: directory.path().to_owned(), limits: LIMITS };
-    let recorder = FlightRecorder::start(&options, &both[1].service).expect("the directory is writable");
-    let is_recording = || both[1].service.recording().is_some_and(|tap| tap.is_recording());
+    let options = RecordOptions {
+        directory: directory.path().to_owned(),
+        limits: LIMITS,
+    };
+    let recorder =
+        FlightRecorder::start(&options, &both[1].service).expect("the directory is writable");
+    let is_recording = || {
+        both[1]
+            .service
+            .recording()
+            .is_some_and(|tap| tap.is_recording())
+    };
     while !is_recording() {
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -55,7 +70,10 @@ fn compare(cluster: &BenchCluster) {
                     samples[verb][one].add(took);
                 }
             }
-            assert_eq!(answers[0], answers[1], "what is recorded is answered the same");
+            assert_eq!(
+                answers[0], answers[1],
+                "what is recorded is answered the same"
+            );
             std::mem::take(&mut answers[0])
         };
         let body = cluster.filter_body(round);
@@ -109,14 +127,17 @@ fn checkpoints(extender: &Extender) -> Samples {
 }
 
 fn print(cluster: &BenchCluster, samples: &[[Samples; 2]; 4]) {
-    println!("\n{} nodes × 8 GPUs, with the flight recorder and without, in process", cluster.nodes());
+    println!(
+        "\n{} nodes × 8 GPUs, with the flight recorder and without, in process",
+        cluster.nodes()
+    );
     println!(
         "{:<20} {:>10} {:>10} {:>10} {:>10} {:>8} {:>8}",
         "", "p50 µs", "p99 µs", "none, p50", "none, p99", "× p50", "× p99"
     );
     for (verb, [without, with]) in VERBS.iter().zip(samples) {
-        let [p50, p99, none50, none99] =
-            [(with, 50), (with, 99), (without, 50), (without, 99)].map(|(one, at)| one.percentile(at));
+        let [p50, p99, none50, none99] = [(with, 50), (with, 99), (without, 50), (without, 99)]
+            .map(|(one, at)| one.percentile(at));
         println!(
             "{verb:<20} {p50:>10.0} {p99:>10.0} {none50:>10.0} {none99:>10.0} {:>8.3} {:>8.3}",
             p50 / none50,
@@ -128,11 +149,14 @@ fn print(cluster: &BenchCluster, samples: &[[Samples; 2]; 4]) {
 fn ask_filter(extender: &Extender, body: &[u8]) -> Vec<u8> {
     let args: ExtenderArgs<'_> = serde_json::from_slice(body).expect("a request");
     let nodes = args.asked_nodes().expect("nodes").expect("names");
-    filter::filter(extender, &args, &nodes).expect("an answer").to_json()
+    filter::filter(extender, &args, &nodes)
+        .expect("an answer")
+        .to_json()
 }
 
 fn ask_prioritize(extender: &Extender, body: &[u8]) -> Vec<u8> {
     let args: ExtenderArgs<'_> = serde_json::from_slice(body).expect("a request");
     let nodes = args.asked_nodes().expect("nodes").expect("names");
-    serde_json::to_vec(&prioritize::prioritize(extender, &args, &nodes).expect("an answer")).expect("JSON")
+    serde_json::to_vec(&prioritize::prioritize(extender, &args, &nodes).expect("an answer"))
+        .expect("JSON")
 }

@@ -29,7 +29,9 @@ use stowage_scheduling::verbs::observe::{
     BudgetDeleted, BudgetObserved, NodeDeleted, PodReleased, ReadingReported,
 };
 use stowage_scheduling::verbs::request::VerbRequest;
-use stowage_scheduling::verbs::tick::{ClockAdvanced, LeadershipBegan, LeadershipEnded, PolicySet, Tick};
+use stowage_scheduling::verbs::tick::{
+    ClockAdvanced, LeadershipBegan, LeadershipEnded, PolicySet, Tick,
+};
 use stowage_scheduling::verbs::wait::{ReleaseReservation, Reserve, TakeUnknownReservations};
 use stowage_scheduling::vocabulary::disruption_budget::DisruptionBudget;
 use stowage_scheduling::vocabulary::gpu::{Device, GpuSet};
@@ -55,13 +57,29 @@ static POLICIES: LazyLock<Vec<Policy>> = LazyLock::new(|| {
         "classes:\n- name: few\n  match: {expression: \"pod.gpus > 1 || pod.labels['app'] == 'a1'\"}\n  mayShareWith: [few]\n- name: rest\n",
         "mode: shadow\ntelemetry: {fresh: 1s, stale: 2s, expired: refuse}\n",
     ];
-    texts.map(|text| load(&[SourceText::new("p", text)]).expect("it is sound").policy).into()
+    texts
+        .map(|text| {
+            load(&[SourceText::new("p", text)])
+                .expect("it is sound")
+                .policy
+        })
+        .into()
 });
 
 /// What a replica has sent and the API server has not applied yet.
 enum Write {
-    Binding { by: usize, term: i32, uid: PodUid, annotations: BTreeMap<String, String>, node: NodeName },
-    Hold { term: i32, uid: PodUid, reservation: Reservation },
+    Binding {
+        by: usize,
+        term: i32,
+        uid: PodUid,
+        annotations: BTreeMap<String, String>,
+        node: NodeName,
+    },
+    Hold {
+        term: i32,
+        uid: PodUid,
+        reservation: Reservation,
+    },
 }
 
 struct LedgerRace {
@@ -91,7 +109,10 @@ pub fn ledger(data: &[u8]) {
             let mut violations = audit(&replica.ledger);
             if world.promises_may_be_broken {
                 violations.retain(|one| {
-                    !matches!(one, Violation::OverPromised { .. } | Violation::ExclusiveShared { .. })
+                    !matches!(
+                        one,
+                        Violation::OverPromised { .. } | Violation::ExclusiveShared { .. }
+                    )
                 });
             }
             assert!(violations.is_empty(), "{step:?}: {violations:?}");
@@ -106,8 +127,10 @@ pub fn ledger(data: &[u8]) {
 
 impl LedgerRace {
     fn new() -> Self {
-        let replica =
-            || FuzzedReplica { ledger: Cluster::new(Arc::new(POLICIES[0].clone())), events: VecDeque::new() };
+        let replica = || FuzzedReplica {
+            ledger: Cluster::new(Arc::new(POLICIES[0].clone())),
+            events: VecDeque::new(),
+        };
         let mut first = replica();
         first.ledger.apply(LeadershipBegan(epoch(0)));
         Self {
@@ -128,17 +151,25 @@ impl LedgerRace {
     /// Of the pod that bears this number now.
     fn uid(&self, number: u8) -> PodUid {
         let number = number % PODS;
-        PodUid::parse(&format!("uid-{number}-{}", self.deleted[usize::from(number)])).expect("a name")
+        PodUid::parse(&format!(
+            "uid-{number}-{}",
+            self.deleted[usize::from(number)]
+        ))
+        .expect("a name")
     }
 
     fn apply(&mut self, [verb, pod, node, amount]: [u8; 4]) {
         let uid = self.uid(pod);
         let name = NodeName::parse(&format!("node-{}", node % NODES)).expect("a name");
         let (now, acting) = (self.now, self.acting);
-        self.replicas.iter_mut().for_each(|replica| replica.ledger.apply(ClockAdvanced(now)));
+        self.replicas
+            .iter_mut()
+            .for_each(|replica| replica.ledger.apply(ClockAdvanced(now)));
         match verb {
             220..=237 => {
-                return self.plan(1 + usize::from(pod % 4), |race| race.land(usize::from(node), amount));
+                return self.plan(1 + usize::from(pod % 4), |race| {
+                    race.land(usize::from(node), amount)
+                });
             }
             238.. => return self.preempt(&uid),
             _ => {}
@@ -165,7 +196,9 @@ impl LedgerRace {
             18 => self.hand_over(amount),
             19 => self.deliver(usize::from(amount) % REPLICAS, usize::from(pod) + 1),
             20 => {
-                let Some(pod) = ledger.pod_state(&uid) else { return };
+                let Some(pod) = ledger.pod_state(&uid) else {
+                    return;
+                };
                 let request = VerbRequest {
                     uid: uid.clone(),
                     key: pod.key.clone(),
@@ -174,7 +207,10 @@ impl LedgerRace {
                     disruption: None,
                 };
                 let snapshot = ledger.apply(FilterAsked(request)).snapshot;
-                if let Some(view) = snapshot.node(name.as_str()).filter(|view| !view.devices.is_empty()) {
+                if let Some(view) = snapshot
+                    .node(name.as_str())
+                    .filter(|view| !view.devices.is_empty())
+                {
                     let place = usize::from(amount) % view.devices.len();
                     let (node, devices) = (view.name.clone(), view.uuids(GpuSet::one(place)));
                     let answer = FilterAnswer::Offered { node, devices };
@@ -197,7 +233,9 @@ impl LedgerRace {
     }
 
     fn tell(&mut self, event: FuzzedEvent) {
-        self.replicas.iter_mut().for_each(|replica| replica.events.push_back(event.clone()));
+        self.replicas
+            .iter_mut()
+            .for_each(|replica| replica.events.push_back(event.clone()));
     }
 
     fn tell_pod(&mut self, uid: &PodUid) {
@@ -211,7 +249,8 @@ impl LedgerRace {
         if self.pods.contains_key(&uid) {
             return;
         }
-        self.pods.insert(uid.clone(), (pod(uid.as_str(), number, amount), None));
+        self.pods
+            .insert(uid.clone(), (pod(uid.as_str(), number, amount), None));
         self.tell_pod(&uid);
         // A filter request brings it to the one that acts before its watch does.
         if amount >= 128 {
@@ -223,33 +262,76 @@ impl LedgerRace {
     fn assume(&mut self, uid: &PodUid, node: &NodeName) {
         let (by, term) = (self.acting, self.term);
         let ledger = &mut self.replicas[by].ledger;
-        let Some(asked) = BindAsked::of(ledger, uid, node) else { return };
-        let Ok(BindAnswer::Write(BindDecision { placement, is_new: true, .. })) = ledger.apply(asked) else {
+        let Some(asked) = BindAsked::of(ledger, uid, node) else {
+            return;
+        };
+        let Ok(BindAnswer::Write(BindDecision {
+            placement,
+            is_new: true,
+            ..
+        })) = ledger.apply(asked)
+        else {
             return;
         };
         let entry = ledger.pod_state(uid).expect("it was just assumed");
         let epoch = epoch(term);
-        let binding =
-            objects::binding(&entry.key, uid, &entry.demand, &placement, Some("nvidia.com/gpu"), &epoch);
+        let binding = objects::binding(
+            &entry.key,
+            uid,
+            &entry.demand,
+            &placement,
+            Some("nvidia.com/gpu"),
+            &epoch,
+        );
         let annotations = binding.metadata.annotations.unwrap_or_default();
         let (uid, node) = (uid.clone(), node.clone());
-        self.writes.push_back(Write::Binding { by, term, uid, annotations, node });
+        self.writes.push_back(Write::Binding {
+            by,
+            term,
+            uid,
+            annotations,
+            node,
+        });
     }
 
     fn reserve(&mut self, uid: &PodUid, node: &NodeName) {
         let (now, term) = (self.now, self.term);
         let ledger = &mut self.replicas[self.acting].ledger;
-        let Some(demand) = ledger.pod_state(uid).map(|entry| entry.demand.clone()) else { return };
-        let Some(room) = ledger.candidates_for(&ledger.preemptor(uid), [node]).pop() else { return };
-        let Some(set) = cheapest_victims(&room, &demand, BudgetRules::Keep) else { return };
+        let Some(demand) = ledger.pod_state(uid).map(|entry| entry.demand.clone()) else {
+            return;
+        };
+        let Some(room) = ledger.candidates_for(&ledger.preemptor(uid), [node]).pop() else {
+            return;
+        };
+        let Some(set) = cheapest_victims(&room, &demand, BudgetRules::Keep) else {
+            return;
+        };
         let devices = &ledger.node(node).expect("the node has room").devices;
-        let devices = set.gpus.iter().map(|place| devices[place].uuid.clone()).collect();
+        let devices = set
+            .gpus
+            .iter()
+            .map(|place| devices[place].uuid.clone())
+            .collect();
         let deadline = now + Millis::seconds(30);
-        let reservation =
-            Reservation { node: node.clone(), devices, victims: set.all_victims().into(), deadline };
+        let reservation = Reservation {
+            node: node.clone(),
+            devices,
+            victims: set.all_victims().into(),
+            deadline,
+        };
         // Refused if the pod does not wait, or has a reservation already.
-        if ledger.apply(Reserve { uid: uid.clone(), reservation: reservation.clone() }).is_ok() {
-            self.writes.push_back(Write::Hold { term, uid: uid.clone(), reservation });
+        if ledger
+            .apply(Reserve {
+                uid: uid.clone(),
+                reservation: reservation.clone(),
+            })
+            .is_ok()
+        {
+            self.writes.push_back(Write::Hold {
+                term,
+                uid: uid.clone(),
+                reservation,
+            });
         }
     }
 
@@ -258,18 +340,35 @@ impl LedgerRace {
         if self.writes.is_empty() {
             return;
         }
-        let write = self.writes.remove(place % self.writes.len()).expect("there is one");
+        let write = self
+            .writes
+            .remove(place % self.writes.len())
+            .expect("there is one");
         let (Write::Binding { term, .. } | Write::Hold { term, .. }) = &write;
         let is_late = *term != self.term;
         match write {
-            Write::Hold { uid, reservation, .. } => {
-                let Some((pod, held)) = self.pods.get_mut(&uid) else { return };
-                if pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_none()) {
+            Write::Hold {
+                uid, reservation, ..
+            } => {
+                let Some((pod, held)) = self.pods.get_mut(&uid) else {
+                    return;
+                };
+                if pod
+                    .spec
+                    .as_ref()
+                    .is_some_and(|spec| spec.node_name.is_none())
+                {
                     *held = Some(reservation);
                 }
                 self.tell_pod(&uid);
             }
-            Write::Binding { by, uid, annotations, node, .. } => {
+            Write::Binding {
+                by,
+                uid,
+                annotations,
+                node,
+                ..
+            } => {
                 if let Some((pod, reservation)) = self.pods.get_mut(&uid) {
                     bind(pod, reservation, &node, annotations);
                 }
@@ -306,12 +405,18 @@ impl LedgerRace {
         if self.writes.is_empty() {
             return;
         }
-        match self.writes.remove(place % self.writes.len()).expect("there is one") {
+        match self
+            .writes
+            .remove(place % self.writes.len())
+            .expect("there is one")
+        {
             Write::Binding { by, term, uid, .. } if term == self.term => {
                 self.replicas[by].ledger.apply(BindingFailed(uid.clone()))
             }
             Write::Hold { term, uid, .. } if term == self.term => {
-                self.replicas[self.acting].ledger.apply(ReleaseReservation(uid.clone()));
+                self.replicas[self.acting]
+                    .ledger
+                    .apply(ReleaseReservation(uid.clone()));
             }
             _ => {}
         }
@@ -320,26 +425,41 @@ impl LedgerRace {
     fn pass(&mut self, time: Millis) {
         self.now = self.now + time;
         let ledger = &mut self.replicas[self.acting].ledger;
-        let mut ended = ledger.apply(Tick { now: self.now, is_leading: true });
+        let mut ended = ledger.apply(Tick {
+            now: self.now,
+            is_leading: true,
+        });
         // A reservation of another leader that this one did not adopt is ended by a write.
         ended.extend(ledger.apply(TakeUnknownReservations));
-        self.replicas[(self.acting + 1) % REPLICAS].ledger.apply(Tick { now: self.now, is_leading: false });
+        self.replicas[(self.acting + 1) % REPLICAS]
+            .ledger
+            .apply(Tick {
+                now: self.now,
+                is_leading: false,
+            });
         ended.iter().for_each(|uid| self.end_reservation(uid));
     }
 
     fn describe(&mut self, name: NodeName, number: u8, amount: u8) {
         if amount == 0 {
             self.nodes.remove(&name);
-            self.replicas.iter_mut().for_each(|replica| replica.ledger.apply(NodeDeleted(name.clone())));
+            self.replicas
+                .iter_mut()
+                .for_each(|replica| replica.ledger.apply(NodeDeleted(name.clone())));
             return;
         }
         // Now and then another machine takes the name.
         let machine = amount / 64;
-        let identity =
-            NodeIdentity { uid: format!("node-uid-{machine}").into(), machine: None, created: None };
-        let devices: Vec<Device> =
-            (0..u32::from(amount % 5)).map(|index| device(number, machine, index, amount)).collect();
-        self.nodes.insert(name.clone(), (identity.clone(), devices.clone()));
+        let identity = NodeIdentity {
+            uid: format!("node-uid-{machine}").into(),
+            machine: None,
+            created: None,
+        };
+        let devices: Vec<Device> = (0..u32::from(amount % 5))
+            .map(|index| device(number, machine, index, amount))
+            .collect();
+        self.nodes
+            .insert(name.clone(), (identity.clone(), devices.clone()));
         for replica in &mut self.replicas {
             replica.describe(&name, identity.clone(), devices.clone());
         }
@@ -348,12 +468,17 @@ impl LedgerRace {
     fn reload(&mut self, policy: usize) {
         self.policy = policy % POLICIES.len();
         for replica in &mut self.replicas {
-            replica.ledger.apply(PolicySet { policy: POLICIES[self.policy].clone(), prepared: None });
+            replica.ledger.apply(PolicySet {
+                policy: POLICIES[self.policy].clone(),
+                prepared: None,
+            });
         }
     }
 
     fn read(&mut self, name: &NodeName, pod: u8, amount: u8) {
-        let Some((_, devices)) = self.nodes.get(name) else { return };
+        let Some((_, devices)) = self.nodes.get(name) else {
+            return;
+        };
         let uid = self.uid(pod);
         let gpu = |device: &Device| GpuReading {
             uuid: device.uuid.clone(),
@@ -365,26 +490,43 @@ impl LedgerRace {
             sampled: self.now.before(Millis(u64::from(amount) * 100)),
             gpus: devices.iter().map(gpu).collect(),
             holdings: NodeModelSet::default(),
-            engines: devices.iter().map(|device| sleeping(&uid, device, amount)).collect(),
+            engines: devices
+                .iter()
+                .map(|device| sleeping(&uid, device, amount))
+                .collect(),
             in_flight: Vec::new(),
             sleep: Vec::new(),
             over_grant: Vec::new(),
             unread: Vec::new(),
         };
         self.replicas.iter_mut().for_each(|replica| {
-            replica.ledger.apply(ReadingReported { node: name.clone(), reading: reading.clone().into() });
+            replica.ledger.apply(ReadingReported {
+                node: name.clone(),
+                reading: reading.clone().into(),
+            });
         });
     }
 
     /// The pod's owner edits the mutable parts of the pod.
     fn show(&mut self, uid: &PodUid, group: u8, amount: u8) {
-        let Some((pod, _)) = self.pods.get_mut(uid) else { return };
+        let Some((pod, _)) = self.pods.get_mut(uid) else {
+            return;
+        };
         let labels = pod.metadata.labels.get_or_insert_default();
         labels.insert("app".into(), format!("a{}", amount % 3));
-        labels.insert("jobset.sigs.k8s.io/jobset-name".into(), format!("set-{}", group % 3));
+        labels.insert(
+            "jobset.sigs.k8s.io/jobset-name".into(),
+            format!("set-{}", group % 3),
+        );
         let annotations = pod.metadata.annotations.get_or_insert_default();
-        annotations.insert("karpenter.sh/do-not-disrupt".into(), (amount % 4 == 0).to_string());
-        annotations.insert("stowage.dev/exclusive".into(), (amount % 5 == 0).to_string());
+        annotations.insert(
+            "karpenter.sh/do-not-disrupt".into(),
+            (amount % 4 == 0).to_string(),
+        );
+        annotations.insert(
+            "stowage.dev/exclusive".into(),
+            (amount % 5 == 0).to_string(),
+        );
         if amount >= 200 {
             pod.metadata.deletion_timestamp = serde_json::from_str("\"2026-01-01T00:00:00Z\"").ok();
         }
@@ -405,9 +547,10 @@ impl LedgerRace {
         for replica in &mut self.replicas {
             match &self.budget {
                 Some(budget) => replica.ledger.apply(BudgetObserved(budget.clone())),
-                None => replica
-                    .ledger
-                    .apply(BudgetDeleted { namespace: "default".to_owned(), name: "b".to_owned() }),
+                None => replica.ledger.apply(BudgetDeleted {
+                    namespace: "default".to_owned(),
+                    name: "b".to_owned(),
+                }),
             }
         }
     }
@@ -444,16 +587,23 @@ impl LedgerRace {
         self.acting = place;
         self.term += 1;
         self.list(place);
-        self.replicas[place].ledger.apply(LeadershipBegan(epoch(self.term)));
+        self.replicas[place]
+            .ledger
+            .apply(LeadershipBegan(epoch(self.term)));
     }
 
     /// A replica that does not act any more reads the outcome of the Bindings it sent.
     fn settle(&mut self, place: usize) {
         let ledger = &self.replicas[place].ledger;
-        let assumed = ledger.pod_states().into_iter().filter(|(_, entry)| entry.is_assumed());
+        let assumed = ledger
+            .pod_states()
+            .into_iter()
+            .filter(|(_, entry)| entry.is_assumed());
         for uid in assumed.map(|(uid, _)| uid.clone()).collect::<Vec<_>>() {
             self.answer(place, &uid);
-            self.replicas[place].ledger.apply(BindingFailed(uid.clone()));
+            self.replicas[place]
+                .ledger
+                .apply(BindingFailed(uid.clone()));
         }
     }
 
@@ -471,12 +621,18 @@ impl LedgerRace {
         for (pod, reservation) in self.pods.values() {
             replica.see(pod, reservation.clone());
         }
-        self.budget.iter().for_each(|budget| replica.ledger.apply(BudgetObserved(budget.clone())));
+        self.budget
+            .iter()
+            .for_each(|budget| replica.ledger.apply(BudgetObserved(budget.clone())));
     }
 
     fn deliver(&mut self, place: usize, count: usize) {
         let replica = &mut self.replicas[place];
-        for event in replica.events.drain(..count.min(replica.events.len())).collect::<Vec<_>>() {
+        for event in replica
+            .events
+            .drain(..count.min(replica.events.len()))
+            .collect::<Vec<_>>()
+        {
             match event {
                 FuzzedEvent::Pod(pod, reservation) => replica.see(&pod, reservation),
                 FuzzedEvent::Gone(uid) => drop(replica.ledger.apply(PodReleased(uid.clone()))),

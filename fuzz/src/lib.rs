@@ -33,7 +33,8 @@ pub fn wire(data: &[u8]) {
         let policy = Policy::default();
         let _ = stowage_kubernetes_objects::identity(&args.pod);
         let _ = stowage_kubernetes_objects::demand(&args.pod, &policy);
-        let _ = stowage_kubernetes_objects::observation(&args.pod, &policy, None, Default::default());
+        let _ =
+            stowage_kubernetes_objects::observation(&args.pod, &policy, None, Default::default());
         if let Some(Ok(nodes)) = args.asked_nodes() {
             assert_eq!(nodes.names().count(), nodes.len());
         }
@@ -43,8 +44,17 @@ pub fn wire(data: &[u8]) {
     }
     let _ = serde_json::from_slice::<BindingArgs>(data);
     if let Ok(Ok(report)) = serde_json::from_slice::<NodeReport>(data).map(validate::check) {
-        assert!(validate::devices(&report, Millis::seconds(30)).unwrap_or_default().len() <= 64);
-        assert_eq!(validate::check(report.clone()), Ok(report), "checked twice is checked once");
+        assert!(
+            validate::devices(&report, Millis::seconds(30))
+                .unwrap_or_default()
+                .len()
+                <= 64
+        );
+        assert_eq!(
+            validate::check(report.clone()),
+            Ok(report),
+            "checked twice is checked once"
+        );
     }
 }
 
@@ -57,8 +67,12 @@ pub fn policy(data: &[u8]) {
         (Ok(loaded), Ok(again)) => {
             assert_eq!(loaded.policy, again.policy);
             for class in loaded.policy.classes() {
-                let cost =
-                    class.matches.expression.as_ref().map(|expression| expression.cost()).unwrap_or_default();
+                let cost = class
+                    .matches
+                    .expression
+                    .as_ref()
+                    .map(|expression| expression.cost())
+                    .unwrap_or_default();
                 assert!(cost.steps <= 10_000 && cost.bytes <= 4 << 20, "{cost:?}");
             }
             for pod in hostile::pods(data) {
@@ -66,7 +80,11 @@ pub fn policy(data: &[u8]) {
                 assert!(classified.class.place() < loaded.policy.classes().len());
                 assert_eq!(classified, again.policy.classify(&pod));
                 // The namespace's labels may be as hostile as the pod's.
-                let known = [(pod.namespace.clone(), std::sync::Arc::new(pod.labels.clone()))].into();
+                let known = [(
+                    pod.namespace.clone(),
+                    std::sync::Arc::new(pod.labels.clone()),
+                )]
+                .into();
                 let selecting = again.policy.clone().with_namespaces(&known);
                 assert!(selecting.classify(&pod).class.place() <= classified.class.place());
             }
@@ -75,7 +93,10 @@ pub fn policy(data: &[u8]) {
             assert!(!found.is_empty());
             // As it is shown: a byte that is not UTF-8 is a character of three.
             let shown = String::from_utf8_lossy(data).len().max(1);
-            assert!(found.iter().all(|one| one.span.range().end <= shown), "{found:?}");
+            assert!(
+                found.iter().all(|one| one.span.range().end <= shown),
+                "{found:?}"
+            );
         }
         (first, second) => panic!("{} and then {}", first.is_ok(), second.is_ok()),
     }
@@ -83,7 +104,9 @@ pub fn policy(data: &[u8]) {
 
 /// Quantities: what is read back from what was written is the same.
 pub fn quantity(data: &[u8]) {
-    let Ok(text) = std::str::from_utf8(data) else { return };
+    let Ok(text) = std::str::from_utf8(data) else {
+        return;
+    };
     let _ = MilliCpu::parse_quantity(text);
     if let Ok(bytes) = Bytes::parse_quantity(text) {
         assert_eq!(Bytes::parse_quantity(&bytes.0.to_string()), Ok(bytes));
@@ -93,15 +116,41 @@ pub fn quantity(data: &[u8]) {
 /// An engine's metrics page, after one byte that chooses the declared engine: whatever the page says, the figures are possible.
 pub fn engine_page(data: &[u8]) {
     use stowage_report::engine_metrics::{Engine, read};
-    let Some((&soft_reservation, page)) = data.split_first() else { return };
-    let Ok(figures) = read(page, Engine::ALL.get(usize::from(soft_reservation)).copied()) else { return };
-    assert!(figures.kv_cache_usage.is_none_or(|usage| (0.0..=1.0).contains(&usage)), "{figures:?}");
-    assert!(figures.sleep_level.is_none_or(|level| level == 1 || level == 2), "{figures:?}");
+    let Some((&soft_reservation, page)) = data.split_first() else {
+        return;
+    };
+    let Ok(figures) = read(
+        page,
+        Engine::ALL.get(usize::from(soft_reservation)).copied(),
+    ) else {
+        return;
+    };
+    assert!(
+        figures
+            .kv_cache_usage
+            .is_none_or(|usage| (0.0..=1.0).contains(&usage)),
+        "{figures:?}"
+    );
+    assert!(
+        figures
+            .sleep_level
+            .is_none_or(|level| level == 1 || level == 2),
+        "{figures:?}"
+    );
     // A count of one rank is at most 10^12, and 256 ranks are read.
-    for count in [figures.kv_cache_tokens, figures.waiting, figures.running].into_iter().flatten() {
+    for count in [figures.kv_cache_tokens, figures.waiting, figures.running]
+        .into_iter()
+        .flatten()
+    {
         assert!(count <= 256_000_000_000_000, "{figures:?}");
     }
-    assert!(figures.problems.iter().all(|problem| problem.to_string().len() < 400), "{figures:?}");
+    assert!(
+        figures
+            .problems
+            .iter()
+            .all(|problem| problem.to_string().len() < 400),
+        "{figures:?}"
+    );
 }
 
 #[cfg(test)]
@@ -109,10 +158,17 @@ mod tests {
     use std::path::Path;
 
     fn replay(target: &str, run: impl Fn(&[u8])) {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
-        let files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()).collect();
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("corpus")
+            .join(target);
+        let files: Vec<_> = std::fs::read_dir(folder)
+            .unwrap()
+            .map(|file| file.unwrap().path())
+            .collect();
         assert!(!files.is_empty(), "the corpus of {target} is there");
-        files.iter().for_each(|file| run(&std::fs::read(file).unwrap()));
+        files
+            .iter()
+            .for_each(|file| run(&std::fs::read(file).unwrap()));
     }
 
     #[test]
@@ -123,13 +179,21 @@ mod tests {
     /// What a real kube-scheduler sends, with Stowage's resource in place of the recorded one.
     #[test]
     fn the_recorded_requests_pass() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/kube-scheduler-v1.36.2");
+        let folder =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/kube-scheduler-v1.36.2");
         let mut requests = 0;
         for file in std::fs::read_dir(folder).unwrap() {
             let text = std::fs::read_to_string(file.unwrap().path()).unwrap();
             let fixture: serde_json::Value = serde_json::from_str(&text).unwrap();
-            let Some(request) = fixture.get("request") else { continue };
-            super::wire(request.to_string().replace("example.com/vram", "stowage.dev/vram").as_bytes());
+            let Some(request) = fixture.get("request") else {
+                continue;
+            };
+            super::wire(
+                request
+                    .to_string()
+                    .replace("example.com/vram", "stowage.dev/vram")
+                    .as_bytes(),
+            );
             requests += 1;
         }
         assert!(requests > 10, "{requests} requests are recorded");

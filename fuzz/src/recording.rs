@@ -15,10 +15,16 @@ use stowage_scheduling::verbs::{Cluster, Input};
 
 /// A sound recording, and its text.
 static SOUND: LazyLock<(Vec<u8>, Vec<u8>)> = LazyLock::new(|| {
-    let header = SegmentHeader { stowage: "0.0.0".into(), wall_ms: 1_700_000_000_000, began: NOW };
+    let header = SegmentHeader {
+        stowage: "0.0.0".into(),
+        wall_ms: 1_700_000_000_000,
+        began: NOW,
+    };
     let entries = entries();
     let mut writer = SegmentWriter::begin(Vec::new(), &header).expect("memory takes it");
-    entries.iter().for_each(|entry| writer.push(entry.clone()).expect("memory takes it"));
+    entries
+        .iter()
+        .for_each(|entry| writer.push(entry.clone()).expect("memory takes it"));
     writer.flush().expect("memory takes it");
     let bytes = writer.get_ref().clone();
     (bytes.clone(), text_of(&bytes))
@@ -26,7 +32,9 @@ static SOUND: LazyLock<(Vec<u8>, Vec<u8>)> = LazyLock::new(|| {
 
 /// The first byte says which of the three the rest is. None of them is a panic, and none takes more memory than its frames.
 pub fn recording(data: &[u8]) {
-    let Some((&kind, rest)) = data.split_first() else { return };
+    let Some((&kind, rest)) = data.split_first() else {
+        return;
+    };
     let (bytes, text) = &*SOUND;
     match kind % 3 {
         0 => replay(rest),
@@ -41,7 +49,12 @@ fn replay(bytes: &[u8]) {
         match part.map(|part| replay.step(part)) {
             Ok(Ok(())) => {}
             Ok(Err(why)) => return assert!(!why.to_string().is_empty()),
-            Err(why) => return assert!(place(&why).is_none_or(|at| at <= bytes.len() as u64), "{why}"),
+            Err(why) => {
+                return assert!(
+                    place(&why).is_none_or(|at| at <= bytes.len() as u64),
+                    "{why}"
+                );
+            }
         }
     }
     if let Some(cluster) = replay.cluster() {
@@ -65,24 +78,45 @@ fn place(why: &ReadError) -> Option<u64> {
 fn entries() -> Vec<Entry> {
     let mut cluster = Cluster::new(Arc::new(Policy::default()));
     let checkpoint = |next: usize, after: Gap, cluster: &Cluster| {
-        Entry::Checkpoint(Box::new(Checkpoint { next: next as u64, after, state: cluster.export() }))
+        Entry::Checkpoint(Box::new(Checkpoint {
+            next: next as u64,
+            after,
+            state: cluster.export(),
+        }))
     };
     let mut entries = vec![checkpoint(0, Gap::Start, &cluster)];
     let inputs = small_cluster::inputs();
     let asked = inputs.len();
     for (number, input) in inputs.into_iter().enumerate() {
-        entries.push(Entry::Input(Numbered { number: number as u64, input: input.clone() }));
+        entries.push(Entry::Input(Numbered {
+            number: number as u64,
+            input: input.clone(),
+        }));
         cluster.apply(input);
     }
     let waits = small_cluster::request(&cluster, &small_cluster::uid(5)).expect("it waits");
     let question = FilterAsked(waits);
-    entries.push(Entry::Input(Numbered { number: asked as u64, input: Input::from(question.clone()) }));
+    entries.push(Entry::Input(Numbered {
+        number: asked as u64,
+        input: Input::from(question.clone()),
+    }));
     let view = cluster.apply(question);
     let mut scores = ScoreCache::default().take(&view.snapshot, &view.request.demand, &view.policy);
-    let names: Vec<&str> = view.snapshot.nodes().iter().map(|node| node.name.as_str()).collect();
+    let names: Vec<&str> = view
+        .snapshot
+        .nodes()
+        .iter()
+        .map(|node| node.name.as_str())
+        .collect();
     let list = filter(&view, names.into_iter(), &mut scores);
-    let asked_at = Asked { number: asked as u64, generation: cluster.generation() };
-    entries.push(Entry::Answer(Answer { asked: asked_at, answer: KeptAnswer::of(Decision::Filter(list)) }));
+    let asked_at = Asked {
+        number: asked as u64,
+        generation: cluster.generation(),
+    };
+    entries.push(Entry::Answer(Answer {
+        asked: asked_at,
+        answer: KeptAnswer::of(Decision::Filter(list)),
+    }));
     entries.push(checkpoint(asked + 1, Gap::None, &cluster));
     entries
 }
@@ -95,7 +129,10 @@ fn edited(sound: &[u8], changes: &[u8]) -> Vec<u8> {
         let amount = usize::from(change[3]);
         let end = (place + amount + 1).min(bytes.len());
         match change[0] % 6 {
-            0 => bytes.get_mut(place).into_iter().for_each(|byte| *byte = change[3]),
+            0 => bytes
+                .get_mut(place)
+                .into_iter()
+                .for_each(|byte| *byte = change[3]),
             1 => drop(bytes.drain(place.min(end)..end)),
             2 => bytes.insert(place, change[3]),
             3 => bytes.truncate(place),
@@ -108,8 +145,14 @@ fn edited(sound: &[u8], changes: &[u8]) -> Vec<u8> {
             _ => {
                 let digit = bytes[place.min(end)..].iter().position(u8::is_ascii_digit);
                 if let Some(digit) = digit.map(|after| place + after) {
-                    let numbers: [&[u8]; 6] =
-                        [b"0", b"-1", b"9", b"255", b"4294967296", b"18446744073709551615"];
+                    let numbers: [&[u8]; 6] = [
+                        b"0",
+                        b"-1",
+                        b"9",
+                        b"255",
+                        b"4294967296",
+                        b"18446744073709551615",
+                    ];
                     drop(bytes.splice(digit..=digit, numbers[amount % 6].iter().copied()));
                 }
             }
@@ -149,8 +192,14 @@ mod tests {
         for part in Reader::new(&SOUND.0[..]) {
             replay.step(part.unwrap()).unwrap();
         }
-        assert_eq!((replay.progress.answers, replay.progress.checkpoints), (1, 1));
+        assert_eq!(
+            (replay.progress.answers, replay.progress.checkpoints),
+            (1, 1)
+        );
         let text = framed(&SOUND.1);
-        assert_eq!(Reader::new(&text[..]).filter(Result::is_ok).count(), Reader::new(&SOUND.0[..]).count());
+        assert_eq!(
+            Reader::new(&text[..]).filter(Result::is_ok).count(),
+            Reader::new(&SOUND.0[..]).count()
+        );
     }
 }

@@ -12,7 +12,9 @@ use stowage_scheduling::policy::Policy;
 use stowage_scheduling::units::{Bytes, Moment, Percent};
 use stowage_scheduling::verbs::bind::BindAsked;
 use stowage_scheduling::verbs::filter::{FilterAsked, filter};
-use stowage_scheduling::verbs::observe::{DevicesReported, NodeObserved, PodObserved, ReadingReported};
+use stowage_scheduling::verbs::observe::{
+    DevicesReported, NodeObserved, PodObserved, ReadingReported,
+};
 use stowage_scheduling::verbs::request::VerbRequest;
 use stowage_scheduling::verbs::tick::{ClockAdvanced, LeadershipBegan, Tick};
 use stowage_scheduling::verbs::wait::TakePending;
@@ -30,9 +32,19 @@ const WAITS: u8 = 4;
 pub fn inputs() -> Vec<Input> {
     let mut inputs: Vec<Input> = vec![ClockAdvanced(NOW).into(), LeadershipBegan(epoch(0)).into()];
     for number in 0..2 {
-        let (node, devices) = (name(number), (0..GPUS).map(|index| device(number, 0, index, 0)).collect());
+        let (node, devices) = (
+            name(number),
+            (0..GPUS).map(|index| device(number, 0, index, 0)).collect(),
+        );
         inputs.push(NodeObserved::new(node.clone(), NodeKind::Stowage).into());
-        inputs.push(DevicesReported { node, devices, are_all: true }.into());
+        inputs.push(
+            DevicesReported {
+                node,
+                devices,
+                are_all: true,
+            }
+            .into(),
+        );
     }
     for number in 0..PODS {
         let mut pod = pod(uid(number).as_str(), number, 10 + number);
@@ -41,7 +53,8 @@ pub fn inputs() -> Vec<Input> {
             let record = [("stowage.dev/devices".to_owned(), gpu.to_string())].into();
             bind(&mut pod, &mut None, &name(number % 2), record);
         }
-        let seen = objects::observation(&pod, &Policy::default(), None, jiff::Timestamp::UNIX_EPOCH);
+        let seen =
+            objects::observation(&pod, &Policy::default(), None, jiff::Timestamp::UNIX_EPOCH);
         inputs.extend(seen.map(|seen| Input::from(PodObserved(seen))));
     }
     inputs.extend((0..2).map(|number| reading(number).into()));
@@ -66,7 +79,13 @@ pub fn uid(number: u8) -> PodUid {
 pub fn request(cluster: &Cluster, uid: &PodUid) -> Option<VerbRequest> {
     let pod = cluster.pod_state(uid)?;
     let (key, demand) = (pod.key.clone(), pod.demand.clone());
-    Some(VerbRequest { uid: uid.clone(), key, demand, waiting: ObservedWaiting::default(), disruption: None })
+    Some(VerbRequest {
+        uid: uid.clone(),
+        key,
+        demand,
+        waiting: ObservedWaiting::default(),
+        disruption: None,
+    })
 }
 
 /// Asks about every pod, binds what fits and takes what waits. `may_overcommit` if what was bound before may be more than the
@@ -74,22 +93,39 @@ pub fn request(cluster: &Cluster, uid: &PodUid) -> Option<VerbRequest> {
 pub fn check(cluster: &mut Cluster, may_overcommit: bool) {
     for number in 0..PODS {
         let uid = uid(number);
-        let Some(request) = request(cluster, &uid) else { continue };
+        let Some(request) = request(cluster, &uid) else {
+            continue;
+        };
         let view = cluster.apply(FilterAsked(request));
-        let mut scores = ScoreCache::default().take(&view.snapshot, &view.request.demand, &view.policy);
-        let names: Vec<&str> = view.snapshot.nodes().iter().map(|node| node.name.as_str()).collect();
-        let best = filter(&view, names.into_iter(), &mut scores).best.first().map(|best| best.node);
+        let mut scores =
+            ScoreCache::default().take(&view.snapshot, &view.request.demand, &view.policy);
+        let names: Vec<&str> = view
+            .snapshot
+            .nodes()
+            .iter()
+            .map(|node| node.name.as_str())
+            .collect();
+        let best = filter(&view, names.into_iter(), &mut scores)
+            .best
+            .first()
+            .map(|best| best.node);
         let node = best.map(|place| view.snapshot.nodes()[place].name.clone());
         if let Some(asked) = node.and_then(|node| BindAsked::of(cluster, &uid, &node)) {
             drop(cluster.apply(asked));
         }
     }
     drop(cluster.apply(TakePending { limit: 8 }));
-    drop(cluster.apply(Tick { now: NOW, is_leading: true }));
+    drop(cluster.apply(Tick {
+        now: NOW,
+        is_leading: true,
+    }));
     let mut violations = audit(cluster);
     if may_overcommit {
         let is_of_the_past = |one: &Violation| {
-            matches!(one, Violation::OverPromised { .. } | Violation::ExclusiveShared { .. })
+            matches!(
+                one,
+                Violation::OverPromised { .. } | Violation::ExclusiveShared { .. }
+            )
         };
         violations.retain(|one| !is_of_the_past(one));
     }
@@ -99,19 +135,32 @@ pub fn check(cluster: &mut Cluster, may_overcommit: bool) {
 /// What an agent finds: what is bound runs, and on one GPU an engine sleeps.
 fn reading(number: u8) -> ReadingReported {
     let devices: Vec<_> = (0..GPUS).map(|index| device(number, 0, index, 0)).collect();
-    let runs: BTreeMap<u32, PodUid> =
-        (0..WAITS).filter(|pod| pod % 2 == number).map(|pod| (u32::from(pod / 2) % GPUS, uid(pod))).collect();
+    let runs: BTreeMap<u32, PodUid> = (0..WAITS)
+        .filter(|pod| pod % 2 == number)
+        .map(|pod| (u32::from(pod / 2) % GPUS, uid(pod)))
+        .collect();
     let gpu = |index: u32| GpuReading {
         uuid: devices[index as usize].uuid.clone(),
         used: Some(Bytes::gib(12)),
-        attributed: runs.get(&index).map(|pod| (pod.clone(), Bytes::gib(11))).into_iter().collect(),
+        attributed: runs
+            .get(&index)
+            .map(|pod| (pod.clone(), Bytes::gib(11)))
+            .into_iter()
+            .collect(),
         engine_load: EngineLoad::of(Percent::new(40), Some(2)),
     };
     let reading = NodeReading {
         sampled: NOW,
         gpus: (0..GPUS).map(gpu).collect(),
-        engines: runs.get(&0).map(|pod| sleeping(pod, &devices[0], 1)).into_iter().collect(),
+        engines: runs
+            .get(&0)
+            .map(|pod| sleeping(pod, &devices[0], 1))
+            .into_iter()
+            .collect(),
         ..NodeReading::default()
     };
-    ReadingReported { node: name(number), reading: reading.into() }
+    ReadingReported {
+        node: name(number),
+        reading: reading.into(),
+    }
 }

@@ -24,17 +24,26 @@ pub(crate) enum BlockingResult<T> {
 
 impl<T: Send + 'static> Blocking<T> {
     /// The thread ends after its current call once this is dropped.
-    pub fn start(name: &str, mut answer: impl FnMut() -> T + Send + 'static) -> std::io::Result<Self> {
+    pub fn start(
+        name: &str,
+        mut answer: impl FnMut() -> T + Send + 'static,
+    ) -> std::io::Result<Self> {
         let (questions, asked) = sync_channel::<()>(1);
         let (answers, answered) = mpsc::channel(1);
-        std::thread::Builder::new().name(name.into()).spawn(move || {
-            while asked.recv().is_ok() {
-                if answers.blocking_send(answer()).is_err() {
-                    return;
+        std::thread::Builder::new()
+            .name(name.into())
+            .spawn(move || {
+                while asked.recv().is_ok() {
+                    if answers.blocking_send(answer()).is_err() {
+                        return;
+                    }
                 }
-            }
-        })?;
-        Ok(Self { questions, answers: answered, is_asked: false })
+            })?;
+        Ok(Self {
+            questions,
+            answers: answered,
+            is_asked: false,
+        })
     }
 
     /// Calls the source, and waits at most this long. A later answer is returned by the next call.
@@ -71,7 +80,11 @@ mod tests {
         let (release, released) = channel::<u32>();
         let mut source = Blocking::start("test", move || released.recv().unwrap()).unwrap();
         assert_eq!(source.ask(SHORT).await, BlockingResult::Hangs);
-        assert_eq!(source.ask(SHORT).await, BlockingResult::Hangs, "it is not asked twice");
+        assert_eq!(
+            source.ask(SHORT).await,
+            BlockingResult::Hangs,
+            "it is not asked twice"
+        );
         release.send(7).unwrap();
         assert_eq!(source.ask(LONG).await, BlockingResult::Answer(7));
         release.send(8).unwrap();

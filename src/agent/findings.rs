@@ -15,21 +15,36 @@ const CONTEXT: Bytes = Bytes::mib(512);
 /// All deviations, in order of the pods.
 pub fn findings(pods: &[PodOnNode], gpus: &[GpuReport]) -> Vec<ReportFinding> {
     let used = used_by_pod(gpus);
-    let found = pods.iter().filter_map(|pod| Some((pod, used.get(&pod.uid)?)));
-    found.flat_map(|(pod, used)| drift(pod, used, gpus).into_iter().chain(over_grant(pod, used))).collect()
+    let found = pods
+        .iter()
+        .filter_map(|pod| Some((pod, used.get(&pod.uid)?)));
+    found
+        .flat_map(|(pod, used)| {
+            drift(pod, used, gpus)
+                .into_iter()
+                .chain(over_grant(pod, used))
+        })
+        .collect()
 }
 
 /// Pods that use GPUs and record none, in order.
 pub fn unrecorded(pods: &[PodOnNode], gpus: &[GpuReport]) -> Vec<UnrecordedPod> {
     let used = used_by_pod(gpus);
-    let unrecorded = pods.iter().filter(|pod| pod.devices.is_none()).filter_map(|pod| {
-        Some(UnrecordedPod {
-            gpus: used.get(&pod.uid)?.keys().map(|gpu| (*gpu).clone()).collect(),
-            pod: pod.uid.clone(),
-            namespace: pod.key.namespace.to_string(),
-            name: pod.key.name.to_string(),
-        })
-    });
+    let unrecorded = pods
+        .iter()
+        .filter(|pod| pod.devices.is_none())
+        .filter_map(|pod| {
+            Some(UnrecordedPod {
+                gpus: used
+                    .get(&pod.uid)?
+                    .keys()
+                    .map(|gpu| (*gpu).clone())
+                    .collect(),
+                pod: pod.uid.clone(),
+                namespace: pod.key.namespace.to_string(),
+                name: pod.key.name.to_string(),
+            })
+        });
     unrecorded.collect()
 }
 
@@ -54,13 +69,19 @@ fn used_by_pod(gpus: &[GpuReport]) -> BTreeMap<&PodUid, BTreeMap<&GpuUuid, Used>
     used
 }
 
-fn drift(pod: &PodOnNode, used: &BTreeMap<&GpuUuid, Used>, gpus: &[GpuReport]) -> Option<ReportFinding> {
+fn drift(
+    pod: &PodOnNode,
+    used: &BTreeMap<&GpuUuid, Used>,
+    gpus: &[GpuReport],
+) -> Option<ReportFinding> {
     let recorded = pod.devices.as_ref()?;
     // A record made before the first report of an agent names the card by its index.
     let is_recorded = |gpu: &GpuUuid| {
         recorded.iter().any(|record| match record.index() {
             None => record == gpu,
-            Some(index) => gpus.iter().any(|known| known.uuid == *gpu && known.index == index),
+            Some(index) => gpus
+                .iter()
+                .any(|known| known.uuid == *gpu && known.index == index),
         })
     };
     let is_elsewhere = used.keys().any(|gpu| !is_recorded(gpu));
@@ -98,7 +119,12 @@ mod tests {
             ports: vec![],
             containers: BTreeMap::new(),
             is_beyond_bound: false,
-            devices: Some(devices.iter().map(|uuid| GpuUuid::parse(uuid).unwrap()).collect()),
+            devices: Some(
+                devices
+                    .iter()
+                    .map(|uuid| GpuUuid::parse(uuid).unwrap())
+                    .collect(),
+            ),
             granted: Some(Bytes::gib(granted_gib)),
             wants_gpu: true,
             is_leaving: false,
@@ -135,18 +161,41 @@ mod tests {
         let found = findings(&[pod(&["GPU-a"], 20)], &gpus(&[], &[10]));
         let uuids = |uuid| vec![GpuUuid::parse(uuid).unwrap()];
         let pod = PodUid::parse("x").unwrap();
-        assert_eq!(found, [ReportFinding::Drift { pod, recorded: uuids("GPU-a"), actual: uuids("GPU-b") }]);
+        assert_eq!(
+            found,
+            [ReportFinding::Drift {
+                pod,
+                recorded: uuids("GPU-a"),
+                actual: uuids("GPU-b")
+            }]
+        );
     }
 
     #[test]
     fn a_pod_that_uses_gpus_without_a_record_is_listed_with_all_of_them() {
-        let without = PodOnNode { devices: None, granted: None, ..pod(&[], 0) };
+        let without = PodOnNode {
+            devices: None,
+            granted: None,
+            ..pod(&[], 0)
+        };
         let gpus = gpus(&[1], &[2]);
-        let [found] = &unrecorded(std::slice::from_ref(&without), &gpus)[..] else { panic!("one pod") };
-        assert_eq!((found.namespace.as_str(), found.name.as_str()), ("default", "x"));
-        assert_eq!(found.gpus.iter().map(GpuUuid::as_str).collect::<Vec<_>>(), ["GPU-a", "GPU-b"]);
+        let [found] = &unrecorded(std::slice::from_ref(&without), &gpus)[..] else {
+            panic!("one pod")
+        };
+        assert_eq!(
+            (found.namespace.as_str(), found.name.as_str()),
+            ("default", "x")
+        );
+        assert_eq!(
+            found.gpus.iter().map(GpuUuid::as_str).collect::<Vec<_>>(),
+            ["GPU-a", "GPU-b"]
+        );
         assert_eq!(findings(&[without], &gpus), [], "nothing to compare with");
-        assert_eq!(unrecorded(&[pod(&["GPU-a"], 20)], &gpus), [], "it has drifted");
+        assert_eq!(
+            unrecorded(&[pod(&["GPU-a"], 20)], &gpus),
+            [],
+            "it has drifted"
+        );
     }
 
     #[test]

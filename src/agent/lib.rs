@@ -30,5 +30,8 @@ pub mod turns;
 
 #[cfg(test)]
 #[path = "../../tests/it/needs.rs"]
-#[expect(dead_code, reason = "the agent's own tests run no program that `.ci/run` installs")]
+#[expect(
+    dead_code,
+    reason = "the agent's own tests run no program that `.ci/run` installs"
+)]
 mod needs;

@@ -52,7 +52,10 @@ impl MetricsPage {
     /// A round is over.
     pub(crate) fn note_round(&self, report: &NodeReport, sensors: GpuSensors, took: Duration) {
         self.metrics.round_seconds.observe(took.as_secs_f64());
-        *self.latest.lock() = Some(Arc::new(LatestRound { report: report.clone(), sensors }));
+        *self.latest.lock() = Some(Arc::new(LatestRound {
+            report: report.clone(),
+            sensors,
+        }));
     }
 
     /// A report was sent to every replica.
@@ -64,9 +67,14 @@ impl MetricsPage {
             if counted.insert(name.clone(), now) == Some(now) {
                 continue;
             }
-            self.metrics.reports.with_label_values(&[replica.latest.code()]).inc();
+            self.metrics
+                .reports
+                .with_label_values(&[replica.latest.code()])
+                .inc();
             if replica.latest == PublishOutcome::Accepted {
-                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                let now = SystemTime::now()
+                    .duration_since(UNIX_EPOCH)
+                    .unwrap_or_default();
                 self.metrics.last_accepted.set(now.as_secs_f64());
             }
         }
@@ -75,7 +83,11 @@ impl MetricsPage {
 
     fn answer(&self) -> Response {
         let latest = self.latest.lock().clone();
-        let text = self.metrics.render(latest.as_deref().map(|round| (&round.report, &round.sensors)));
+        let text = self.metrics.render(
+            latest
+                .as_deref()
+                .map(|round| (&round.report, &round.sensors)),
+        );
         ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response()
     }
 }
@@ -84,12 +96,20 @@ impl MetricsPage {
 pub async fn serve(listener: TcpListener, page: Arc<MetricsPage>) {
     let router = Router::new()
         .route("/metrics", get(move || async move { page.answer() }))
-        .fallback(|| async { (StatusCode::NOT_FOUND, "this is the agent's address for /metrics\n") });
+        .fallback(|| async {
+            (
+                StatusCode::NOT_FOUND,
+                "this is the agent's address for /metrics\n",
+            )
+        });
     let router = match listener.local_addr() {
         Ok(address) => listening::guarded(router, address.ip()),
         Err(_) => router,
     };
-    let (turns, waiting) = (Arc::new(Semaphore::new(CONNECTIONS)), Arc::new(Semaphore::new(WAITING)));
+    let (turns, waiting) = (
+        Arc::new(Semaphore::new(CONNECTIONS)),
+        Arc::new(Semaphore::new(WAITING)),
+    );
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
@@ -99,7 +119,9 @@ pub async fn serve(listener: TcpListener, page: Arc<MetricsPage>) {
                 continue;
             }
         };
-        let Ok(queued) = waiting.clone().try_acquire_owned() else { continue };
+        let Ok(queued) = waiting.clone().try_acquire_owned() else {
+            continue;
+        };
         let (turns, router) = (turns.clone(), router.clone());
         tokio::spawn(async move {
             let turn = tokio::time::timeout(PATIENCE, turns.acquire_owned()).await;
@@ -130,14 +152,20 @@ mod tests {
 
     async fn started() -> (std::net::SocketAddr, Arc<MetricsPage>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (address, page) = (listener.local_addr().unwrap(), Arc::new(MetricsPage::default()));
+        let (address, page) = (
+            listener.local_addr().unwrap(),
+            Arc::new(MetricsPage::default()),
+        );
         tokio::spawn(serve(listener, page.clone()));
         (address, page)
     }
 
     async fn get(address: std::net::SocketAddr, path: &str) -> String {
         let mut stream = TcpStream::connect(address).await.unwrap();
-        stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n").as_bytes()).await.unwrap();
+        stream
+            .write_all(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n").as_bytes())
+            .await
+            .unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
         answer
@@ -153,7 +181,10 @@ mod tests {
         for _ in 0..100 {
             let answer = get(address, "/metrics").await;
             assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
-            assert!(answer.contains("version=0.0.4") && answer.contains("\nstowage_build_info{"), "{answer}");
+            assert!(
+                answer.contains("version=0.0.4") && answer.contains("\nstowage_build_info{"),
+                "{answer}"
+            );
         }
         assert!(get(address, "/").await.starts_with("HTTP/1.1 404"));
     }
@@ -168,7 +199,8 @@ mod tests {
         // Which of them is accepted first is the kernel's choice: one more finds no turn.
         let mut late = TcpStream::connect(address).await.unwrap();
         let mut answer = Vec::new();
-        let closed = tokio::time::timeout(Duration::from_secs(60), late.read_to_end(&mut answer)).await;
+        let closed =
+            tokio::time::timeout(Duration::from_secs(60), late.read_to_end(&mut answer)).await;
         assert!(closed.is_ok() && answer.is_empty(), "{answer:?}");
     }
 
@@ -177,13 +209,27 @@ mod tests {
         let page = MetricsPage::default();
         let count = |outcome: &str| page.metrics.reports.with_label_values(&[outcome]).get();
         let state = |latest: PublishOutcome, accepted, failed| PublishState {
-            replicas: [("a".to_owned(), ReplicaState { latest, accepted, failed })].into(),
+            replicas: [(
+                "a".to_owned(),
+                ReplicaState {
+                    latest,
+                    accepted,
+                    failed,
+                },
+            )]
+            .into(),
             ..PublishState::default()
         };
         page.note_published(&state(PublishOutcome::Accepted, 1, 0));
         assert!(page.metrics.last_accepted.get() > 0.0);
         page.note_published(&state(PublishOutcome::Accepted, 1, 0));
-        page.note_published(&state(PublishOutcome::Unreachable { reason: "gone".into() }, 1, 1));
+        page.note_published(&state(
+            PublishOutcome::Unreachable {
+                reason: "gone".into(),
+            },
+            1,
+            1,
+        ));
         assert_eq!((count("accepted"), count("unreachable")), (1, 1));
     }
 }

@@ -6,8 +6,8 @@ use comfy_table::{CellAlignment, Table};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use stowage_report::{
-    EngineReport, EngineState, GpuReport, MissingPart, ModelReport, NodeReport, ProcessReport, ReportFinding,
-    ReportPart,
+    EngineReport, EngineState, GpuReport, MissingPart, ModelReport, NodeReport, ProcessReport,
+    ReportFinding, ReportPart,
 };
 use stowage_scheduling::ids::PodUid;
 use stowage_scheduling::units::{Bytes, Millis};
@@ -22,7 +22,9 @@ pub fn tables(report: &NodeReport, pods: &[PodOnNode]) -> String {
         Some([]) => text += "\nNo GPU.\n",
         Some(gpus) => {
             text += &section("GPUs", &gpu_table(gpus, &names));
-            gpus.iter().filter_map(health_line).for_each(|line| text += &line);
+            gpus.iter()
+                .filter_map(health_line)
+                .for_each(|line| text += &line);
         }
         None => {}
     }
@@ -36,13 +38,23 @@ pub fn tables(report: &NodeReport, pods: &[PodOnNode]) -> String {
     }
     for unread in &report.unread {
         let pod = pod_name(&unread.pod, &names);
-        write!(text, "\nNo engine of {pod} can be read: {}\n", unread.reason).expect(TAKES_TEXT);
+        write!(
+            text,
+            "\nNo engine of {pod} can be read: {}\n",
+            unread.reason
+        )
+        .expect(TAKES_TEXT);
     }
     if !report.models.is_empty() {
         text += &section("Models", &model_table(&report.models));
     }
     for finding in &report.findings {
-        write!(text, "\nNot as it was meant: {}\n", finding_line(finding, &names)).expect(TAKES_TEXT);
+        write!(
+            text,
+            "\nNot as it was meant: {}\n",
+            finding_line(finding, &names)
+        )
+        .expect(TAKES_TEXT);
     }
     for missing in &report.missing {
         write!(text, "\nMissing: {}\n", missing_line(missing)).expect(TAKES_TEXT);
@@ -73,8 +85,18 @@ fn table(header: &[&str], right: &[usize]) -> Table {
 }
 
 fn gpu_table(gpus: &[GpuReport], names: &Names<'_>) -> Table {
-    let header =
-        ["#", "GPU", "Model", "Used", "Total", "Busy", "Health", "NUMA", "NVLink", "Who has memory on it"];
+    let header = [
+        "#",
+        "GPU",
+        "Model",
+        "Used",
+        "Total",
+        "Busy",
+        "Health",
+        "NUMA",
+        "NVLink",
+        "Who has memory on it",
+    ];
     let mut table = table(&header, &[0, 3, 4, 5]);
     for gpu in gpus {
         let mark = if gpu.parent.is_some() { "└" } else { "" };
@@ -84,7 +106,10 @@ fn gpu_table(gpus: &[GpuReport], names: &Names<'_>) -> Table {
             gpu.model.to_string(),
             or_unknown(gpu.used_bytes),
             gpu.total_bytes.to_string(),
-            or_unknown(gpu.utilization_percent.map(|percent| format!("{percent} %"))),
+            or_unknown(
+                gpu.utilization_percent
+                    .map(|percent| format!("{percent} %")),
+            ),
             health(gpu).into(),
             or_unknown(gpu.numa_node),
             or_unknown(gpu.nvlink_island),
@@ -109,24 +134,37 @@ fn health_line(gpu: &GpuReport) -> Option<String> {
 }
 
 fn problem_line(engine: &EngineReport, names: &Names<'_>) -> Option<String> {
-    Some(format!("\nThe engine of {}: {}\n", pod_name(&engine.pod, names), engine.problem.as_ref()?))
+    Some(format!(
+        "\nThe engine of {}: {}\n",
+        pod_name(&engine.pod, names),
+        engine.problem.as_ref()?
+    ))
 }
 
 /// `team-a/llama 12.0 GiB, no pod 0.3 GiB`
 fn processes(processes: Option<&[ProcessReport]>, names: &Names<'_>) -> String {
-    let Some(processes) = processes else { return UNKNOWN.into() };
+    let Some(processes) = processes else {
+        return UNKNOWN.into();
+    };
     let mut by_owner: BTreeMap<String, Option<Bytes>> = BTreeMap::new();
     for process in processes {
-        let owner = process.pod.as_ref().map_or("no pod".into(), |pod| pod_name(pod, names));
+        let owner = process
+            .pod
+            .as_ref()
+            .map_or("no pod".into(), |pod| pod_name(pod, names));
         let sum = by_owner.entry(owner).or_insert(Some(Bytes::ZERO));
         *sum = sum.zip(process.used_bytes).map(|(sum, used)| sum + used);
     }
-    let owners = by_owner.into_iter().map(|(owner, bytes)| format!("{owner} {}", or_unknown(bytes)));
+    let owners = by_owner
+        .into_iter()
+        .map(|(owner, bytes)| format!("{owner} {}", or_unknown(bytes)));
     owners.collect::<Vec<_>>().join(", ")
 }
 
 fn engine_table(engines: &[EngineReport], names: &Names<'_>) -> Table {
-    let header = ["Pod", "Engine", "Model", "State", "KV cache", "Tokens", "Waiting", "Running", "Age"];
+    let header = [
+        "Pod", "Engine", "Model", "State", "KV cache", "Tokens", "Waiting", "Running", "Age",
+    ];
     let mut table = table(&header, &[4, 5, 6, 7, 8]);
     for engine in engines {
         table.add_row([
@@ -134,7 +172,11 @@ fn engine_table(engines: &[EngineReport], names: &Names<'_>) -> Table {
             engine.engine.clone(),
             or_unknown(engine.model.as_ref()),
             state(engine),
-            or_unknown(engine.kv_cache_usage.map(|share| format!("{:.0} %", share * 100.0))),
+            or_unknown(
+                engine
+                    .kv_cache_usage
+                    .map(|share| format!("{:.0} %", share * 100.0)),
+            ),
             or_unknown(engine.kv_cache_tokens),
             or_unknown(engine.waiting),
             or_unknown(engine.running),
@@ -179,14 +221,34 @@ fn tier(tier: ModelTier) -> &'static str {
 
 fn finding_line(finding: &ReportFinding, names: &Names<'_>) -> String {
     let list = |uuids: &[stowage_scheduling::ids::GpuUuid]| {
-        uuids.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+        uuids
+            .iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>()
+            .join(", ")
     };
     match finding {
-        ReportFinding::Drift { pod, recorded, actual } => {
-            format!("{} was given {} and runs on {}", pod_name(pod, names), list(recorded), list(actual))
+        ReportFinding::Drift {
+            pod,
+            recorded,
+            actual,
+        } => {
+            format!(
+                "{} was given {} and runs on {}",
+                pod_name(pod, names),
+                list(recorded),
+                list(actual)
+            )
         }
-        ReportFinding::OverGrant { pod, granted_bytes, used_bytes } => {
-            format!("{} was granted {granted_bytes} and uses {used_bytes}", pod_name(pod, names))
+        ReportFinding::OverGrant {
+            pod,
+            granted_bytes,
+            used_bytes,
+        } => {
+            format!(
+                "{} was granted {granted_bytes} and uses {used_bytes}",
+                pod_name(pod, names)
+            )
         }
     }
 }
@@ -210,7 +272,9 @@ pub fn part(part: ReportPart) -> &'static str {
 }
 
 fn pod_name(pod: &PodUid, names: &Names<'_>) -> String {
-    names.get(pod).map_or_else(|| format!("pod {pod}"), |pod| pod.key.to_string())
+    names
+        .get(pod)
+        .map_or_else(|| format!("pod {pod}"), |pod| pod.key.to_string())
 }
 
 const UNKNOWN: &str = "?";

@@ -59,7 +59,13 @@ pub struct Round {
 impl Rounds {
     /// `boot_id` must differ at each start.
     pub fn new(node: NodeName, boot_id: String, sources: ReportSources) -> io::Result<Self> {
-        let ReportSources { mut gpus, owners, pods, mut models, engines } = sources;
+        let ReportSources {
+            mut gpus,
+            owners,
+            pods,
+            mut models,
+            engines,
+        } = sources;
         Ok(Self {
             node,
             boot_id,
@@ -107,7 +113,12 @@ impl Rounds {
             missing,
         };
         report.keep_to_limits();
-        Round { report, sensors, as_of: Instant::now(), pods }
+        Round {
+            report,
+            sensors,
+            as_of: Instant::now(),
+            pods,
+        }
     }
 
     /// The latest round, for a single sample. If no process was there to find the owner of, it also says what would have
@@ -123,7 +134,10 @@ impl Rounds {
 
     fn pods(&mut self, missing: &mut Vec<MissingPart>) -> Vec<PodOnNode> {
         self.pods.pods().unwrap_or_else(|reason| {
-            missing.push(MissingPart { part: ReportPart::Pods, reason });
+            missing.push(MissingPart {
+                part: ReportPart::Pods,
+                reason,
+            });
             Vec::new()
         })
     }
@@ -139,9 +153,14 @@ impl Rounds {
             BlockingResult::Hangs => {
                 "the driver does not answer; if it stays so, the node's kernel log says more".into()
             }
-            BlockingResult::Gone => "the thread that asks the driver has failed; restart the agent".into(),
+            BlockingResult::Gone => {
+                "the thread that asks the driver has failed; restart the agent".into()
+            }
         };
-        missing.push(MissingPart { part: ReportPart::Gpus, reason });
+        missing.push(MissingPart {
+            part: ReportPart::Gpus,
+            reason,
+        });
         None
     }
 
@@ -155,8 +174,10 @@ impl Rounds {
             }
         }
         let problems = self.scanned.problems.iter();
-        missing
-            .extend(problems.map(|reason| MissingPart { part: ReportPart::Models, reason: reason.clone() }));
+        missing.extend(problems.map(|reason| MissingPart {
+            part: ReportPart::Models,
+            reason: reason.clone(),
+        }));
     }
 }
 

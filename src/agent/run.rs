@@ -57,10 +57,19 @@ pub async fn run(mut options: AgentOptions) -> Result<()> {
     let (interval, node) = (options.interval, options.node.clone());
     let page = Arc::new(MetricsPage::default());
     // Ends with the runtime, which ends with this function.
-    let _served = options.metrics.take().map(|listener| served(listener, &page)).transpose()?;
-    let turns = options.turns.take().map(|(socket, proc)| turns::serve(&socket, proc)).transpose()?;
+    let _served = options
+        .metrics
+        .take()
+        .map(|listener| served(listener, &page))
+        .transpose()?;
+    let turns = options
+        .turns
+        .take()
+        .map(|(socket, proc)| turns::serve(&socket, proc))
+        .transpose()?;
     let (mut rounds, publisher) = start(options)?;
-    let publisher = publisher.context("no extender to report to: give --extender https://HOST:PORT")?;
+    let publisher =
+        publisher.context("no extender to report to: give --extender https://HOST:PORT")?;
     let mut publisher = publisher.with_patience(PATIENCE);
     // Once for all turns: a signal between two of them would be lost on a listener that each turn makes anew.
     let mut terminate = signal(SignalKind::terminate()).context("no signal handler")?;
@@ -79,7 +88,12 @@ pub async fn run(mut options: AgentOptions) -> Result<()> {
         let turn = async {
             ticks.tick().await;
             let begun = Instant::now();
-            let Round { report, as_of, sensors, pods } = rounds.next().await;
+            let Round {
+                report,
+                as_of,
+                sensors,
+                pods,
+            } = rounds.next().await;
             if let Some((turns, _)) = &turns {
                 turns.lock().round(&pods, Instant::now());
             }
@@ -108,9 +122,13 @@ pub async fn look(options: AgentOptions, how: Print) -> Result<()> {
     let round = rounds.look().await;
     let text = match how {
         Print::Tables => print::tables(&round.report, &round.pods),
-        Print::Json => serde_json::to_string_pretty(&round.report).context("a report is plain data")? + "\n",
+        Print::Json => {
+            serde_json::to_string_pretty(&round.report).context("a report is plain data")? + "\n"
+        }
     };
-    std::io::stdout().write_all(text.as_bytes()).context("stdout")?;
+    std::io::stdout()
+        .write_all(text.as_bytes())
+        .context("stdout")?;
     match publisher {
         Some(publisher) => tell(publisher, round).await,
         None => Ok(()),
@@ -121,32 +139,56 @@ pub async fn look(options: AgentOptions, how: Print) -> Result<()> {
 async fn tell(mut publisher: Publisher, round: Round) -> Result<()> {
     publisher.publish(round.report, round.as_of).await;
     let PublishState { replicas, problems } = publisher.state();
-    let lines: Vec<String> =
-        replicas.iter().map(|(name, state)| format!("{name}: {}", state.latest)).collect();
+    let lines: Vec<String> = replicas
+        .iter()
+        .map(|(name, state)| format!("{name}: {}", state.latest))
+        .collect();
     // Errors that a replica's line shows already are not repeated.
-    let others = problems.iter().filter(|problem| !lines.iter().any(|line| line.contains(problem.as_str())));
+    let others = problems
+        .iter()
+        .filter(|problem| !lines.iter().any(|line| line.contains(problem.as_str())));
     for line in others.chain(&lines) {
         // If nobody reads standard error, the exit code still says it.
         let _ = writeln!(std::io::stderr(), "{line}");
     }
-    let is_taken = replicas.values().any(|replica| replica.latest == PublishOutcome::Accepted);
+    let is_taken = replicas
+        .values()
+        .any(|replica| replica.latest == PublishOutcome::Accepted);
     ensure!(is_taken, "no extender accepted the report");
     Ok(())
 }
 
 fn start(options: AgentOptions) -> Result<(Rounds, Option<Publisher>)> {
-    let AgentOptions { node, gpus, owners, pods, models, publisher, .. } = options;
+    let AgentOptions {
+        node,
+        gpus,
+        owners,
+        pods,
+        models,
+        publisher,
+        ..
+    } = options;
     let engines = EngineWatcher::new(EngineLimits::default());
-    let sources = ReportSources { gpus, owners, pods, models, engines };
+    let sources = ReportSources {
+        gpus,
+        owners,
+        pods,
+        models,
+        engines,
+    };
     let mut rounds = Rounds::new(node, boot_id(), sources).context("no thread")?;
-    rounds.legacy_runtime = is_of_legacy_runtime(std::env::var("NVIDIA_VISIBLE_DEVICES").ok().as_deref());
+    rounds.legacy_runtime =
+        is_of_legacy_runtime(std::env::var("NVIDIA_VISIBLE_DEVICES").ok().as_deref());
     Ok((rounds, publisher))
 }
 
 fn served(listener: TcpListener, page: &Arc<MetricsPage>) -> Result<AbortOnDropHandle<()>> {
     info!("metrics: http://{}/metrics", listener.local_addr()?);
     let listener = tokio::net::TcpListener::from_std(listener)?;
-    Ok(AbortOnDropHandle::new(tokio::spawn(metrics_page::serve(listener, page.clone()))))
+    Ok(AbortOnDropHandle::new(tokio::spawn(metrics_page::serve(
+        listener,
+        page.clone(),
+    ))))
 }
 
 /// Differs at each start.
@@ -161,8 +203,9 @@ fn tell_news(missing: &[MissingPart], known: &mut Vec<MissingPart>) {
     for news in missing.iter().filter(|missing| !known.contains(missing)) {
         warn!("missing: {}", print::missing_line(news));
     }
-    let parts =
-        |list: &[MissingPart]| -> BTreeSet<ReportPart> { list.iter().map(|missing| missing.part).collect() };
+    let parts = |list: &[MissingPart]| -> BTreeSet<ReportPart> {
+        list.iter().map(|missing| missing.part).collect()
+    };
     for part in parts(known).difference(&parts(missing)) {
         info!("no longer missing: {}", print::part(*part));
     }

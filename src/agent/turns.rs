@@ -56,7 +56,12 @@ impl Turns {
                 info!(%pod, "asks for its turn to start");
             }
             let (since, connection) = (Instant::now(), Some(connection));
-            self.0.push(Turn { pod, since, connection, was_unready: false });
+            self.0.push(Turn {
+                pod,
+                since,
+                connection,
+                was_unready: false,
+            });
         }
     }
 
@@ -65,7 +70,10 @@ impl Turns {
         let mut taken: Vec<&GpuUuid> = Vec::new();
         self.0.retain_mut(|turn| {
             let lasted = now.duration_since(turn.since);
-            let Some(pod) = pods.iter().find(|pod| pod.uid == turn.pod && !pod.is_leaving) else {
+            let Some(pod) = pods
+                .iter()
+                .find(|pod| pod.uid == turn.pod && !pod.is_leaving)
+            else {
                 return turn.connection.is_some() && lasted < UNKNOWN_POD;
             };
             let gpus = || pod.devices.iter().flatten();
@@ -100,7 +108,10 @@ pub fn serve(socket: &Path, proc: PathBuf) -> Result<(Arc<Mutex<Turns>>, AbortOn
         loop {
             match listener.accept().await {
                 Ok((connection, _)) => {
-                    let pid = connection.peer_cred().ok().and_then(|peer| u32::try_from(peer.pid()?).ok());
+                    let pid = connection
+                        .peer_cred()
+                        .ok()
+                        .and_then(|peer| u32::try_from(peer.pid()?).ok());
                     // A node inside another node's pod names that pod first.
                     if let Some(Ok(ProcessOwner::Pod(pods, _))) = pid.map(|pid| cgroups.place(pid))
                         && let Some(pod) = pods.last()
@@ -128,11 +139,16 @@ pub async fn wait(socket: &Path, limit: Duration, agent_limit: Duration) -> &'st
     };
     let turn = async {
         match timeout(agent_limit, connected).await {
-            Ok(agent) => agent.readable().await.map_or("the agent has gone", |()| "it is this pod's turn"),
+            Ok(agent) => agent
+                .readable()
+                .await
+                .map_or("the agent has gone", |()| "it is this pod's turn"),
             Err(_) => "no agent answers: the pod starts without a turn",
         }
     };
-    timeout(limit, turn).await.unwrap_or("the limit has passed: the pod starts without a turn")
+    timeout(limit, turn)
+        .await
+        .unwrap_or("the limit has passed: the pod starts without a turn")
 }
 
 #[cfg(test)]
@@ -155,8 +171,13 @@ mod tests {
     /// Asks for a pod; the other end of the connection.
     fn ask(turns: &mut Turns, name: &str) -> Asked {
         let (there, here) = Asked::pair().unwrap();
-        [&there, &here].into_iter().for_each(|end| end.set_nonblocking(true).unwrap());
-        turns.ask(PodUid::parse(name).unwrap(), UnixStream::from_std(there).unwrap());
+        [&there, &here]
+            .into_iter()
+            .for_each(|end| end.set_nonblocking(true).unwrap());
+        turns.ask(
+            PodUid::parse(name).unwrap(),
+            UnixStream::from_std(there).unwrap(),
+        );
         here
     }
 
@@ -168,8 +189,13 @@ mod tests {
     async fn pods_that_share_a_gpu_start_in_the_order_in_which_they_asked() {
         let (mut turns, now) = (Turns::default(), Instant::now());
         let all = |ready: &[&str]| {
-            [("one", "GPU-a"), ("two", "GPU-a,GPU-b"), ("three", "GPU-b"), ("four", "GPU-c")]
-                .map(|(name, devices)| pod(name, devices, ready.contains(&name)))
+            [
+                ("one", "GPU-a"),
+                ("two", "GPU-a,GPU-b"),
+                ("three", "GPU-b"),
+                ("four", "GPU-c"),
+            ]
+            .map(|(name, devices)| pod(name, devices, ready.contains(&name)))
         };
         let asked = ["one", "two", "three", "four"].map(|name| ask(&mut turns, name));
         turns.round(&all(&[]), now);
@@ -187,7 +213,10 @@ mod tests {
         let _one = ask(&mut turns, "one");
         let two = ask(&mut turns, "two");
         for (is_ready, still_waits) in [(true, true), (true, true), (false, true), (true, false)] {
-            turns.round(&[pod("one", "GPU-a", is_ready), pod("two", "GPU-a", false)], now);
+            turns.round(
+                &[pod("one", "GPU-a", is_ready), pod("two", "GPU-a", false)],
+                now,
+            );
             assert_eq!(waits(&two), still_waits);
         }
     }
@@ -195,7 +224,10 @@ mod tests {
     #[tokio::test]
     async fn a_pod_that_is_never_ready_or_gone_holds_no_other_up_for_long() {
         let begun = Instant::now();
-        for (pods, later) in [(["one", "two"].as_slice(), LONGEST_TURN), (&["two"], Duration::ZERO)] {
+        for (pods, later) in [
+            (["one", "two"].as_slice(), LONGEST_TURN),
+            (&["two"], Duration::ZERO),
+        ] {
             let mut turns = Turns::default();
             let _one = ask(&mut turns, "one");
             let two = ask(&mut turns, "two");
@@ -215,7 +247,10 @@ mod tests {
         let two = ask(&mut turns, "two");
         let three = ask(&mut turns, "three");
         turns.round(&pods, now);
-        assert_eq!((again.each_ref().map(waits), waits(&two)), ([false; 2], true));
+        assert_eq!(
+            (again.each_ref().map(waits), waits(&two)),
+            ([false; 2], true)
+        );
         drop(two);
         // The runtime looks at its connections.
         tokio::task::yield_now().await;

@@ -59,18 +59,29 @@ impl AccessArgs {
             (Some(file), _) if is_standard_input(file) => {
                 let token = std::io::read_to_string(std::io::stdin()).context("--token-file -")?;
                 Some(
-                    bearer(&token)
-                        .context("--token-file -: standard input should hold a token and holds none")?,
+                    bearer(&token).context(
+                        "--token-file -: standard input should hold a token and holds none",
+                    )?,
                 )
             }
             (Some(file), _) => Some(authorization(file).context("--token-file")?),
             (None, Some(cluster)) => Some(cluster.authorization().await?),
             (None, None) => None,
         };
-        let name = self.tls_server_name.as_deref().or((is_tls && is_loopback(server)).then_some(SERVER_NAME));
-        let name = name.map(str::to_owned).map(ServerName::try_from).transpose();
+        let name = self
+            .tls_server_name
+            .as_deref()
+            .or((is_tls && is_loopback(server)).then_some(SERVER_NAME));
+        let name = name
+            .map(str::to_owned)
+            .map(ServerName::try_from)
+            .transpose();
         let name = name.context("--tls-server-name")?;
-        Ok(Access { authorization, tls: ClientConfig::clone(&trust.config), name })
+        Ok(Access {
+            authorization,
+            tls: ClientConfig::clone(&trust.config),
+            name,
+        })
     }
 }
 
@@ -82,7 +93,9 @@ fn is_loopback(server: &str) -> bool {
 
 impl Access {
     pub fn connector(&self) -> HttpsConnector<HttpConnector> {
-        let builder = HttpsConnectorBuilder::new().with_tls_config(self.tls.clone()).https_or_http();
+        let builder = HttpsConnectorBuilder::new()
+            .with_tls_config(self.tls.clone())
+            .https_or_http();
         match &self.name {
             Some(name) => builder
                 .with_server_name_resolver(FixedServerNameResolver::new(name.clone()))
@@ -99,10 +112,18 @@ mod tests {
 
     #[test]
     fn a_port_forward_is_known_by_its_address() {
-        for own in ["https://127.0.0.1:9445", "https://localhost:9445/", "https://[::1]:9445"] {
+        for own in [
+            "https://127.0.0.1:9445",
+            "https://localhost:9445/",
+            "https://[::1]:9445",
+        ] {
             assert!(is_loopback(own), "{own}");
         }
-        for other in ["https://stowage.example:9445", "https://10.0.0.1:9445", "nonsense:::"] {
+        for other in [
+            "https://stowage.example:9445",
+            "https://10.0.0.1:9445",
+            "nonsense:::",
+        ] {
             assert!(!is_loopback(other), "{other}");
         }
     }

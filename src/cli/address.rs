@@ -9,15 +9,22 @@ pub fn address(text: &str) -> Result<SocketAddr, String> {
     }
     let form = "write HOST:PORT, such as 127.0.0.1:9444";
     if text.parse::<u16>().is_ok() {
-        return Err(format!("it has no host: write HOST:PORT, such as 127.0.0.1:{text}"));
+        return Err(format!(
+            "it has no host: write HOST:PORT, such as 127.0.0.1:{text}"
+        ));
     }
     if !text.contains(':') {
         return Err(format!("it has no port: {form}"));
     }
-    let found = text.to_socket_addrs().map_err(|error| format!("{error}: {form}"))?;
+    let found = text
+        .to_socket_addrs()
+        .map_err(|error| format!("{error}: {form}"))?;
     let mut found: Vec<SocketAddr> = found.collect();
     found.sort_by_key(SocketAddr::is_ipv6);
-    found.first().copied().ok_or_else(|| format!("the name has no address: {form}"))
+    found
+        .first()
+        .copied()
+        .ok_or_else(|| format!("the name has no address: {form}"))
 }
 
 #[cfg(test)]

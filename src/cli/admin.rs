@@ -42,9 +42,18 @@ pub enum AdminAuth {
 
 impl AdminArgs {
     /// `agents_certificate`: whether the agents' address has a certificate that this one may serve as well.
-    pub fn validate(self, from_dump: bool, insecure: bool, agents_certificate: bool) -> Result<AdminOptions> {
+    pub fn validate(
+        self,
+        from_dump: bool,
+        insecure: bool,
+        agents_certificate: bool,
+    ) -> Result<AdminOptions> {
         let (listen, loopback) = (self.admin, self.admin.ip().is_loopback());
-        let auth = self.admin_auth.unwrap_or(if loopback { AdminAuth::None } else { AdminAuth::Token });
+        let auth = self.admin_auth.unwrap_or(if loopback {
+            AdminAuth::None
+        } else {
+            AdminAuth::Token
+        });
         if auth == AdminAuth::Token && from_dump {
             bail!(
                 "--admin {listen} with tokens asks an API server who may look, and --cluster has none: listen on 127.0.0.1, \
@@ -66,7 +75,16 @@ impl AdminArgs {
                  --admin-tls-key, or --agents-tls-secret, or listen on 127.0.0.1 with --admin-auth none, or say --insecure"
             );
         }
-        let gpu_series = if self.gpu_metrics { GpuSeries::Exported } else { GpuSeries::LeftOut };
-        Ok(AdminOptions { listen, tls, asks_for_tokens: auth == AdminAuth::Token, gpu_series })
+        let gpu_series = if self.gpu_metrics {
+            GpuSeries::Exported
+        } else {
+            GpuSeries::LeftOut
+        };
+        Ok(AdminOptions {
+            listen,
+            tls,
+            asks_for_tokens: auth == AdminAuth::Token,
+            gpu_series,
+        })
     }
 }

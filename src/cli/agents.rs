@@ -8,7 +8,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 use stowage_server::extender::tls::ServerFiles;
 use stowage_server::kubernetes::AgentAccount;
-use stowage_server::kubernetes::certificates::{self, CertificateOptions, CertificateSettings, ObjectName};
+use stowage_server::kubernetes::certificates::{
+    self, CertificateOptions, CertificateSettings, ObjectName,
+};
 use stowage_server::serve::{AgentsOptions, AgentsTls};
 
 #[derive(Debug, Args)]
@@ -38,7 +40,11 @@ pub struct AgentsArgs {
     agents_audience: String,
 
     /// The agents' service account, as NAMESPACE/NAME
-    #[arg(long, value_name = "ACCOUNT", default_value = "kube-system/stowage-agent")]
+    #[arg(
+        long,
+        value_name = "ACCOUNT",
+        default_value = "kube-system/stowage-agent"
+    )]
     agents_service_account: String,
 }
 
@@ -58,7 +64,12 @@ struct KeptCertificateArgs {
     agents_ca_config_map: Option<ObjectName>,
 
     /// The Service by which agents reach --agents, in the Secret's namespace: the certificate has its DNS names
-    #[arg(long, value_name = "NAME", default_value = "stowage-agents", requires = "agents_tls_secret")]
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "stowage-agents",
+        requires = "agents_tls_secret"
+    )]
     agents_service: String,
 
     /// How long that certificate lasts; it is renewed after two thirds
@@ -92,7 +103,9 @@ enum Auth {
 impl AgentsArgs {
     pub fn validate(self, from_dump: bool, insecure: bool) -> Result<AgentsOptions> {
         let (listen, loopback) = (self.agents, self.agents.ip().is_loopback());
-        let auth = self.agents_auth.unwrap_or(if from_dump { Auth::None } else { Auth::Token });
+        let auth = self
+            .agents_auth
+            .unwrap_or(if from_dump { Auth::None } else { Auth::Token });
         if auth == Auth::Token && from_dump {
             bail!(
                 "--agents-auth token needs an API server to review tokens, and --cluster has none: leave one of them out"
@@ -117,15 +130,23 @@ impl AgentsArgs {
         }
         let account = match auth {
             Auth::None => None,
-            Auth::Token => Some(account(&self.agents_audience, &self.agents_service_account)?),
+            Auth::Token => Some(account(
+                &self.agents_audience,
+                &self.agents_service_account,
+            )?),
         };
-        Ok(AgentsOptions { listen, tls, account })
+        Ok(AgentsOptions {
+            listen,
+            tls,
+            account,
+        })
     }
 }
 
 impl KeptCertificateArgs {
     fn validate(self) -> Result<Option<CertificateOptions>> {
-        let (Some(secret), Some(config_map)) = (self.agents_tls_secret, self.agents_ca_config_map) else {
+        let (Some(secret), Some(config_map)) = (self.agents_tls_secret, self.agents_ca_config_map)
+        else {
             return Ok(None);
         };
         let (lifetime, ca_lifetime) = (self.agents_certificate_lifetime, self.agents_ca_lifetime);
@@ -144,9 +165,19 @@ impl KeptCertificateArgs {
             );
         }
         let names = certificates::service_names(&self.agents_service, &secret.namespace);
-        let settings = CertificateSettings { names, lifetime, ca_lifetime, publication_delay: delay };
+        let settings = CertificateSettings {
+            names,
+            lifetime,
+            ca_lifetime,
+            publication_delay: delay,
+        };
         let look_every = certificates::LOOK_EVERY;
-        Ok(Some(CertificateOptions { secret, config_map, settings, look_every }))
+        Ok(Some(CertificateOptions {
+            secret,
+            config_map,
+            settings,
+            look_every,
+        }))
     }
 }
 

@@ -23,7 +23,12 @@ use tokio::task::JoinHandle;
 #[derive(Debug, Args)]
 pub struct BundleArgs {
     /// Where to write it; `-` is standard output
-    #[arg(short = 'f', long, value_name = "FILE", default_value = "stowage.bundle")]
+    #[arg(
+        short = 'f',
+        long,
+        value_name = "FILE",
+        default_value = "stowage.bundle"
+    )]
     file: PathBuf,
 
     /// How much of the past
@@ -77,7 +82,10 @@ impl BundleArgs {
         let unwritten = || format!("the bundle {} cannot be written", self.file.display());
         // A pipe or a device takes it as it comes.
         if std::fs::metadata(&self.file).is_ok_and(|about| !about.is_file()) {
-            let out = OpenOptions::new().write(true).open(&self.file).with_context(unwritten)?;
+            let out = OpenOptions::new()
+                .write(true)
+                .open(&self.file)
+                .with_context(unwritten)?;
             let (_, left_out) = self.write_to(Box::new(out)).await?;
             return Ok(warned_of(&left_out));
         }
@@ -88,15 +96,24 @@ impl BundleArgs {
         part.becomes(&whole).with_context(unwritten)?;
         let file = self.file.display();
         let code = warned_of(&left_out);
-        writeln!(io::stdout(), "{file}: {}. Replay it with `stowage replay {file}`", plural(bytes, "byte"))?;
+        writeln!(
+            io::stdout(),
+            "{file}: {}. Replay it with `stowage replay {file}`",
+            plural(bytes, "byte")
+        )?;
         Ok(code)
     }
 
     /// Answers how long the bundle is, and what of a local recording is not in it.
     async fn write_to(&self, out: Box<dyn Write + Send>) -> Result<(u64, Vec<LeftOut>)> {
-        let mut out = BundleOut { out: BufWriter::new(out), bytes: 0, failed: None };
+        let mut out = BundleOut {
+            out: BufWriter::new(out),
+            bytes: 0,
+            failed: None,
+        };
         let written = self.write_parts(&mut out).await;
-        let written = written.and_then(|left_out| out.flush().map(|()| left_out).map_err(Into::into));
+        let written =
+            written.and_then(|left_out| out.flush().map(|()| left_out).map_err(Into::into));
         if let Some(error) = out.failed {
             return Err(error)
                 .with_context(|| format!("the bundle {} cannot be written", self.file.display()));
@@ -107,7 +124,9 @@ impl BundleArgs {
         }
         match &self.from {
             Some(from) => {
-                let why = left_out.first().map_or(String::new(), |LeftOut { end, .. }| format!(": it {end}"));
+                let why = left_out
+                    .first()
+                    .map_or(String::new(), |LeftOut { end, .. }| format!(": it {end}"));
                 bail!("{} has no recording{why}", shown(from))
             }
             None => bail!(
@@ -120,7 +139,11 @@ impl BundleArgs {
 
     async fn write_parts(&self, out: &mut BundleOut) -> Result<Vec<LeftOut>> {
         if let Some(from) = &self.from {
-            let names = if self.redact { BundleNames::Pseudonyms } else { BundleNames::AsRecorded };
+            let names = if self.redact {
+                BundleNames::Pseudonyms
+            } else {
+                BundleNames::AsRecorded
+            };
             return Ok(write_bundle_of(from, names, out)?);
         }
         let access = self.access.read(&self.server).await?;
@@ -154,15 +177,25 @@ impl BundleOut {
 
 impl PartFile {
     fn beside(whole: &Path) -> io::Result<(Self, std::fs::File)> {
-        let name = whole.file_name().ok_or(io::ErrorKind::IsADirectory)?.to_string_lossy();
+        let name = whole
+            .file_name()
+            .ok_or(io::ErrorKind::IsADirectory)?
+            .to_string_lossy();
         // Another machine that writes here may have a process of this number.
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let now = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_nanos();
         let path = whole.with_file_name(format!(".{name}.{}-{now:x}.part", std::process::id()));
         // From here on a signal ends the process by way of the task.
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
         let mut hangup = signal(SignalKind::hangup())?;
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+        let file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path)?;
         let unfinished = path.clone();
         let interrupted = tokio::spawn(async move {
             let code = tokio::select! {
@@ -195,9 +228,16 @@ fn warned_of(left_out: &[LeftOut]) -> ExitCode {
         let path = shown(path);
         let rest = bytes.map_or("the rest".to_owned(), |bytes| plural(bytes, "byte"));
         // A reader of the warnings that has gone does not take the bundle with it.
-        let _ = writeln!(io::stderr(), "warning: {path} {end}: the bundle lacks {rest} of it");
+        let _ = writeln!(
+            io::stderr(),
+            "warning: {path} {end}: the bundle lacks {rest} of it"
+        );
     }
-    if left_out.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(1) }
+    if left_out.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(1)
+    }
 }
 
 /// Whole minutes, rounded up.

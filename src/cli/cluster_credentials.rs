@@ -59,35 +59,60 @@ impl ClusterCredentials {
         let where_it_is = || format!("the ConfigMap {NAMESPACE}/{CA_CONFIG_MAP}");
         let instead = "give its CA with --ca FILE";
         let maps = Api::<ConfigMap>::namespaced(self.client.clone(), NAMESPACE);
-        let map = maps.get(CA_CONFIG_MAP).await.with_context(|| format!("{}: {instead}", where_it_is()))?;
-        let text = map.data.unwrap_or_default().remove(CA_KEY).unwrap_or_default();
+        let map = maps
+            .get(CA_CONFIG_MAP)
+            .await
+            .with_context(|| format!("{}: {instead}", where_it_is()))?;
+        let text = map
+            .data
+            .unwrap_or_default()
+            .remove(CA_KEY)
+            .unwrap_or_default();
         Trust::of_text(text.as_bytes(), &where_it_is()).with_context(|| instead.to_owned())
     }
 
     /// What the library's own client would send: a token, a token from a file, or what an exec plugin prints.
     async fn of_kubeconfig(&self) -> Result<Option<HeaderValue>> {
-        let Some(layer) = self.config.auth_layer()? else { return Ok(None) };
+        let Some(layer) = self.config.auth_layer()? else {
+            return Ok(None);
+        };
         let sent = service_fn(async |request: Request<Body>| {
-            Ok::<_, BoxError>(Response::new(request.headers().get(header::AUTHORIZATION).cloned()))
+            Ok::<_, BoxError>(Response::new(
+                request.headers().get(header::AUTHORIZATION).cloned(),
+            ))
         });
         let value = layer.layer(sent).oneshot(Request::new(Body::empty())).await;
-        let value = value.map_err(|error| anyhow!("the kubeconfig gives no token: {error}"))?.into_body();
+        let value = value
+            .map_err(|error| anyhow!("the kubeconfig gives no token: {error}"))?
+            .into_body();
         // Stowage reviews tokens; a password is none of its business.
         Ok(value.filter(|value| value.as_bytes().starts_with(b"Bearer ")))
     }
 
     async fn of_viewer(&self) -> Result<HeaderValue> {
         let accounts = Api::<ServiceAccount>::namespaced(self.client.clone(), NAMESPACE);
-        let spec = TokenRequestSpec { expiration_seconds: Some(TOKEN_SECONDS), ..Default::default() };
-        let request = TokenRequest { spec: Some(spec), ..TokenRequest::default() };
-        let issued = accounts.create_token_request(VIEWER, &PostParams::default(), &request).await;
+        let spec = TokenRequestSpec {
+            expiration_seconds: Some(TOKEN_SECONDS),
+            ..Default::default()
+        };
+        let request = TokenRequest {
+            spec: Some(spec),
+            ..TokenRequest::default()
+        };
+        let issued = accounts
+            .create_token_request(VIEWER, &PostParams::default(), &request)
+            .await;
         let issued = issued.with_context(|| {
             format!(
                 "the kubeconfig has a client certificate and no token, and the API server issues none for the account \
                  {NAMESPACE}/{VIEWER}; give a token with --token-file FILE"
             )
         })?;
-        let token = issued.status.and_then(|status| status.token).unwrap_or_default();
-        HeaderValue::from_str(&format!("Bearer {token}")).context("the API server issued no usable token")
+        let token = issued
+            .status
+            .and_then(|status| status.token)
+            .unwrap_or_default();
+        HeaderValue::from_str(&format!("Bearer {token}"))
+            .context("the API server issued no usable token")
     }
 }

@@ -71,7 +71,9 @@ const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 fn time_limit(text: &str) -> Result<Duration, String> {
     match duration(text)? {
-        Duration::ZERO => Err("no connection is served in no time; write a time such as 10s".into()),
+        Duration::ZERO => {
+            Err("no connection is served in no time; write a time such as 10s".into())
+        }
         longer if longer > LONGEST => Err("longer than a year".into()),
         limit => Ok(limit),
     }

@@ -24,7 +24,10 @@ impl LogArgs {
     /// `RUST_LOG` overrides the level.
     pub fn to_stderr(&self, level: &str) {
         let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
-        if let Some(word) = std::env::var("RUST_LOG").ok().and_then(|levels| no_level(&levels)) {
+        if let Some(word) = std::env::var("RUST_LOG")
+            .ok()
+            .and_then(|levels| no_level(&levels))
+        {
             super::note(format_args!(
                 "warning: RUST_LOG says {word:?}, which is no level (error, warn, info, debug, trace, off) and no module of stowage"
             ));
@@ -36,7 +39,9 @@ impl LogArgs {
             .log_internal_errors(false);
         // A second logger in one process (tests) keeps the first.
         let _ = match self.log_format {
-            LogFormat::Text => log.with_ansi(std::io::stderr().is_terminal() && !wants_no_color()).try_init(),
+            LogFormat::Text => log
+                .with_ansi(std::io::stderr().is_terminal() && !wants_no_color())
+                .try_init(),
             LogFormat::Json => log.json().flatten_event(true).try_init(),
         };
     }
@@ -54,7 +59,11 @@ fn no_level(levels: &str) -> Option<String> {
         Some((_, level)) => is_level(level),
         None => is_level(word) || word.starts_with("stowage"),
     };
-    levels.split(',').map(str::trim).find(|word| !word.is_empty() && !is_known(word)).map(str::to_owned)
+    levels
+        .split(',')
+        .map(str::trim)
+        .find(|word| !word.is_empty() && !is_known(word))
+        .map(str::to_owned)
 }
 
 #[cfg(test)]
@@ -63,7 +72,14 @@ mod tests {
 
     #[test]
     fn a_misspelt_level_is_named() {
-        for fine in ["info", "DEBUG", "stowage=trace,warn", "stowage::agent", "hyper=off", ""] {
+        for fine in [
+            "info",
+            "DEBUG",
+            "stowage=trace,warn",
+            "stowage::agent",
+            "hyper=off",
+            "",
+        ] {
             assert_eq!(no_level(fine), None, "{fine}");
         }
         assert_eq!(no_level("debgu").as_deref(), Some("debgu"));

@@ -89,8 +89,7 @@ const EXIT_CODES: &str = "Exit codes: 0 for success, 1 for a failure, 2 for inva
                           negative answer and 2 means that there is no answer.";
 const EXIT_CODES_OF_SERVE: &str = "Exit codes: 0 after SIGTERM or SIGINT, 1 if it cannot start or cannot go on, 2 for invalid \
                                    arguments, 130 after a second signal.";
-const EXIT_CODES_OF_AGENT: &str =
-    "Exit codes: 0 after SIGTERM or SIGINT, 1 if it cannot start or cannot go on, 2 for invalid arguments.";
+const EXIT_CODES_OF_AGENT: &str = "Exit codes: 0 after SIGTERM or SIGINT, 1 if it cannot start or cannot go on, 2 for invalid arguments.";
 #[cfg(feature = "lab")]
 const EXIT_CODES_OF_DEMO: &str =
     "Exit codes: 0 if every invariant held, 1 if one did not, 2 for invalid arguments.";
@@ -167,7 +166,12 @@ struct ServeArgs {
     listen: SocketAddr,
 
     /// Certificate for --listen, PEM
-    #[arg(long, value_name = "FILE", requires = "tls_key", requires = "client_ca")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "tls_key",
+        requires = "client_ca"
+    )]
     tls_cert: Option<PathBuf>,
 
     /// Private key for --listen, PEM
@@ -286,7 +290,11 @@ impl Cli {
                 outcome.map(|()| ExitCode::SUCCESS)
             }
             Command::Agent(args) => {
-                args.log.to_stderr(if args.is_look() { LOG_OF_LOOK } else { LOG_OF_AGENT });
+                args.log.to_stderr(if args.is_look() {
+                    LOG_OF_LOOK
+                } else {
+                    LOG_OF_AGENT
+                });
                 let outcome = runtime.block_on(args.run());
                 // A driver or a name server that hangs has a thread of its own, and the exit does not wait for it.
                 runtime.shutdown_background();
@@ -340,10 +348,18 @@ impl Cli {
                 writeln!(std::io::stdout(), "stowage {}", build_info::text())?;
                 Ok(ExitCode::SUCCESS)
             }
-            Command::Schema { of: SchemaOf::Policy } => print_policy_schema(),
-            Command::Schema { of: SchemaOf::Report } => {
+            Command::Schema {
+                of: SchemaOf::Policy,
+            } => print_policy_schema(),
+            Command::Schema {
+                of: SchemaOf::Report,
+            } => {
                 let schema = schemars::schema_for!(NodeReport);
-                writeln!(std::io::stdout(), "{}", serde_json::to_string_pretty(&schema)?)?;
+                writeln!(
+                    std::io::stdout(),
+                    "{}",
+                    serde_json::to_string_pretty(&schema)?
+                )?;
                 Ok(ExitCode::SUCCESS)
             }
         }
@@ -352,7 +368,9 @@ impl Cli {
 
 /// Whether the reader of standard output, such as `head`, has read enough.
 pub fn is_of_broken_pipe(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+    error
+        .downcast_ref::<std::io::Error>()
+        .is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
 /// The exit code for an error before there is an answer: a script shall not take it for one.
@@ -395,7 +413,11 @@ impl DemoArgs {
 impl ServeArgs {
     fn validate(self) -> Result<ServeOptions> {
         let tls = match (self.tls_cert, self.tls_key, self.client_ca) {
-            (Some(cert), Some(key), Some(client_ca)) => Some(TlsFiles { cert, key, client_ca }),
+            (Some(cert), Some(key), Some(client_ca)) => Some(TlsFiles {
+                cert,
+                key,
+                client_ca,
+            }),
             _ => None,
         };
         if tls.is_none() && !self.listen.ip().is_loopback() && !self.insecure {
@@ -405,12 +427,21 @@ impl ServeArgs {
                 self.listen
             );
         }
-        let agents = self.agents.validate(self.cluster.is_some(), self.insecure)?;
+        let agents = self
+            .agents
+            .validate(self.cluster.is_some(), self.insecure)?;
         let is_kept = matches!(agents.tls, Some(AgentsTls::Secret(_)));
-        let admin = self.admin.validate(self.cluster.is_some(), self.insecure, is_kept)?;
+        let admin = self
+            .admin
+            .validate(self.cluster.is_some(), self.insecure, is_kept)?;
         let identity = self.identity.filter(|name| !name.is_empty());
-        let instance = identity.clone().or_else(hostname).unwrap_or_else(|| "stowage".into());
-        let traces = self.traces.validate(&instance, |variable| std::env::var(variable).ok())?;
+        let instance = identity
+            .clone()
+            .or_else(hostname)
+            .unwrap_or_else(|| "stowage".into());
+        let traces = self
+            .traces
+            .validate(&instance, |variable| std::env::var(variable).ok())?;
         let source = match self.cluster {
             Some(dump) => ClusterSource::Dump(dump),
             None => ClusterSource::ApiServer {
@@ -422,21 +453,33 @@ impl ServeArgs {
             },
         };
         let body = usize::from(self.body_limit) << 20;
-        let limits =
-            RequestLimits { body, connections: self.connections.limits(), ..RequestLimits::default() };
+        let limits = RequestLimits {
+            body,
+            connections: self.connections.limits(),
+            ..RequestLimits::default()
+        };
         let policy = self.policy.validate()?;
         let record = self.record.options();
-        Ok(ServeOptions { source, listen: self.listen, admin, tls, agents, limits, policy, traces, record })
+        Ok(ServeOptions {
+            source,
+            listen: self.listen,
+            admin,
+            tls,
+            agents,
+            limits,
+            policy,
+            traces,
+            record,
+        })
     }
 }
 
 fn lead_with(lead: Lead, lease: Option<&str>, identity: Option<&str>) -> Result<LeadWith> {
     let lease = lease.map(lease_name).transpose()?;
     let identity = || {
-        identity
-            .map(str::to_owned)
-            .or_else(hostname)
-            .context("this machine tells no host name: give --identity, the host name of this replica's pod")
+        identity.map(str::to_owned).or_else(hostname).context(
+            "this machine tells no host name: give --identity, the host name of this replica's pod",
+        )
     };
     Ok(match lead {
         Lead::Always => LeadWith::Always,
@@ -459,25 +502,39 @@ fn hostname() -> Option<String> {
 
 fn lease_name(text: &str) -> Result<LeaseName> {
     match text.split_once('/') {
-        Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains('/') => {
-            Ok(LeaseName { namespace: namespace.into(), name: name.into() })
+        Some((namespace, name))
+            if !namespace.is_empty() && !name.is_empty() && !name.contains('/') =>
+        {
+            Ok(LeaseName {
+                namespace: namespace.into(),
+                name: name.into(),
+            })
         }
         _ => bail!("--lease is {text:?}; write NAMESPACE/NAME, such as kube-system/kube-scheduler"),
     }
 }
 
 /// Shorter, a merely busy API server would not answer in time; longer, a new leader would wait for minutes.
-const WRITE_DEADLINES: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(60);
+const WRITE_DEADLINES: RangeInclusive<Duration> =
+    Duration::from_millis(100)..=Duration::from_secs(60);
 
 /// As the Container Device Interface allows it; the names on pods continue it with `=` and a device.
 fn cdi_kind(text: &str) -> Result<String, String> {
     let is_name = |part: &str| {
         part.starts_with(|c: char| c.is_ascii_alphanumeric())
-            && part.bytes().all(|c| c.is_ascii_alphanumeric() || b".-_".contains(&c))
+            && part
+                .bytes()
+                .all(|c| c.is_ascii_alphanumeric() || b".-_".contains(&c))
     };
-    match text.split_once('/').is_some_and(|(vendor, class)| is_name(vendor) && is_name(class)) {
+    match text
+        .split_once('/')
+        .is_some_and(|(vendor, class)| is_name(vendor) && is_name(class))
+    {
         true => Ok(text.to_owned()),
-        false => Err(format!("it is no CDI kind: write VENDOR/CLASS, such as {}", kubernetes::CDI_KIND)),
+        false => Err(format!(
+            "it is no CDI kind: write VENDOR/CLASS, such as {}",
+            kubernetes::CDI_KIND
+        )),
     }
 }
 

@@ -58,7 +58,11 @@ pub struct AgentArgs {
     mps: bool,
 
     /// The kubelet's pod-resources socket
-    #[arg(long, value_name = "FILE", default_value = "/var/lib/kubelet/pod-resources/kubelet.sock")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    )]
     pod_resources: PathBuf,
 
     /// The host's /proc
@@ -181,8 +185,10 @@ fn listen(address: SocketAddr) -> Result<TcpListener> {
 fn node_name(given: Option<String>) -> Result<NodeName> {
     let name = given.filter(|name| !name.is_empty());
     let name = name.or_else(|| super::hostname().map(|name| name.to_ascii_lowercase()));
-    let name = name.context("this machine tells no host name: give --node, its Node object's name")?;
-    let is_allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
+    let name =
+        name.context("this machine tells no host name: give --node, its Node object's name")?;
+    let is_allowed =
+        |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
     ensure!(
         name.chars().all(is_allowed),
         "--node: {name:?} is no Node's name, which has small letters, digits, '-' and '.'; kubectl get nodes lists them"

@@ -25,7 +25,11 @@ pub enum NoAnswer {
     #[error(
         "{server} does not answer in plain HTTP ({cause}). If it is a Stowage with TLS, write --server {tls}"
     )]
-    SpeaksTls { server: String, tls: String, cause: String },
+    SpeaksTls {
+        server: String,
+        tls: String,
+        cause: String,
+    },
     #[error(
         "no answer from {server}: {cause}. Is `stowage serve` running, and is this its --admin address? From outside the \
          cluster: kubectl -n kube-system port-forward deploy/stowage 9445"
@@ -36,15 +40,28 @@ pub enum NoAnswer {
     #[error("{server} does not let you see it: {text}")]
     NotAllowed { server: String, text: String },
     #[error("{server} answers {status}: {text}")]
-    Refused { server: String, status: StatusCode, text: String },
+    Refused {
+        server: String,
+        status: StatusCode,
+        text: String,
+    },
     #[error(
         "{server} does not answer with TLS ({cause}). If it is a Stowage without, write --server {plain}"
     )]
-    SpeaksPlain { server: String, plain: String, cause: String },
+    SpeaksPlain {
+        server: String,
+        plain: String,
+        cause: String,
+    },
     #[error(
         "the {what} of {server} broke off after {bytes} bytes: {cause}. If `stowage serve` failed to read it, its log says why"
     )]
-    BrokeOff { server: String, what: &'static str, bytes: u64, cause: String },
+    BrokeOff {
+        server: String,
+        what: &'static str,
+        bytes: u64,
+        cause: String,
+    },
     #[error(
         "{server} answers something that is no {what} of Stowage. Is this the --admin address of `stowage serve`, and no proxy's \
          page to log in?"
@@ -52,8 +69,14 @@ pub enum NoAnswer {
     SomethingElse { server: String, what: &'static str },
     #[error("the answer cannot be written: {0}")]
     Unwritten(std::io::Error),
-    #[error("{server} answers something that is no {what}: {error}; is it a Stowage of this version?")]
-    NotUnderstood { server: String, what: &'static str, error: serde_json::Error },
+    #[error(
+        "{server} answers something that is no {what}: {error}; is it a Stowage of this version?"
+    )]
+    NotUnderstood {
+        server: String,
+        what: &'static str,
+        error: serde_json::Error,
+    },
 }
 
 /// Every node of a large cluster in detail is some ten megabytes.
@@ -76,8 +99,12 @@ pub async fn get<T: DeserializeOwned>(
         Ok((status, whole(server, answer).await?))
     };
     let answer = tokio::time::timeout(PATIENCE, fetched).await;
-    let (status, body) =
-        answer.unwrap_or_else(|_| Err(NoAnswer::TooSlow { server: server.into(), after: PATIENCE }))?;
+    let (status, body) = answer.unwrap_or_else(|_| {
+        Err(NoAnswer::TooSlow {
+            server: server.into(),
+            after: PATIENCE,
+        })
+    })?;
     match status {
         StatusCode::OK => serde_json::from_slice(&body).map_err(|error| NoAnswer::NotUnderstood {
             server: server.into(),
@@ -96,23 +123,39 @@ pub async fn download(
     (what, beginning): (&'static str, &[u8]),
     out: &mut (dyn Write + Send),
 ) -> Result<(), NoAnswer> {
-    let too_slow = |_| NoAnswer::TooSlow { server: server.into(), after: PATIENCE_WITH_FILES };
+    let too_slow = |_| NoAnswer::TooSlow {
+        server: server.into(),
+        after: PATIENCE_WITH_FILES,
+    };
     let asked = fetch(server, access, uri(server, path, access)?);
-    let answer = tokio::time::timeout(PATIENCE_WITH_FILES, asked).await.map_err(too_slow)??;
+    let answer = tokio::time::timeout(PATIENCE_WITH_FILES, asked)
+        .await
+        .map_err(too_slow)??;
     if answer.status() != StatusCode::OK {
         let status = answer.status();
         return Err(refusal(server, status, &whole(server, answer).await?));
     }
     let (mut body, mut bytes) = (answer.into_body(), 0);
-    while let Some(frame) = tokio::time::timeout(PATIENCE_WITH_FILES, body.frame()).await.map_err(too_slow)? {
+    while let Some(frame) = tokio::time::timeout(PATIENCE_WITH_FILES, body.frame())
+        .await
+        .map_err(too_slow)?
+    {
         let frame = frame.map_err(|error| {
             let (server, cause) = (server.into(), deepest(&error));
-            NoAnswer::BrokeOff { server, what, bytes, cause }
+            NoAnswer::BrokeOff {
+                server,
+                what,
+                bytes,
+                cause,
+            }
         })?;
         if let Some(data) = frame.data_ref() {
             let due = beginning.get(bytes as usize..).unwrap_or_default();
             if due.iter().zip(data).any(|(due, came)| due != came) {
-                return Err(NoAnswer::SomethingElse { server: server.into(), what });
+                return Err(NoAnswer::SomethingElse {
+                    server: server.into(),
+                    what,
+                });
             }
             out.write_all(data).map_err(NoAnswer::Unwritten)?;
             bytes += data.len() as u64;
@@ -122,13 +165,21 @@ pub async fn download(
 }
 
 fn refusal(server: &str, status: StatusCode, body: &[u8]) -> NoAnswer {
-    let (server, text) = (server.into(), String::from_utf8_lossy(body).trim().to_owned());
+    let (server, text) = (
+        server.into(),
+        String::from_utf8_lossy(body).trim().to_owned(),
+    );
     match status {
-        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-            NoAnswer::NotAllowed { server, text: error_of(body) }
-        }
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => NoAnswer::NotAllowed {
+            server,
+            text: error_of(body),
+        },
         StatusCode::NOT_FOUND if !body.is_empty() => NoAnswer::NotFound(text),
-        status => NoAnswer::Refused { server, status, text },
+        status => NoAnswer::Refused {
+            server,
+            status,
+            text,
+        },
     }
 }
 
@@ -136,18 +187,25 @@ fn refusal(server: &str, status: StatusCode, body: &[u8]) -> NoAnswer {
 fn uri(server: &str, path: &str, access: &Access) -> Result<Uri, NoAnswer> {
     let uri = page_uri(server, path)?;
     if access.authorization.is_some() && uri.scheme_str() == Some("http") {
-        return Err(NoAnswer::InTheClear { text: server.into() });
+        return Err(NoAnswer::InTheClear {
+            text: server.into(),
+        });
     }
     Ok(uri)
 }
 
 fn page_uri(server: &str, path: &str) -> Result<Uri, NoAnswer> {
-    let bad = |problem: String| NoAnswer::BadServer { text: server.into(), problem };
+    let bad = |problem: String| NoAnswer::BadServer {
+        text: server.into(),
+        problem,
+    };
     let base = server.trim_end_matches('/');
     if !base.starts_with("http://") && !base.starts_with("https://") {
         return Err(bad("it has no scheme".into()));
     }
-    format!("{base}{path}").parse().map_err(|error: http::uri::InvalidUri| bad(error.to_string()))
+    format!("{base}{path}")
+        .parse()
+        .map_err(|error: http::uri::InvalidUri| bad(error.to_string()))
 }
 
 /// The message of an error answer; all of it, if Stowage did not write it.
@@ -164,27 +222,46 @@ fn error_of(body: &[u8]) -> String {
 /// Encoded as a value in a query.
 pub fn escaped(text: &str) -> String {
     let one = |byte: u8| match byte {
-        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'/' => char::from(byte).to_string(),
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'/' => {
+            char::from(byte).to_string()
+        }
         _ => format!("%{byte:02X}"),
     };
     text.bytes().map(one).collect()
 }
 
 async fn fetch(server: &str, access: &Access, uri: Uri) -> Result<Response<Incoming>, NoAnswer> {
-    let client: Client<_, Empty<Bytes>> = Client::builder(TokioExecutor::new()).build(access.connector());
-    let mut request = Request::get(uri).body(Empty::new()).expect("a URI that was parsed makes a request");
+    let client: Client<_, Empty<Bytes>> =
+        Client::builder(TokioExecutor::new()).build(access.connector());
+    let mut request = Request::get(uri)
+        .body(Empty::new())
+        .expect("a URI that was parsed makes a request");
     if let Some(authorization) = &access.authorization {
-        request.headers_mut().insert(header::AUTHORIZATION, authorization.clone());
+        request
+            .headers_mut()
+            .insert(header::AUTHORIZATION, authorization.clone());
     }
     client.request(request).await.map_err(|error| {
         let cause = deepest(&error);
-        if let Some(rest) = server.strip_prefix("https://").filter(|_| is_no_tls(&error)) {
-            return NoAnswer::SpeaksPlain { server: server.into(), plain: format!("http://{rest}"), cause };
+        if let Some(rest) = server
+            .strip_prefix("https://")
+            .filter(|_| is_no_tls(&error))
+        {
+            return NoAnswer::SpeaksPlain {
+                server: server.into(),
+                plain: format!("http://{rest}"),
+                cause,
+            };
         }
-        match server.strip_prefix("http://").filter(|_| is_no_http(&error)) {
-            Some(rest) => {
-                NoAnswer::SpeaksTls { server: server.into(), tls: format!("https://{rest}"), cause }
-            }
+        match server
+            .strip_prefix("http://")
+            .filter(|_| is_no_http(&error))
+        {
+            Some(rest) => NoAnswer::SpeaksTls {
+                server: server.into(),
+                tls: format!("https://{rest}"),
+                cause,
+            },
             None => unreachable(server, cause),
         }
     })
@@ -193,27 +270,40 @@ async fn fetch(server: &str, access: &Access, uri: Uri) -> Result<Response<Incom
 /// Whether something answered, and not in HTTP: a server with TLS sends an alert.
 fn is_no_http(error: &(dyn std::error::Error + 'static)) -> bool {
     let causes = std::iter::successors(Some(error), |error| error.source());
-    causes.filter_map(|error| error.downcast_ref::<hyper::Error>()).any(hyper::Error::is_parse)
+    causes
+        .filter_map(|error| error.downcast_ref::<hyper::Error>())
+        .any(hyper::Error::is_parse)
 }
 
 /// Whether something answered, and not with TLS: an answer in plain HTTP is none of its messages.
 fn is_no_tls(error: &(dyn std::error::Error + 'static)) -> bool {
-    let causes = std::iter::successors(Some(error), |error| match error.downcast_ref::<std::io::Error>() {
-        // Its source is that of the error inside, and not that itself.
-        Some(error) => error.get_ref().map(|inner| inner as &(dyn std::error::Error + 'static)),
-        None => error.source(),
+    let causes = std::iter::successors(Some(error), |error| {
+        match error.downcast_ref::<std::io::Error>() {
+            // Its source is that of the error inside, and not that itself.
+            Some(error) => error
+                .get_ref()
+                .map(|inner| inner as &(dyn std::error::Error + 'static)),
+            None => error.source(),
+        }
     });
     let mut of_tls = causes.filter_map(|error| error.downcast_ref::<rustls::Error>());
     of_tls.any(|error| matches!(error, rustls::Error::InvalidMessage(_)))
 }
 
 async fn whole(server: &str, answer: Response<Incoming>) -> Result<Bytes, NoAnswer> {
-    let body = Limited::new(answer.into_body(), LARGEST_ANSWER).collect().await;
-    Ok(body.map_err(|error| unreachable(server, deepest(error.as_ref())))?.to_bytes())
+    let body = Limited::new(answer.into_body(), LARGEST_ANSWER)
+        .collect()
+        .await;
+    Ok(body
+        .map_err(|error| unreachable(server, deepest(error.as_ref())))?
+        .to_bytes())
 }
 
 fn unreachable(server: &str, cause: String) -> NoAnswer {
-    NoAnswer::Unreachable { server: server.into(), cause }
+    NoAnswer::Unreachable {
+        server: server.into(),
+        cause,
+    }
 }
 
 /// The innermost cause: `Connection refused` rather than `client error`.
@@ -231,8 +321,15 @@ mod tests {
 
     #[test]
     fn a_page_of_a_server_without_a_scheme_is_refused_and_values_are_escaped() {
-        let page = page_uri("http://h:1/", &format!("/v1/models?model={}", escaped("a/b&c?d"))).unwrap();
+        let page = page_uri(
+            "http://h:1/",
+            &format!("/v1/models?model={}", escaped("a/b&c?d")),
+        )
+        .unwrap();
         assert_eq!(page.to_string(), "http://h:1/v1/models?model=a/b%26c%3Fd");
-        assert!(matches!(page_uri("h:1", "/"), Err(NoAnswer::BadServer { .. })));
+        assert!(matches!(
+            page_uri("h:1", "/"),
+            Err(NoAnswer::BadServer { .. })
+        ));
     }
 }

@@ -57,5 +57,14 @@ pub fn lines(header: &[&str], rows: impl Iterator<Item = Vec<String>>, right: &[
         }
     }
     table.add_rows(rows);
-    table.lines().map(|line| line.strip_prefix(' ').unwrap_or(&line).trim_end().to_owned() + "\n").collect()
+    table
+        .lines()
+        .map(|line| {
+            line.strip_prefix(' ')
+                .unwrap_or(&line)
+                .trim_end()
+                .to_owned()
+                + "\n"
+        })
+        .collect()
 }

@@ -9,8 +9,9 @@ use std::path::Path;
 /// A hyphen of a plugin's name is an underscore in its file's, where the name shall have one.
 const NAMES: [&str; 2] = ["kubectl-stowage", "kubectl_stowage"];
 /// What is left of the commands.
-const COMMANDS: [&str; 10] =
-    ["bundle", "estimate", "explain", "models", "plan", "policy", "replay", "top", "ui", "version"];
+const COMMANDS: [&str; 10] = [
+    "bundle", "estimate", "explain", "models", "plan", "policy", "replay", "top", "ui", "version",
+];
 
 /// Whether the process was started under the plugin's name.
 pub fn is_plugin(program: Option<&OsStr>) -> bool {
@@ -21,10 +22,17 @@ pub fn is_plugin(program: Option<&OsStr>) -> bool {
 /// The command line of the plugin.
 pub fn command() -> Command {
     let whole = Cli::command();
-    let others: Vec<String> = whole.get_subcommands().map(|command| command.get_name().to_owned()).collect();
-    let others = others.into_iter().filter(|name| !COMMANDS.contains(&&**name));
+    let others: Vec<String> = whole
+        .get_subcommands()
+        .map(|command| command.get_name().to_owned())
+        .collect();
+    let others = others
+        .into_iter()
+        .filter(|name| !COMMANDS.contains(&&**name));
     // clap cannot remove a command: a hidden one is neither listed nor suggested, and `Cli::parsed` refuses it.
-    let plugin = others.fold(whole, |command, name| command.mut_subcommand(name, |one| one.hide(true)));
+    let plugin = others.fold(whole, |command, name| {
+        command.mut_subcommand(name, |one| one.hide(true))
+    });
     plugin
         .name("kubectl-stowage")
         .bin_name("kubectl stowage")

@@ -69,7 +69,10 @@ mod tests {
     use super::*;
 
     fn key(pod: &str, namespace: Option<&str>) -> Result<String> {
-        let argument = PodArgument { pod: pod.into(), namespace: namespace.map(str::to_owned) };
+        let argument = PodArgument {
+            pod: pod.into(),
+            namespace: namespace.map(str::to_owned),
+        };
         argument.key().map(|key| key.to_string())
     }
 
@@ -89,14 +92,19 @@ mod tests {
 
     #[test]
     fn a_workload_is_no_namespace() {
-        let error = key("deployment/small", Some("team-a")).unwrap_err().to_string();
+        let error = key("deployment/small", Some("team-a"))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("name one of its pods"), "{error}");
     }
 
     #[test]
     fn two_namespaces_and_names_that_are_none_say_what_to_write() {
         let error = key("team-a/small", Some("team-b")).unwrap_err().to_string();
-        assert!(error.contains("team-a/small") && error.contains("team-b"), "{error}");
+        assert!(
+            error.contains("team-a/small") && error.contains("team-b"),
+            "{error}"
+        );
         for mistake in ["", "a/b/c", "/", "UPPER CASE"] {
             let error = format!("{:#}", key(mistake, None).unwrap_err());
             assert!(error.contains("NAMESPACE/NAME"), "{mistake:?}: {error}");

@@ -25,8 +25,12 @@ pub struct RecordArgs {
 
 impl RecordArgs {
     pub fn options(self) -> Option<RecordOptions> {
-        let limits = RingLimits { bytes: u64::from(self.record_size) << 20, age: self.record_age };
-        self.record.map(|directory| RecordOptions { directory, limits })
+        let limits = RingLimits {
+            bytes: u64::from(self.record_size) << 20,
+            age: self.record_age,
+        };
+        self.record
+            .map(|directory| RecordOptions { directory, limits })
     }
 }
 

@@ -24,7 +24,12 @@ pub struct ServePolicyArgs {
     #[arg(long, value_name = "NAME", env = "POD_NAME", hide_env_values = true)]
     pod_name: Option<String>,
 
-    #[arg(long, value_name = "NAMESPACE", env = "POD_NAMESPACE", hide_env_values = true)]
+    #[arg(
+        long,
+        value_name = "NAMESPACE",
+        env = "POD_NAMESPACE",
+        hide_env_values = true
+    )]
     pod_namespace: Option<String>,
 
     #[arg(long, value_name = "UID", env = "POD_UID", hide_env_values = true)]
@@ -34,7 +39,11 @@ pub struct ServePolicyArgs {
 impl ServePolicyArgs {
     pub fn validate(self) -> Result<PolicyOptions> {
         let given = |text: Option<String>| text.filter(|text| !text.is_empty());
-        let parts = (given(self.pod_name), given(self.pod_namespace), given(self.pod_uid));
+        let parts = (
+            given(self.pod_name),
+            given(self.pod_namespace),
+            given(self.pod_uid),
+        );
         let own_pod = match parts {
             (Some(name), Some(namespace), Some(uid)) => Some(OwnPod {
                 key: PodKey::parse(&namespace, &name).context("--pod-name and --pod-namespace")?,
@@ -42,7 +51,11 @@ impl ServePolicyArgs {
             }),
             _ => None,
         };
-        Ok(PolicyOptions { path: self.policy, cache: self.policy_cache, own_pod })
+        Ok(PolicyOptions {
+            path: self.policy,
+            cache: self.policy_cache,
+            own_pod,
+        })
     }
 }
 
@@ -65,6 +78,10 @@ mod tests {
         let own_pod = args(Some("uid-1")).validate().unwrap().own_pod.unwrap();
         assert_eq!(own_pod.key.to_string(), "kube-system/stowage-0");
         assert_eq!(args(None).validate().unwrap().own_pod, None);
-        assert_eq!(args(Some("")).validate().unwrap().own_pod, None, "an empty variable is none");
+        assert_eq!(
+            args(Some("")).validate().unwrap().own_pod,
+            None,
+            "an empty variable is none"
+        );
     }
 }

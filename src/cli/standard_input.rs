@@ -14,17 +14,24 @@ pub fn is_standard_input(path: &Path) -> bool {
 
 /// What a message calls the file.
 pub fn shown(path: &Path) -> String {
-    if is_standard_input(path) { "standard input".into() } else { path.display().to_string() }
+    if is_standard_input(path) {
+        "standard input".into()
+    } else {
+        path.display().to_string()
+    }
 }
 
 /// Refuses a command line that names standard input twice: the second reader would get nothing.
 pub fn once<'a>(arguments: impl IntoIterator<Item = (&'a str, &'a Path)>) -> Result<()> {
-    let given = arguments.into_iter().filter(|(_, path)| is_standard_input(path));
+    let given = arguments
+        .into_iter()
+        .filter(|(_, path)| is_standard_input(path));
     let given: Vec<&str> = given.map(|(argument, _)| argument).collect();
     if given.len() > 1 {
         let both = given.join(" and ");
-        let message =
-            format!("{both} are both -, and standard input is read once: name a file for one of them\n");
+        let message = format!(
+            "{both} are both -, and standard input is read once: name a file for one of them\n"
+        );
         return Err(Error::raw(ErrorKind::ArgumentConflict, message).into());
     }
     Ok(())
@@ -38,7 +45,12 @@ mod tests {
     fn standard_input_is_named_once() {
         let (input, file) = (Path::new("-"), Path::new("file"));
         assert!(once([("--cluster", input), ("--policy", file)]).is_ok());
-        let error = once([("--cluster", input), ("--policy", input)]).unwrap_err().to_string();
-        assert!(error.contains("--cluster and --policy are both -"), "{error}");
+        let error = once([("--cluster", input), ("--policy", input)])
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("--cluster and --policy are both -"),
+            "{error}"
+        );
     }
 }

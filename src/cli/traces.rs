@@ -30,14 +30,22 @@ impl TraceArgs {
         instance: &str,
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Option<TraceOptions>> {
-        let set =
-            |name: &str| variable(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
-        let is = |name: &str, value: &str| set(name).is_some_and(|text| text.eq_ignore_ascii_case(value));
+        let set = |name: &str| {
+            variable(name)
+                .map(|text| text.trim().to_owned())
+                .filter(|text| !text.is_empty())
+        };
+        let is = |name: &str, value: &str| {
+            set(name).is_some_and(|text| text.eq_ignore_ascii_case(value))
+        };
         let of_variables = || {
             if is("OTEL_SDK_DISABLED", "true") || is("OTEL_TRACES_EXPORTER", "none") {
                 return Ok(None);
             }
-            let (own, all) = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT");
+            let (own, all) = (
+                "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+                "OTEL_EXPORTER_OTLP_ENDPOINT",
+            );
             match (set(own), set(all)) {
                 // As it is: OpenTelemetry's rule for the variable of one signal.
                 (Some(url), _) => endpoint(own, &url, Path::AsItIs).map(Some),
@@ -49,14 +57,22 @@ impl TraceArgs {
             Some(url) => Some(endpoint("--otlp-endpoint", url, Path::Base)?),
             None => of_variables()?,
         };
-        let Some(endpoint) = endpoint else { return Ok(None) };
-        let ca = self.otlp_ca.or_else(|| set("OTEL_EXPORTER_OTLP_CERTIFICATE").map(PathBuf::from));
+        let Some(endpoint) = endpoint else {
+            return Ok(None);
+        };
+        let ca = self
+            .otlp_ca
+            .or_else(|| set("OTEL_EXPORTER_OTLP_CERTIFICATE").map(PathBuf::from));
         if endpoint.scheme_str() == Some("https") && ca.is_none() {
             bail!(
                 "the OTLP collector {endpoint} has TLS, and no CA is trusted without one: give --otlp-ca FILE"
             );
         }
-        Ok(Some(TraceOptions { endpoint, ca, instance: instance.to_owned() }))
+        Ok(Some(TraceOptions {
+            endpoint,
+            ca,
+            instance: instance.to_owned(),
+        }))
     }
 }
 
@@ -74,7 +90,9 @@ fn endpoint(from: &str, url: &str, path: Path) -> Result<Uri> {
         }
         _ => url.to_owned(),
     };
-    let uri: Uri = whole.parse().map_err(|error| anyhow!("{from} {url:?}: {error}; {form}"))?;
+    let uri: Uri = whole
+        .parse()
+        .map_err(|error| anyhow!("{from} {url:?}: {error}; {form}"))?;
     let is_http = matches!(uri.scheme_str(), Some("http" | "https"));
     ensure!(is_http && uri.host().is_some(), "{from} {url:?}: {form}");
     Ok(uri)
@@ -85,28 +103,54 @@ mod tests {
     use super::*;
 
     fn options(flag: Option<&str>, variables: &[(&str, &str)]) -> Result<Option<String>> {
-        let args = TraceArgs { otlp_endpoint: flag.map(str::to_owned), otlp_ca: None };
-        let variable = |name: &str| {
-            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+        let args = TraceArgs {
+            otlp_endpoint: flag.map(str::to_owned),
+            otlp_ca: None,
         };
-        Ok(args.validate("stowage-0", variable)?.map(|options| options.endpoint.to_string()))
+        let variable = |name: &str| {
+            variables
+                .iter()
+                .find(|(known, _)| *known == name)
+                .map(|(_, value)| (*value).to_owned())
+        };
+        Ok(args
+            .validate("stowage-0", variable)?
+            .map(|options| options.endpoint.to_string()))
     }
 
     #[test]
     fn the_flag_counts_for_more_than_opentelemetrys_variables() {
         let all = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://all:4318/");
-        let own = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://own:4318/custom");
+        let own = (
+            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+            "http://own:4318/custom",
+        );
         let is = |flag, variables: &[_]| options(flag, variables).unwrap();
         assert_eq!(is(None, &[]), None);
         assert_eq!(is(None, &[("OTEL_EXPORTER_OTLP_ENDPOINT", " ")]), None);
         assert_eq!(is(None, &[all]).unwrap(), "http://all:4318/v1/traces");
         assert_eq!(is(None, &[all, own]).unwrap(), "http://own:4318/custom");
-        assert_eq!(is(Some("http://flag:1"), &[all, own]).unwrap(), "http://flag:1/v1/traces");
-        assert_eq!(is(Some("http://flag:1/v1/traces"), &[]).unwrap(), "http://flag:1/v1/traces");
-        assert_eq!(is(Some("http://flag:1/otlp"), &[]).unwrap(), "http://flag:1/otlp/v1/traces");
-        for off in [("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")] {
+        assert_eq!(
+            is(Some("http://flag:1"), &[all, own]).unwrap(),
+            "http://flag:1/v1/traces"
+        );
+        assert_eq!(
+            is(Some("http://flag:1/v1/traces"), &[]).unwrap(),
+            "http://flag:1/v1/traces"
+        );
+        assert_eq!(
+            is(Some("http://flag:1/otlp"), &[]).unwrap(),
+            "http://flag:1/otlp/v1/traces"
+        );
+        for off in [
+            ("OTEL_SDK_DISABLED", "true"),
+            ("OTEL_TRACES_EXPORTER", "none"),
+        ] {
             assert_eq!(is(None, &[all, off]), None);
-            assert!(is(Some("http://flag:1"), &[off]).is_some(), "the flag was written by hand");
+            assert!(
+                is(Some("http://flag:1"), &[off]).is_some(),
+                "the flag was written by hand"
+            );
         }
     }
 
@@ -114,11 +158,18 @@ mod tests {
     fn a_url_that_is_none_says_what_to_write_and_from_where_it_came() {
         for wrong in ["collector:4317", "grpc://collector:4317", "", "http://"] {
             let error = format!("{:#}", options(Some(wrong), &[]).unwrap_err());
-            assert!(error.contains("--otlp-endpoint") && error.contains("http://HOST:PORT"), "{error}");
+            assert!(
+                error.contains("--otlp-endpoint") && error.contains("http://HOST:PORT"),
+                "{error}"
+            );
         }
-        let error = options(None, &[("OTEL_EXPORTER_OTLP_ENDPOINT", "collector")]).unwrap_err().to_string();
+        let error = options(None, &[("OTEL_EXPORTER_OTLP_ENDPOINT", "collector")])
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("OTEL_EXPORTER_OTLP_ENDPOINT"), "{error}");
-        let error = options(Some("https://collector:4318"), &[]).unwrap_err().to_string();
+        let error = options(Some("https://collector:4318"), &[])
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("--otlp-ca"), "{error}");
     }
 }

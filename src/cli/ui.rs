@@ -46,8 +46,11 @@ pub struct UiArgs {
 }
 
 /// What is passed on of a request, and of an answer.
-const ASKED: [HeaderName; 3] =
-    [header::ACCEPT, header::IF_NONE_MATCH, HeaderName::from_static("last-event-id")];
+const ASKED: [HeaderName; 3] = [
+    header::ACCEPT,
+    header::IF_NONE_MATCH,
+    HeaderName::from_static("last-event-id"),
+];
 const ANSWERED: [HeaderName; 8] = [
     header::CONTENT_TYPE,
     header::ETAG,
@@ -61,7 +64,13 @@ const ANSWERED: [HeaderName; 8] = [
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// The pages that the page in a browser reads.
-const PAGES: [&str; 5] = ["/", "/v1/fleet", "/v1/fleet/events", "/v1/explain", "/v1/models"];
+const PAGES: [&str; 5] = [
+    "/",
+    "/v1/fleet",
+    "/v1/fleet/events",
+    "/v1/explain",
+    "/v1/models",
+];
 const ASSETS: &str = "/assets/";
 
 /// A page of 5,000 nodes takes a fraction of a second until it begins.
@@ -79,7 +88,8 @@ impl UiArgs {
                 self.listen
             );
         }
-        let listener = TcpListener::bind(self.listen).with_context(|| format!("--listen {}", self.listen))?;
+        let listener =
+            TcpListener::bind(self.listen).with_context(|| format!("--listen {}", self.listen))?;
         listener.set_nonblocking(true)?;
         let own = listener.local_addr()?;
         let prefix = format!("/{}", key()?);
@@ -89,8 +99,13 @@ impl UiArgs {
             std::io::stdout(),
             "Open {url}\nCtrl-C ends it. The address is a key: it gives your access to Stowage's pages."
         )?;
-        let proxy =
-            Proxy { server: self.server, access: self.access, own, prefix, upstream: Mutex::new(upstream) };
+        let proxy = Proxy {
+            server: self.server,
+            access: self.access,
+            own,
+            prefix,
+            upstream: Mutex::new(upstream),
+        };
         let router = Router::new().fallback(answer).with_state(Arc::new(proxy));
         let stop = CancellationToken::new();
         let address = ServedAddress::plain("ui", &Metrics::new());
@@ -104,7 +119,9 @@ impl UiArgs {
 
 fn key() -> Result<String> {
     let mut bytes = [0; KEY_BYTES];
-    let drawn = rustls::crypto::ring::default_provider().secure_random.fill(&mut bytes);
+    let drawn = rustls::crypto::ring::default_provider()
+        .secure_random
+        .fill(&mut bytes);
     drawn.ok().context("this machine gives no random numbers")?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
@@ -130,10 +147,16 @@ impl Upstream {
     async fn read(access: &AccessArgs, server: &str) -> Result<Self> {
         let access = access.read(server).await?;
         if access.authorization.is_some() && !server.starts_with("https://") {
-            bail!("--server {server:?}: a token would go there in the clear; write https://HOST:PORT");
+            bail!(
+                "--server {server:?}: a token would go there in the clear; write https://HOST:PORT"
+            );
         }
         let client = Client::builder(TokioExecutor::new()).build(access.connector());
-        Ok(Self { client, authorization: access.authorization, since: Instant::now() })
+        Ok(Self {
+            client,
+            authorization: access.authorization,
+            since: Instant::now(),
+        })
     }
 }
 
@@ -143,11 +166,20 @@ async fn answer(State(proxy): State<Arc<Proxy>>, request: Request) -> Response {
         Ok(path) => path,
         Err(refused) => return *refused,
     };
-    let page = head.uri.query().map_or(path.to_owned(), |query| format!("{path}?{query}"));
-    proxy.fetched(&page, &head.headers).await.unwrap_or_else(|error| {
-        let text = format!("no answer from {}: {error:#}. Is the port-forward still there?\n", proxy.server);
-        (StatusCode::BAD_GATEWAY, text).into_response()
-    })
+    let page = head
+        .uri
+        .query()
+        .map_or(path.to_owned(), |query| format!("{path}?{query}"));
+    proxy
+        .fetched(&page, &head.headers)
+        .await
+        .unwrap_or_else(|error| {
+            let text = format!(
+                "no answer from {}: {error:#}. Is the port-forward still there?\n",
+                proxy.server
+            );
+            (StatusCode::BAD_GATEWAY, text).into_response()
+        })
 }
 
 impl Proxy {
@@ -158,15 +190,25 @@ impl Proxy {
         path: &'a str,
         headers: &HeaderMap,
     ) -> Result<&'a str, Box<Response>> {
-        let refused =
-            |status: StatusCode, text: &'static str| Box::new((status, format!("{text}\n")).into_response());
+        let refused = |status: StatusCode, text: &'static str| {
+            Box::new((status, format!("{text}\n")).into_response())
+        };
         if *method != Method::GET {
-            return Err(refused(StatusCode::METHOD_NOT_ALLOWED, "pages are read with GET"));
+            return Err(refused(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "pages are read with GET",
+            ));
         }
         let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
-        let hosts = [self.own.to_string(), format!("localhost:{}", self.own.port())];
+        let hosts = [
+            self.own.to_string(),
+            format!("localhost:{}", self.own.port()),
+        ];
         if !text(header::HOST).is_some_and(|host| hosts.iter().any(|own| own == host)) {
-            return Err(refused(StatusCode::FORBIDDEN, "open the address that stowage ui printed"));
+            return Err(refused(
+                StatusCode::FORBIDDEN,
+                "open the address that stowage ui printed",
+            ));
         }
         if text(FETCH_SITE).is_some_and(|site| !["same-origin", "none"].contains(&site)) {
             return Err(refused(StatusCode::FORBIDDEN, "another page asked for it"));
@@ -177,11 +219,18 @@ impl Proxy {
         };
         match page {
             page if PAGES.contains(&page) => Ok(page),
-            page if page.strip_prefix(ASSETS).is_some_and(|name| !name.contains(['/', '%'])) => Ok(page),
+            page if page
+                .strip_prefix(ASSETS)
+                .is_some_and(|name| !name.contains(['/', '%'])) =>
+            {
+                Ok(page)
+            }
             // The page's own addresses are relative to the last slash.
             "" => {
                 let to = [(header::LOCATION, format!("{}/", self.prefix))];
-                Err(Box::new((StatusCode::PERMANENT_REDIRECT, to).into_response()))
+                Err(Box::new(
+                    (StatusCode::PERMANENT_REDIRECT, to).into_response(),
+                ))
             }
             _ => Err(refused(StatusCode::NOT_FOUND, "no such page here")),
         }
@@ -209,16 +258,27 @@ impl Proxy {
         }
     }
 
-    async fn asked(&self, upstream: &Upstream, page: &str, headers: &HeaderMap) -> Result<Response> {
+    async fn asked(
+        &self,
+        upstream: &Upstream,
+        page: &str,
+        headers: &HeaderMap,
+    ) -> Result<Response> {
         let uri = format!("{}{page}", self.server.trim_end_matches('/'));
-        let mut request =
-            http::Request::get(&uri).body(Empty::new()).with_context(|| format!("--server: {uri}"))?;
+        let mut request = http::Request::get(&uri)
+            .body(Empty::new())
+            .with_context(|| format!("--server: {uri}"))?;
         let taken = |from: &HeaderMap, names: &[HeaderName]| -> HeaderMap {
-            names.iter().filter_map(|name| Some((name.clone(), from.get(name)?.clone()))).collect()
+            names
+                .iter()
+                .filter_map(|name| Some((name.clone(), from.get(name)?.clone())))
+                .collect()
         };
         *request.headers_mut() = taken(headers, &ASKED);
         if let Some(authorization) = &upstream.authorization {
-            request.headers_mut().insert(header::AUTHORIZATION, authorization.clone());
+            request
+                .headers_mut()
+                .insert(header::AUTHORIZATION, authorization.clone());
         }
         let answer = tokio::time::timeout(PATIENCE, upstream.client.request(request)).await;
         let answer = answer.context("it takes too long")??;

@@ -43,7 +43,11 @@ impl UninstallArgs {
         let found = uninstall::find(&client).await?;
         let mut out = std::io::stdout().lock();
         write!(out, "{}", what_is_taken_off(&found, self.dry_run))?;
-        let failures = if self.dry_run { Vec::new() } else { uninstall::remove(&client, &found).await };
+        let failures = if self.dry_run {
+            Vec::new()
+        } else {
+            uninstall::remove(&client, &found).await
+        };
         write!(out, "{}", what_stays(&found))?;
         for Failure { object, error } in failures.iter().take(SHOWN) {
             note(format_args!("error: {object}: {error}"));
@@ -55,7 +59,9 @@ impl UninstallArgs {
         if failures.is_empty() && uninstall::find(&client).await?.is_empty() {
             return Ok(ExitCode::SUCCESS);
         }
-        note(format_args!("error: something is left. It is found again: repeat the command."));
+        note(format_args!(
+            "error: something is left. It is found again: repeat the command."
+        ));
         Ok(ExitCode::FAILURE)
     }
 }
@@ -72,27 +78,49 @@ fn what_is_taken_off(found: &Leftovers, dry_run: bool) -> String {
         }
     };
     line(found.nodes.len(), "node", "stowage.dev/vram");
-    line(found.marked_pods(), "pod", "conditions stowage.dev/* and nominations");
-    line(found.gated_pods(), "pod", "the scheduling gate stowage.dev/plan");
-    lines.extend(found.leases.iter().map(|lease| format!("  the Lease kube-system/{}", lease.name)));
+    line(
+        found.marked_pods(),
+        "pod",
+        "conditions stowage.dev/* and nominations",
+    );
+    line(
+        found.gated_pods(),
+        "pod",
+        "the scheduling gate stowage.dev/plan",
+    );
+    lines.extend(
+        found
+            .leases
+            .iter()
+            .map(|lease| format!("  the Lease kube-system/{}", lease.name)),
+    );
     lines.join("\n") + "\n"
 }
 
 fn what_stays(found: &Leftovers) -> String {
     let mut lines = Vec::new();
     if !found.running.is_empty() {
-        lines.push(format!("Running on GPUs that Stowage chose: {}.", by_namespace(&found.running)));
+        lines.push(format!(
+            "Running on GPUs that Stowage chose: {}.",
+            by_namespace(&found.running)
+        ));
         lines.push("  They keep their GPUs and their annotations until they end.".into());
     }
     if !found.pending.is_empty() {
-        lines.push(format!("Pending, and no scheduler will place them: {}.", by_namespace(&found.pending)));
+        lines.push(format!(
+            "Pending, and no scheduler will place them: {}.",
+            by_namespace(&found.pending)
+        ));
         lines.push(
             "  Give their owners another schedulerName and nvidia.com/gpu in place of stowage.dev/vram."
                 .into(),
         );
     }
     if !found.objects.is_empty() {
-        lines.push(format!("Of manifests that were applied: {}.", found.objects.join(", ")));
+        lines.push(format!(
+            "Of manifests that were applied: {}.",
+            found.objects.join(", ")
+        ));
         lines.push(format!("  {DELETE_OBJECTS}"));
     }
     lines.iter().map(|line| format!("{line}\n")).collect()
@@ -100,8 +128,15 @@ fn what_stays(found: &Leftovers) -> String {
 
 /// `3 pods (team-a: 2, team-b: 1)`.
 fn by_namespace(counts: &BTreeMap<String, usize>) -> String {
-    let each: Vec<String> = counts.iter().map(|(namespace, count)| format!("{namespace}: {count}")).collect();
-    format!("{} ({})", plural(counts.values().sum::<usize>(), "pod"), each.join(", "))
+    let each: Vec<String> = counts
+        .iter()
+        .map(|(namespace, count)| format!("{namespace}: {count}"))
+        .collect();
+    format!(
+        "{} ({})",
+        plural(counts.values().sum::<usize>(), "pod"),
+        each.join(", ")
+    )
 }
 
 #[cfg(test)]
@@ -113,7 +148,10 @@ mod tests {
     #[test]
     fn an_empty_cluster_needs_one_line() {
         let found = Leftovers::default();
-        assert_eq!(what_is_taken_off(&found, false), "Nothing of Stowage is left on nodes and pods.\n");
+        assert_eq!(
+            what_is_taken_off(&found, false),
+            "Nothing of Stowage is left on nodes and pods.\n"
+        );
         assert_eq!(what_stays(&found), "");
     }
 
@@ -121,7 +159,11 @@ mod tests {
     fn what_goes_and_what_stays_is_said_with_its_numbers() {
         let mut found = Leftovers::default();
         found.nodes = vec![NodeName::parse("node-a").unwrap()];
-        found.leases = vec![FoundLease { name: "stowage-scheduler", uid: None, version: None }];
+        found.leases = vec![FoundLease {
+            name: "stowage-scheduler",
+            uid: None,
+            version: None,
+        }];
         found.running = [("team-a".to_owned(), 2), ("team-b".to_owned(), 1)].into();
         found.pending = [("team-b".to_owned(), 1)].into();
         assert_eq!(
@@ -130,15 +172,27 @@ mod tests {
         );
         let stays = what_stays(&found);
         assert!(stays.contains("3 pods (team-a: 2, team-b: 1)"), "{stays}");
-        assert!(stays.contains("no scheduler will place them: 1 pod (team-b: 1)"), "{stays}");
+        assert!(
+            stays.contains("no scheduler will place them: 1 pod (team-b: 1)"),
+            "{stays}"
+        );
     }
 
     #[test]
     fn what_a_change_of_overlay_left_is_named_with_the_command_that_deletes_it() {
         let mut found = Leftovers::default();
-        found.objects = vec!["poddisruptionbudgets/stowage".into(), "configmaps/stowage-policy".into()];
+        found.objects = vec![
+            "poddisruptionbudgets/stowage".into(),
+            "configmaps/stowage-policy".into(),
+        ];
         let stays = what_stays(&found);
-        assert!(stays.contains(": poddisruptionbudgets/stowage, configmaps/stowage-policy."), "{stays}");
-        assert!(stays.contains("kubectl -n kube-system delete configmaps,poddisruptionbudgets,"), "{stays}");
+        assert!(
+            stays.contains(": poddisruptionbudgets/stowage, configmaps/stowage-policy."),
+            "{stays}"
+        );
+        assert!(
+            stays.contains("kubectl -n kube-system delete configmaps,poddisruptionbudgets,"),
+            "{stays}"
+        );
     }
 }

@@ -7,8 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 use stowage_agent::turns;
 
-const EXIT_CODES: &str =
-    "Exit codes: 0, with or without a turn: nothing that fails here holds a pod; 2 for invalid arguments.";
+const EXIT_CODES: &str = "Exit codes: 0, with or without a turn: nothing that fails here holds a pod; 2 for invalid arguments.";
 
 #[derive(Debug, Args)]
 #[command(after_help = EXIT_CODES)]
@@ -28,7 +27,10 @@ pub struct WaitTurnArgs {
 
 impl WaitTurnArgs {
     pub async fn run(self) -> ExitCode {
-        note(format_args!("{}", turns::wait(&self.socket, self.limit, self.agent_limit).await));
+        note(format_args!(
+            "{}",
+            turns::wait(&self.socket, self.limit, self.agent_limit).await
+        ));
         ExitCode::SUCCESS
     }
 }

@@ -2,8 +2,8 @@
 //! state of the pod is not used.
 
 use super::{
-    ReservationMessage, annotation, asks_device_plugin, classified_demand, granted, granted_exclusive,
-    is_mirror, recorded_devices, written,
+    ReservationMessage, annotation, asks_device_plugin, classified_demand, granted,
+    granted_exclusive, is_mirror, recorded_devices, written,
 };
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -17,11 +17,20 @@ use stowage_scheduling::vocabulary::memory_fraction::MemoryFraction;
 
 /// A bound pod; `None` if it has no node. A pod without a readable record has no GPUs.
 pub fn observed_binding(pod: &Pod, key: &PodKey) -> Option<AuditedPod> {
-    let node = pod.spec.as_ref()?.node_name.as_deref().filter(|name| !name.is_empty())?;
+    let node = pod
+        .spec
+        .as_ref()?
+        .node_name
+        .as_deref()
+        .filter(|name| !name.is_empty())?;
     let node = NodeName::parse(node).ok()?;
     // A device plugin's GPUs are not recorded: such an annotation was not written by Stowage.
-    let gpus: Arc<[GpuUuid]> = recorded_devices(pod).filter(|_| !asks_device_plugin(pod)).unwrap_or_default();
-    let granted = granted(pod).filter(|_| !gpus.is_empty()).unwrap_or_default();
+    let gpus: Arc<[GpuUuid]> = recorded_devices(pod)
+        .filter(|_| !asks_device_plugin(pod))
+        .unwrap_or_default();
+    let granted = granted(pod)
+        .filter(|_| !gpus.is_empty())
+        .unwrap_or_default();
     let grant = Grant {
         per_gpu: granted.split((gpus.len() as u32).max(1)),
         sharing: granted_sharing(pod),
@@ -32,7 +41,12 @@ pub fn observed_binding(pod: &Pod, key: &PodKey) -> Option<AuditedPod> {
         borrows: super::borrows(pod),
         since: since(pod),
     };
-    Some(AuditedPod { key: key.clone(), node, gpus, part: GpuClaim::Bound(grant) })
+    Some(AuditedPod {
+        key: key.clone(),
+        node,
+        gpus,
+        part: GpuClaim::Bound(grant),
+    })
 }
 
 /// The GPUs of a pending pod's reservation; `None` if it has no active one, or the pod's request is invalid. `moment` converts
@@ -43,16 +57,40 @@ pub fn observed_reservation(
     classify: impl FnOnce(&PodTraits) -> Classification,
     moment: impl Fn(jiff::Timestamp) -> Moment,
 ) -> Option<AuditedPod> {
-    let ReservationMessage { node, devices, victims, deadline, .. } = ReservationMessage::read(pod)?;
-    let demand = classified_demand(pod, classify).ok().filter(|demand| !demand.asks_plugin())?;
-    let gpus = devices.get(..devices.len().min(MAX_GPUS as usize)).map(Arc::from)?;
+    let ReservationMessage {
+        node,
+        devices,
+        victims,
+        deadline,
+        ..
+    } = ReservationMessage::read(pod)?;
+    let demand = classified_demand(pod, classify)
+        .ok()
+        .filter(|demand| !demand.asks_plugin())?;
+    let gpus = devices
+        .get(..devices.len().min(MAX_GPUS as usize))
+        .map(Arc::from)?;
     let (per_gpu, sharing) = (demand.per_gpu, demand.sharing);
-    let kept = ReservedShare { per_gpu, sharing, victims, deadline: moment(deadline) };
-    Some(AuditedPod { key: key.clone(), node, gpus, part: GpuClaim::Holds(Box::new(kept)) })
+    let kept = ReservedShare {
+        per_gpu,
+        sharing,
+        victims,
+        deadline: moment(deadline),
+    };
+    Some(AuditedPod {
+        key: key.clone(),
+        node,
+        gpus,
+        part: GpuClaim::Holds(Box::new(kept)),
+    })
 }
 
 fn granted_sharing(pod: &Pod) -> Sharing {
-    if granted_exclusive(pod) == Some(true) { Sharing::Exclusive } else { Sharing::Shared }
+    if granted_exclusive(pod) == Some(true) {
+        Sharing::Exclusive
+    } else {
+        Sharing::Shared
+    }
 }
 
 fn fraction(pod: &Pod) -> Option<MemoryFraction> {
@@ -62,26 +100,54 @@ fn fraction(pod: &Pod) -> Option<MemoryFraction> {
 /// Whether a container of the pod runs or has run. Init containers do not count: a pod that still downloads its model has
 /// nothing on a GPU.
 pub fn has_started(pod: &Pod) -> bool {
-    let Some(status) = &pod.status else { return false };
-    let is_pending = status.phase.as_deref().is_none_or(|phase| phase == "Pending");
-    let is_ready = status.conditions.iter().flatten().any(|one| one.type_ == "Ready" && one.status == "True");
+    let Some(status) = &pod.status else {
+        return false;
+    };
+    let is_pending = status
+        .phase
+        .as_deref()
+        .is_none_or(|phase| phase == "Pending");
+    let is_ready = status
+        .conditions
+        .iter()
+        .flatten()
+        .any(|one| one.type_ == "Ready" && one.status == "True");
     !is_pending || is_ready || status.container_statuses.iter().flatten().any(has_run)
 }
 
 fn has_run(container: &ContainerStatus) -> bool {
-    let now =
-        container.state.as_ref().is_some_and(|state| state.running.is_some() || state.terminated.is_some());
-    let before = container.last_state.as_ref().is_some_and(|state| state.terminated.is_some());
+    let now = container
+        .state
+        .as_ref()
+        .is_some_and(|state| state.running.is_some() || state.terminated.is_some());
+    let before = container
+        .last_state
+        .as_ref()
+        .is_some_and(|state| state.terminated.is_some());
     now || before || container.ready || container.restart_count > 0
 }
 
 fn since(pod: &Pod) -> Since {
     let seconds = |time: &Time| time.0.as_second();
-    let created = pod.metadata.creation_timestamp.as_ref().map(seconds).unwrap_or_default();
-    let mut conditions = pod.status.iter().flat_map(|status| &status.conditions).flatten();
+    let created = pod
+        .metadata
+        .creation_timestamp
+        .as_ref()
+        .map(seconds)
+        .unwrap_or_default();
+    let mut conditions = pod
+        .status
+        .iter()
+        .flat_map(|status| &status.conditions)
+        .flatten();
     let bound = conditions.rfind(|one| one.type_ == "PodScheduled" && one.status == "True");
-    let bound = bound.and_then(|condition| condition.last_transition_time.as_ref()).map(seconds);
-    Since { bound: bound.unwrap_or(created), created }
+    let bound = bound
+        .and_then(|condition| condition.last_transition_time.as_ref())
+        .map(seconds);
+    Since {
+        bound: bound.unwrap_or(created),
+        created,
+    }
 }
 
 #[cfg(test)]
@@ -101,10 +167,18 @@ mod tests {
     }
 
     fn observed(annotations: Value, status: Value) -> (Vec<String>, Grant) {
-        let observed =
-            observed_binding(&pod(annotations, status), &PodKey::parse("default", "p").unwrap()).unwrap();
-        let GpuClaim::Bound(grant) = observed.part else { panic!("it is bound") };
-        (observed.gpus.iter().map(GpuUuid::to_string).collect(), grant)
+        let observed = observed_binding(
+            &pod(annotations, status),
+            &PodKey::parse("default", "p").unwrap(),
+        )
+        .unwrap();
+        let GpuClaim::Bound(grant) = observed.part else {
+            panic!("it is bound")
+        };
+        (
+            observed.gpus.iter().map(GpuUuid::to_string).collect(),
+            grant,
+        )
     }
 
     #[test]
@@ -122,7 +196,11 @@ mod tests {
         );
         assert_eq!(gpus, ["GPU-1", "GPU-2"]);
         assert_eq!(
-            (grant.per_gpu, grant.fraction.to_string().as_str(), grant.sharing),
+            (
+                grant.per_gpu,
+                grant.fraction.to_string().as_str(),
+                grant.sharing
+            ),
             (Bytes::gib(40), "0.8500", Sharing::Exclusive)
         );
         assert_eq!(grant.since.bound - grant.since.created, 5);
@@ -131,7 +209,10 @@ mod tests {
     #[test]
     fn a_record_that_cannot_be_read_names_no_gpu_and_one_of_too_many_neither() {
         assert!(observed(json!({}), json!({})).0.is_empty());
-        let many = (0..=MAX_GPUS).map(|n| format!("GPU-{n}")).collect::<Vec<_>>().join(",");
+        let many = (0..=MAX_GPUS)
+            .map(|n| format!("GPU-{n}"))
+            .collect::<Vec<_>>()
+            .join(",");
         let (gpus, grant) = observed(json!({ "stowage.dev/devices": many }), json!({}));
         assert_eq!((gpus.len(), grant.per_gpu), (0, Bytes::ZERO));
         for odd in ["", "85", "0.855", "0.x5", "2.00", "1.50", "-0.5"] {
@@ -143,10 +224,17 @@ mod tests {
     #[test]
     fn a_record_of_more_gpus_than_a_node_can_have_is_none() {
         let recorded = |count: u32| {
-            let names = (0..count).map(|n| format!("GPU-{n}")).collect::<Vec<_>>().join(",");
-            recorded_devices(&pod(json!({ "stowage.dev/devices": names }), json!({}))).map(|gpus| gpus.len())
+            let names = (0..count)
+                .map(|n| format!("GPU-{n}"))
+                .collect::<Vec<_>>()
+                .join(",");
+            recorded_devices(&pod(json!({ "stowage.dev/devices": names }), json!({})))
+                .map(|gpus| gpus.len())
         };
-        assert_eq!((recorded(MAX_GPUS), recorded(100_000)), (Some(MAX_GPUS as usize), None));
+        assert_eq!(
+            (recorded(MAX_GPUS), recorded(100_000)),
+            (Some(MAX_GPUS as usize), None)
+        );
     }
 
     #[test]
@@ -154,7 +242,9 @@ mod tests {
         let started = |status: Value| observed(json!({}), status).1.started;
         let waits = json!({ "name": "engine", "image": "", "imageID": "", "ready": false, "restartCount": 0,
             "state": { "waiting": { "reason": "ContainerCreating" } } });
-        assert!(!started(json!({ "phase": "Pending", "containerStatuses": [waits] })));
+        assert!(!started(
+            json!({ "phase": "Pending", "containerStatuses": [waits] })
+        ));
         let mut init = waits.clone();
         init["state"] = json!({ "running": {} });
         assert!(!started(
@@ -168,7 +258,10 @@ mod tests {
         ] {
             let mut container = waits.clone();
             container[field] = value;
-            assert!(started(json!({ "phase": "Pending", "containerStatuses": [container] })), "{field}");
+            assert!(
+                started(json!({ "phase": "Pending", "containerStatuses": [container] })),
+                "{field}"
+            );
         }
         assert!(started(json!({ "phase": "Running" })) && started(json!({ "phase": "Unknown" })));
     }

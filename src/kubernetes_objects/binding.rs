@@ -25,7 +25,8 @@ pub fn binding(
     cdi_kind: Option<&str>,
     epoch: &LeaderEpoch,
 ) -> Binding {
-    let annotations = (!demand.asks_plugin()).then(|| annotations(demand, placement, cdi_kind, epoch));
+    let annotations =
+        (!demand.asks_plugin()).then(|| annotations(demand, placement, cdi_kind, epoch));
     Binding {
         metadata: ObjectMeta {
             name: Some(key.name.to_string()),
@@ -59,8 +60,14 @@ fn annotations(
     let mut annotations = BTreeMap::from([
         (written::DEVICES.to_owned(), join(&placement.devices)),
         (written::GRANTED.to_owned(), placement.granted.0.to_string()),
-        (written::EXCLUSIVE.to_owned(), (demand.sharing == Sharing::Exclusive).to_string()),
-        (written::MEMORY_FRACTION.to_owned(), placement.memory_fraction.to_string()),
+        (
+            written::EXCLUSIVE.to_owned(),
+            (demand.sharing == Sharing::Exclusive).to_string(),
+        ),
+        (
+            written::MEMORY_FRACTION.to_owned(),
+            placement.memory_fraction.to_string(),
+        ),
         (written::VISIBLE_DEVICES.to_owned(), names.clone()),
         (written::LEADER_EPOCH.to_owned(), epoch.to_string()),
     ]);
@@ -68,7 +75,8 @@ fn annotations(
         let lenders: Vec<&str> = placement.borrowed_from.iter().map(PodUid::as_str).collect();
         annotations.insert(written::BORROWED_FROM.to_owned(), lenders.join(","));
     }
-    annotations.extend(nri_keys(demand, cdi_kind).filter_map(|(_, key)| Some((key?, names.clone()))));
+    annotations
+        .extend(nri_keys(demand, cdi_kind).filter_map(|(_, key)| Some((key?, names.clone()))));
     annotations.extend(container_fractions(demand, placement));
     annotations
 }
@@ -80,7 +88,11 @@ pub fn nri_keys<'a>(
 ) -> impl Iterator<Item = (&'a str, Option<String>)> {
     // A plugin would look for a specification, and fail the container if there is none.
     let is_read = cdi_kind.is_some_and(|kind| kind != IN_MEMORY_CDI_KIND);
-    demand.containers.iter().filter(move |_| is_read).map(|one| (&*one.name, nri_key(&one.name)))
+    demand
+        .containers
+        .iter()
+        .filter(move |_| is_read)
+        .map(|one| (&*one.name, nri_key(&one.name)))
 }
 
 /// The key for the NRI plugin; `None` if the container's name is too long for one. The API server takes any key from a Binding,
@@ -92,12 +104,21 @@ fn nri_key(container: &str) -> Option<String> {
 }
 
 /// Where several containers ask, each container's own part of the pod's fraction: told the pod's, each would use all of it.
-fn container_fractions(demand: &Demand, placement: &Placement) -> impl Iterator<Item = (String, String)> {
+fn container_fractions(
+    demand: &Demand,
+    placement: &Placement,
+) -> impl Iterator<Item = (String, String)> {
     let several = (demand.containers.len() > 1).then_some(&demand.containers);
-    several.into_iter().flat_map(|containers| containers.iter()).map(|AskingContainer { name, vram }| {
-        let fraction = placement.memory_fraction.part(*vram, demand.vram());
-        (format!("{name}{}", written::CONTAINER_FRACTION_SUFFIX), fraction.to_string())
-    })
+    several
+        .into_iter()
+        .flat_map(|containers| containers.iter())
+        .map(|AskingContainer { name, vram }| {
+            let fraction = placement.memory_fraction.part(*vram, demand.vram());
+            (
+                format!("{name}{}", written::CONTAINER_FRACTION_SUFFIX),
+                fraction.to_string(),
+            )
+        })
 }
 
 /// In the CDI modes fully qualified: a bare UUID is taken there for one of the runtime's default kind, of which a node need not have
@@ -108,11 +129,20 @@ fn gpu_names(placement: &Placement, cdi_kind: Option<&str>) -> String {
         Some(index) => format!("{prefix}{index}"),
         None => format!("{prefix}{uuid}"),
     };
-    placement.devices.iter().map(name).collect::<Vec<_>>().join(",")
+    placement
+        .devices
+        .iter()
+        .map(name)
+        .collect::<Vec<_>>()
+        .join(",")
 }
 
 fn join(devices: &[GpuUuid]) -> String {
-    devices.iter().map(GpuUuid::as_str).collect::<Vec<_>>().join(",")
+    devices
+        .iter()
+        .map(GpuUuid::as_str)
+        .collect::<Vec<_>>()
+        .join(",")
 }
 
 #[cfg(test)]
@@ -135,7 +165,10 @@ mod tests {
                 vram: Bytes::gib(1),
             });
             let containers = containers.collect();
-            let demand = Demand { containers, ..demand_of(1 << 40, gpus, Sharing::Shared, 0) };
+            let demand = Demand {
+                containers,
+                ..demand_of(1 << 40, gpus, Sharing::Shared, 0)
+            };
             let uuid = |n: u32| gpu(&format!("MIG-{:08}-0000-0000-0000-000000000000", n));
             let lender = |n: u32| uid(&format!("{n:08}-0000-0000-0000-000000000000"));
             let placement = Placement {
@@ -146,21 +179,42 @@ mod tests {
             };
             let epoch = LeaderEpoch::new(lender(0).as_str(), i32::MAX, &"f".repeat(32));
             let added = annotations(&demand, &placement, kind, &epoch);
-            let added: usize = added.iter().map(|(key, value)| key.len() + value.len()).sum();
-            assert!(added <= most_added(&demand), "{added} of {}", most_added(&demand));
+            let added: usize = added
+                .iter()
+                .map(|(key, value)| key.len() + value.len())
+                .sum();
+            assert!(
+                added <= most_added(&demand),
+                "{added} of {}",
+                most_added(&demand)
+            );
         }
     }
 
     #[test]
     fn a_container_with_a_long_name_gets_no_invalid_annotation() {
         let (longest, longer) = ("c".repeat(53), "c".repeat(54));
-        assert_eq!(nri_key(&longest), Some(format!("nvidia.cdi.k8s.io/container.{longest}")));
+        assert_eq!(
+            nri_key(&longest),
+            Some(format!("nvidia.cdi.k8s.io/container.{longest}"))
+        );
         assert_eq!(nri_key(&longer), None);
-        let container = |name: &str| AskingContainer { name: name.into(), vram: Bytes::gib(1) };
+        let container = |name: &str| AskingContainer {
+            name: name.into(),
+            vram: Bytes::gib(1),
+        };
         let mut demand = demand_of(2, 1, Sharing::Shared, 0);
         demand.containers = [container(&longest), container(&longer)].into();
-        let keys = |kind| nri_keys(&demand, kind).map(|(_, key)| key.is_some()).collect::<Vec<_>>();
+        let keys = |kind| {
+            nri_keys(&demand, kind)
+                .map(|(_, key)| key.is_some())
+                .collect::<Vec<_>>()
+        };
         assert_eq!(keys(Some("nvidia.com/gpu")), [true, false]);
-        assert_eq!((keys(Some(IN_MEMORY_CDI_KIND)), keys(None)), (vec![], vec![]), "nobody reads it there");
+        assert_eq!(
+            (keys(Some(IN_MEMORY_CDI_KIND)), keys(None)),
+            (vec![], vec![]),
+            "nobody reads it there"
+        );
     }
 }

@@ -49,10 +49,22 @@ impl Gates {
 }
 
 pub fn gates(pod: &Pod) -> Gates {
-    let gates = pod.spec.iter().flat_map(|spec| &spec.scheduling_gates).flatten();
-    gates.fold(Gates::default(), |found, gate| match gate.name == PLAN_GATE {
-        true => Gates { ours: true, ..found },
-        false => Gates { others: true, ..found },
+    let gates = pod
+        .spec
+        .iter()
+        .flat_map(|spec| &spec.scheduling_gates)
+        .flatten();
+    gates.fold(Gates::default(), |found, gate| {
+        match gate.name == PLAN_GATE {
+            true => Gates {
+                ours: true,
+                ..found
+            },
+            false => Gates {
+                others: true,
+                ..found
+            },
+        }
     })
 }
 
@@ -69,14 +81,18 @@ pub fn without_our_gate() -> Value {
 pub fn placed_condition(state: &PlanState, now: jiff::Timestamp) -> PodCondition {
     let (is_placed, reason, message) = match state {
         PlanState::Nominated { node } => (true, "Nominated", format!("Nominated to node {node}.")),
-        PlanState::Preempting { node } => {
-            (false, "Preempting", format!("Waiting for victims on node {node} to terminate."))
-        }
+        PlanState::Preempting { node } => (
+            false,
+            "Preempting",
+            format!("Waiting for victims on node {node} to terminate."),
+        ),
         PlanState::Unschedulable { why } => (false, "Unschedulable", why.to_string()),
         PlanState::GateRemoved { why } => (false, "GateRemoved", why.to_string()),
-        PlanState::Rejected { node, why } => {
-            (false, "RejectedByScheduler", format!("kube-scheduler did not bind it to node {node}: {why}"))
-        }
+        PlanState::Rejected { node, why } => (
+            false,
+            "RejectedByScheduler",
+            format!("kube-scheduler did not bind it to node {node}: {why}"),
+        ),
     };
     PodCondition {
         type_: PLACED_CONDITION.into(),
@@ -91,12 +107,16 @@ pub fn placed_condition(state: &PlanState, now: jiff::Timestamp) -> PodCondition
 pub fn wakeable_condition(answer: &WakeAnswer, now: jiff::Timestamp) -> PodCondition {
     let (status, reason, message) = match answer {
         WakeAnswer::Wakeable { request } => ("True", "VramAvailable", request.to_string()),
-        WakeAnswer::Reclaiming => {
-            ("False", "Reclaiming", "Pods that borrow its VRAM are evicted.".to_owned())
-        }
-        WakeAnswer::Withdrawn => {
-            ("False", "NotRequested", "Its VRAM may be lent while it sleeps: ask before it wakes.".to_owned())
-        }
+        WakeAnswer::Reclaiming => (
+            "False",
+            "Reclaiming",
+            "Pods that borrow its VRAM are evicted.".to_owned(),
+        ),
+        WakeAnswer::Withdrawn => (
+            "False",
+            "NotRequested",
+            "Its VRAM may be lent while it sleeps: ask before it wakes.".to_owned(),
+        ),
     };
     PodCondition {
         type_: WAKEABLE_CONDITION.into(),
@@ -111,7 +131,8 @@ pub fn wakeable_condition(answer: &WakeAnswer, now: jiff::Timestamp) -> PodCondi
 /// The request that the pod's condition answers, while it is true.
 pub(crate) fn wakeable_for(pod: &Pod) -> Option<Arc<str>> {
     let mut conditions = pod.status.as_ref()?.conditions.iter().flatten();
-    let condition = conditions.find(|one| one.type_ == WAKEABLE_CONDITION && one.status == "True")?;
+    let condition =
+        conditions.find(|one| one.type_ == WAKEABLE_CONDITION && one.status == "True")?;
     Some(condition.message.as_deref().unwrap_or_default().into())
 }
 
@@ -148,10 +169,28 @@ mod tests {
         fn gates_of(spec: Value) -> Gates {
             gates(&pod(spec))
         }
-        assert_eq!(gates_of(json!({ "containers": [] })), Gates { ours: false, others: false });
+        assert_eq!(
+            gates_of(json!({ "containers": [] })),
+            Gates {
+                ours: false,
+                others: false
+            }
+        );
         assert!(gated(&[PLAN_GATE]).only_ours());
-        assert_eq!(gated(&["quota", PLAN_GATE]), Gates { ours: true, others: true });
-        assert_eq!(gated(&["stowage.dev/plan2"]), Gates { ours: false, others: true });
+        assert_eq!(
+            gated(&["quota", PLAN_GATE]),
+            Gates {
+                ours: true,
+                others: true
+            }
+        );
+        assert_eq!(
+            gated(&["stowage.dev/plan2"]),
+            Gates {
+                ours: false,
+                others: true
+            }
+        );
         assert_eq!(gates(&Pod::default()), Gates::default());
     }
 
@@ -161,7 +200,10 @@ mod tests {
             let pod = json!({ "metadata": {}, "status": { "nominatedNodeName": name } });
             nominated(&serde_json::from_value(pod).unwrap())
         };
-        assert_eq!(nominated_to(json!("node-a")), Some(NodeName::parse("node-a").unwrap()));
+        assert_eq!(
+            nominated_to(json!("node-a")),
+            Some(NodeName::parse("node-a").unwrap())
+        );
         assert_eq!(nominated_to(json!("")), None);
         assert_eq!(nominated_to(json!("a b")), None);
         assert_eq!(nominated(&Pod::default()), None);
@@ -191,7 +233,11 @@ mod tests {
         );
         assert_eq!(
             shown(PlanState::Preempting { node: node.clone() }),
-            expected("False", "Preempting", "Waiting for victims on node node-a to terminate.")
+            expected(
+                "False",
+                "Preempting",
+                "Waiting for victims on node node-a to terminate."
+            )
         );
         assert_eq!(
             shown(PlanState::Unschedulable { why: why() }),
@@ -215,9 +261,12 @@ mod tests {
     fn a_victims_condition_names_the_preemptor_and_has_no_time() {
         let by = PodKey::parse("team-a", "llama").unwrap();
         let victim = PodKey::parse("team-a", "batch").unwrap();
-        let shown = |mark| serde_json::to_value(disruption_target_condition(&mark, &victim)).unwrap();
+        let shown =
+            |mark| serde_json::to_value(disruption_target_condition(&mark, &victim)).unwrap();
         assert_eq!(
-            shown(EvictionCondition::Evicting(EvictionReason::Preempted { by })),
+            shown(EvictionCondition::Evicting(EvictionReason::Preempted {
+                by
+            })),
             json!({
                 "type": "stowage.dev/DisruptionTarget",
                 "status": "True",

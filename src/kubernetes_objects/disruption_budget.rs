@@ -15,12 +15,27 @@ pub fn budget(found: &PodDisruptionBudget) -> Option<DisruptionBudget> {
     let wanted = spec.and_then(|spec| spec.selector.as_ref());
     let policy = spec.and_then(|spec| spec.unhealthy_pod_eviction_policy.as_deref());
     let always_allows = policy == Some("AlwaysAllow");
-    let status = found.status.as_ref().filter(|status| is_current(status, found.metadata.generation));
+    let status = found
+        .status
+        .as_ref()
+        .filter(|status| is_current(status, found.metadata.generation));
     Some(DisruptionBudget {
-        namespace: found.metadata.namespace.clone().unwrap_or_else(|| "default".into()),
+        namespace: found
+            .metadata
+            .namespace
+            .clone()
+            .unwrap_or_else(|| "default".into()),
         name: found.metadata.name.clone()?,
-        selector: wanted.map_or(Selector::Nothing, |wanted| selector(wanted).unwrap_or(Selector::EVERYTHING)),
-        allowed: status.map_or(0, |status| status.disruptions_allowed.unwrap_or(0).try_into().unwrap_or(0)),
+        selector: wanted.map_or(Selector::Nothing, |wanted| {
+            selector(wanted).unwrap_or(Selector::EVERYTHING)
+        }),
+        allowed: status.map_or(0, |status| {
+            status
+                .disruptions_allowed
+                .unwrap_or(0)
+                .try_into()
+                .unwrap_or(0)
+        }),
         unhealthy_may_go: always_allows || status.is_some_and(is_healthy),
     })
 }
@@ -37,11 +52,22 @@ fn is_healthy(status: &PodDisruptionBudgetStatus) -> bool {
 }
 
 pub(super) fn selector(found: &LabelSelector) -> Result<Selector, UnreadableRule> {
-    let labels = found.match_labels.iter().flatten().map(|(key, value)| Ok(Requirement::is(key, value)));
+    let labels = found
+        .match_labels
+        .iter()
+        .flatten()
+        .map(|(key, value)| Ok(Requirement::is(key, value)));
     let rules = found.match_expressions.iter().flatten().map(|rule| {
-        Requirement::parse(&rule.key, &rule.operator, rule.values.as_deref().unwrap_or_default())
+        Requirement::parse(
+            &rule.key,
+            &rule.operator,
+            rule.values.as_deref().unwrap_or_default(),
+        )
     });
-    labels.chain(rules).collect::<Result<_, _>>().map(Selector::All)
+    labels
+        .chain(rules)
+        .collect::<Result<_, _>>()
+        .map(Selector::All)
 }
 
 #[cfg(test)]
@@ -62,7 +88,11 @@ mod tests {
 
     fn covers(budget: &DisruptionBudget, app: &str) -> bool {
         let labels = BTreeMap::from([("app".to_owned(), app.to_owned())]);
-        budget.covers(&PodTraits { namespace: "serving".into(), labels, ..PodTraits::default() })
+        budget.covers(&PodTraits {
+            namespace: "serving".into(),
+            labels,
+            ..PodTraits::default()
+        })
     }
 
     #[test]
@@ -81,17 +111,29 @@ mod tests {
     #[test]
     fn a_selector_that_cannot_be_parsed_covers_every_pod() {
         let rule = json!({ "key": "app", "operator": "Resembles", "values": ["batch"] });
-        let budget = read(json!({ "selector": { "matchExpressions": [rule] } }), json!({}));
+        let budget = read(
+            json!({ "selector": { "matchExpressions": [rule] } }),
+            json!({}),
+        );
         assert!(covers(&budget, "chat"));
     }
 
     #[test]
     fn a_status_that_is_older_than_its_budget_or_missing_allows_nothing() {
         let allowed = |status| read(json!({ "selector": {} }), status).allowed;
-        assert_eq!(allowed(json!({ "disruptionsAllowed": 3, "observedGeneration": 2 })), 3);
-        assert_eq!(allowed(json!({ "disruptionsAllowed": 3, "observedGeneration": 1 })), 0);
+        assert_eq!(
+            allowed(json!({ "disruptionsAllowed": 3, "observedGeneration": 2 })),
+            3
+        );
+        assert_eq!(
+            allowed(json!({ "disruptionsAllowed": 3, "observedGeneration": 1 })),
+            0
+        );
         assert_eq!(allowed(json!({ "disruptionsAllowed": 3 })), 0);
-        assert_eq!(allowed(json!({ "disruptionsAllowed": -1, "observedGeneration": 2 })), 0);
+        assert_eq!(
+            allowed(json!({ "disruptionsAllowed": -1, "observedGeneration": 2 })),
+            0
+        );
         assert_eq!(allowed(Value::Null), 0);
     }
 }

@@ -19,7 +19,10 @@ use stowage_scheduling::vocabulary::disruption_info::{
 };
 
 /// When the pod last saved its work, RFC 3339; Stowage's own key first.
-const CHECKPOINT: [&str; 2] = ["stowage.dev/checkpoint-time", "volcano.sh/last-checkpoint-time"];
+const CHECKPOINT: [&str; 2] = [
+    "stowage.dev/checkpoint-time",
+    "volcano.sh/last-checkpoint-time",
+];
 const DO_NOT_DISRUPT: &str = "karpenter.sh/do-not-disrupt";
 /// On the object that the kubelet makes of a static pod, for all to see.
 const MIRROR: &str = "kubernetes.io/config.mirror";
@@ -66,17 +69,27 @@ const GROUP_MIN: &str = "stowage.dev/group-min";
 /// In order of precedence: Kubernetes' own, of which no part may ever be evicted, Stowage's, then labels that name one gang, then
 /// labels that name a whole job.
 const GROUPS: [GroupLabel; 12] = [
-    words(GroupKind::SchedulingGroup, MetadataKey::SchedulingGroup, Some(MetadataKey::Annotation(GROUP_MIN))),
+    words(
+        GroupKind::SchedulingGroup,
+        MetadataKey::SchedulingGroup,
+        Some(MetadataKey::Annotation(GROUP_MIN)),
+    ),
     words(
         GroupKind::Stowage,
         MetadataKey::Label("stowage.dev/group"),
         Some(MetadataKey::Annotation(GROUP_MIN)),
     ),
-    words(GroupKind::PodGroup, MetadataKey::Label("scheduling.x-k8s.io/pod-group"), None),
+    words(
+        GroupKind::PodGroup,
+        MetadataKey::Label("scheduling.x-k8s.io/pod-group"),
+        None,
+    ),
     words(
         GroupKind::PodGroup,
         MetadataKey::Label("pod-group.scheduling.sigs.k8s.io/name"),
-        Some(MetadataKey::Label("pod-group.scheduling.sigs.k8s.io/min-available")),
+        Some(MetadataKey::Label(
+            "pod-group.scheduling.sigs.k8s.io/min-available",
+        )),
     ),
     GroupLabel {
         part: Some("leaderworkerset.sigs.k8s.io/group-index"),
@@ -89,23 +102,54 @@ const GROUPS: [GroupLabel; 12] = [
     words(
         GroupKind::KueuePodGroup,
         MetadataKey::Label("kueue.x-k8s.io/pod-group-name"),
-        Some(MetadataKey::Annotation("kueue.x-k8s.io/pod-group-total-count")),
+        Some(MetadataKey::Annotation(
+            "kueue.x-k8s.io/pod-group-total-count",
+        )),
     ),
-    words(GroupKind::Volcano, MetadataKey::Annotation("scheduling.k8s.io/group-name"), None),
-    words(GroupKind::Volcano, MetadataKey::Annotation("scheduling.volcano.sh/group-name"), None),
-    words(GroupKind::JobSet, MetadataKey::Label("jobset.sigs.k8s.io/jobset-name"), None),
-    words(GroupKind::KubeflowJob, MetadataKey::Label("training.kubeflow.org/job-name"), None),
-    words(GroupKind::RayCluster, MetadataKey::Label("ray.io/cluster"), None),
+    words(
+        GroupKind::Volcano,
+        MetadataKey::Annotation("scheduling.k8s.io/group-name"),
+        None,
+    ),
+    words(
+        GroupKind::Volcano,
+        MetadataKey::Annotation("scheduling.volcano.sh/group-name"),
+        None,
+    ),
+    words(
+        GroupKind::JobSet,
+        MetadataKey::Label("jobset.sigs.k8s.io/jobset-name"),
+        None,
+    ),
+    words(
+        GroupKind::KubeflowJob,
+        MetadataKey::Label("training.kubeflow.org/job-name"),
+        None,
+    ),
+    words(
+        GroupKind::RayCluster,
+        MetadataKey::Label("ray.io/cluster"),
+        None,
+    ),
     words(GroupKind::KueueWorkload, MetadataKey::KueueWorkload, None),
 ];
 
 const fn words(kind: GroupKind, name: MetadataKey, size: Option<MetadataKey>) -> GroupLabel {
-    GroupLabel { kind, name, part: None, size }
+    GroupLabel {
+        kind,
+        name,
+        part: None,
+        size,
+    }
 }
 
 /// `true`, or a duration that has not passed since the pod was created.
 fn protects(text: &str, pod: &Pod, now: Timestamp) -> bool {
-    let age = pod.metadata.creation_timestamp.as_ref().map(|created| now.duration_since(created.0));
+    let age = pod
+        .metadata
+        .creation_timestamp
+        .as_ref()
+        .map(|created| now.duration_since(created.0));
     let age = age.map_or(0, |age| u64::try_from(age.as_millis()).unwrap_or(0));
     text == "true" || duration(text).is_ok_and(|protected| age < protected.0)
 }
@@ -115,7 +159,8 @@ pub fn observed(pod: &Pod, now: Timestamp) -> ObservedDisruptionInfo {
     let (group, group_size) = group(pod).unzip();
     ObservedDisruptionInfo {
         disruption_info: DisruptionInfo {
-            do_not_disrupt: annotation(pod, DO_NOT_DISRUPT).is_some_and(|text| protects(text, pod, now)),
+            do_not_disrupt: annotation(pod, DO_NOT_DISRUPT)
+                .is_some_and(|text| protects(text, pod, now)),
             deletion_cost: annotation(pod, DELETION_COST)
                 .and_then(|cost| cost.parse().ok())
                 .unwrap_or_default(),
@@ -139,16 +184,30 @@ pub fn observed(pod: &Pod, now: Timestamp) -> ObservedDisruptionInfo {
 
 /// The pod as a member of a group that needs no place; `None` if it is in no group, needs a place, has failed or is being deleted.
 pub fn placeless_member(pod: &Pod) -> Option<PlacelessMember> {
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    let phase = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref());
     let has_ended = phase == Some("Succeeded");
     let is_there = phase != Some("Failed") && pod.metadata.deletion_timestamp.is_none();
     let (group, _) = group(pod).filter(|_| has_ended || is_there && !asks_for_gpu(pod))?;
-    Some(PlacelessMember { group, owner: owner(pod), index: index(pod), has_ended })
+    Some(PlacelessMember {
+        group,
+        owner: owner(pod),
+        index: index(pod),
+        has_ended,
+    })
 }
 
 fn is_true(pod: &Pod, condition: &str) -> bool {
-    let conditions = pod.status.iter().filter_map(|status| status.conditions.as_ref()).flatten();
-    conditions.filter(|one| one.type_ == condition).any(|one| one.status == "True")
+    let conditions = pod
+        .status
+        .iter()
+        .filter_map(|status| status.conditions.as_ref())
+        .flatten();
+    conditions
+        .filter(|one| one.type_ == condition)
+        .any(|one| one.status == "True")
 }
 
 /// Whether the pod is the mirror of a static one. Anyone may name a Node as owner; the API server takes this annotation only with a
@@ -168,7 +227,11 @@ fn replacement(pod: &Pod) -> Replacement {
 }
 
 fn health(pod: &Pod) -> PodHealth {
-    match pod.status.as_ref().and_then(|status| status.phase.as_deref()) {
+    match pod
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref())
+    {
         Some("Pending") => PodHealth::Pending,
         Some("Running") if !is_true(pod, "Ready") => PodHealth::Unready,
         _ => PodHealth::Ready,
@@ -184,8 +247,13 @@ fn loan(pod: &Pod) -> ObservedLoan {
     let request = annotation(pod, asked::WAKE_REQUESTED);
     ObservedLoan {
         borrows: super::borrows(pod),
-        wake_requested: request
-            .map(|request| request.chars().take(LONGEST_WAKE_REQUEST).collect::<String>().into()),
+        wake_requested: request.map(|request| {
+            request
+                .chars()
+                .take(LONGEST_WAKE_REQUEST)
+                .collect::<String>()
+                .into()
+        }),
         wakeable: wakeable_for(pod),
     }
 }
@@ -195,9 +263,21 @@ fn group(pod: &Pod) -> Option<(GroupKey, Option<u32>)> {
         let name = words.name.of(pod).filter(|name| !name.is_empty())?;
         let part = words.part.and_then(|key| label(pod, key));
         let name = part.map_or_else(|| name.into(), |part| format!("{name}/{part}").into());
-        let namespace = pod.metadata.namespace.as_deref().unwrap_or("default").into();
+        let namespace = pod
+            .metadata
+            .namespace
+            .as_deref()
+            .unwrap_or("default")
+            .into();
         let size = words.size.and_then(|key| key.of(pod)?.parse().ok());
-        Some((GroupKey { namespace, kind: words.kind, name }, size))
+        Some((
+            GroupKey {
+                namespace,
+                kind: words.kind,
+                name,
+            },
+            size,
+        ))
     })
 }
 
@@ -206,10 +286,18 @@ impl MetadataKey {
         match self {
             Self::Label(key) => label(pod, key),
             Self::Annotation(key) => annotation(pod, key),
-            Self::SchedulingGroup => pod.spec.as_ref()?.scheduling_group.as_ref()?.pod_group_name.as_deref(),
+            Self::SchedulingGroup => pod
+                .spec
+                .as_ref()?
+                .scheduling_group
+                .as_ref()?
+                .pod_group_name
+                .as_deref(),
             Self::KueueWorkload => {
                 let job = || JOB_NAME.iter().find_map(|key| label(pod, key));
-                annotation(pod, KUEUE_WORKLOAD).or_else(job).filter(|_| is_queue_managed(pod))
+                annotation(pod, KUEUE_WORKLOAD)
+                    .or_else(job)
+                    .filter(|_| is_queue_managed(pod))
             }
         }
     }
@@ -219,7 +307,9 @@ fn stamp(pod: &Pod, now: Timestamp) -> CheckpointAge {
     let Some(text) = CHECKPOINT.iter().find_map(|key| annotation(pod, key)) else {
         return CheckpointAge::None;
     };
-    let Ok(stamp) = text.trim().parse::<Timestamp>() else { return CheckpointAge::Unreadable };
+    let Ok(stamp) = text.trim().parse::<Timestamp>() else {
+        return CheckpointAge::Unreadable;
+    };
     match millis_between(stamp, now) {
         Ok(ago) => CheckpointAge::Ago(ago),
         Err(ahead) => CheckpointAge::Ahead(ahead),
@@ -232,11 +322,17 @@ fn leaving(pod: &Pod, now: Timestamp) -> Option<PodDeletion> {
     let grace = pod.metadata.deletion_grace_period_seconds.unwrap_or(0);
     let grace = Millis::seconds(grace.try_into().unwrap_or(0));
     Some(match millis_between(ends, now) {
-        Ok(over) => PodDeletion { asked_ago: grace + over, grace },
+        Ok(over) => PodDeletion {
+            asked_ago: grace + over,
+            grace,
+        },
         Err(left) => {
             // More than it was given is left only by a clock that is behind.
             let grace = if grace == Millis(0) { left } else { grace };
-            PodDeletion { asked_ago: Millis(grace.0.saturating_sub(left.0)), grace }
+            PodDeletion {
+                asked_ago: Millis(grace.0.saturating_sub(left.0)),
+                grace,
+            }
         }
     })
 }
@@ -295,7 +391,8 @@ mod tests {
     fn a_duration_protects_a_pod_for_so_long_from_its_creation_on() {
         let kept = |text: &str| {
             let annotations = json!({"karpenter.sh/do-not-disrupt": text});
-            let metadata = json!({"creationTimestamp": "2026-03-01T10:00:00Z", "annotations": annotations});
+            let metadata =
+                json!({"creationTimestamp": "2026-03-01T10:00:00Z", "annotations": annotations});
             of(metadata).disruption_info.do_not_disrupt
         };
         assert_eq!(["true", "4h", "2h30m", "90000s"].map(kept), [true; 4]);
@@ -304,10 +401,14 @@ mod tests {
 
     #[test]
     fn an_unreadable_checkpoint_time_differs_from_none_and_from_a_future_one() {
-        let stamp = |text: &str| of(json!({"annotations": {"stowage.dev/checkpoint-time": text}})).stamp;
+        let stamp =
+            |text: &str| of(json!({"annotations": {"stowage.dev/checkpoint-time": text}})).stamp;
         assert_eq!(stamp("yesterday"), CheckpointAge::Unreadable);
         assert_eq!(stamp(""), CheckpointAge::Unreadable);
-        assert_eq!(stamp("2026-03-01T12:00:30Z"), CheckpointAge::Ahead(Millis::seconds(30)));
+        assert_eq!(
+            stamp("2026-03-01T12:00:30Z"),
+            CheckpointAge::Ahead(Millis::seconds(30))
+        );
         assert_eq!(of(json!({})).stamp, CheckpointAge::None);
     }
 
@@ -315,7 +416,8 @@ mod tests {
     fn a_pod_that_leaves_says_by_when() {
         let leaving = |stamp: &str, grace: i64| {
             let leaving =
-                of(json!({"deletionTimestamp": stamp, "deletionGracePeriodSeconds": grace})).leaving;
+                of(json!({"deletionTimestamp": stamp, "deletionGracePeriodSeconds": grace}))
+                    .leaving;
             leaving.map(|leaving| (leaving.asked_ago.0 / 1000, leaving.grace.0 / 1000))
         };
         assert_eq!(leaving("2026-03-01T12:00:20Z", 30), Some((10, 30)));
@@ -330,7 +432,10 @@ mod tests {
     fn a_group_is_known_by_whichever_words_name_it() {
         let group = |metadata| {
             let disruption_info = of(metadata).disruption_info;
-            (disruption_info.group.map(|group| group.to_string()), disruption_info.group_size)
+            (
+                disruption_info.group.map(|group| group.to_string()),
+                disruption_info.group_size,
+            )
         };
         let some = |text: &str, size| (Some(text.to_owned()), size);
         assert_eq!(
@@ -344,16 +449,30 @@ mod tests {
             "labels": {"leaderworkerset.sigs.k8s.io/name": "llama", "leaderworkerset.sigs.k8s.io/group-index": "1"},
             "annotations": {"leaderworkerset.sigs.k8s.io/size": "2"},
         });
-        assert_eq!(group(lws), some("LeaderWorkerSet group ns/llama/1", Some(2)));
+        assert_eq!(
+            group(lws),
+            some("LeaderWorkerSet group ns/llama/1", Some(2))
+        );
         let workload = |keys: serde_json::Value| group(json!({"labels": keys}));
-        let managed = json!({"kueue.x-k8s.io/podset": "main", "batch.kubernetes.io/job-name": "train"});
-        assert_eq!(workload(managed), some("Kueue Workload default/train", None));
-        assert_eq!(workload(json!({"batch.kubernetes.io/job-name": "train"})), (None, None), "not Kueue's");
+        let managed =
+            json!({"kueue.x-k8s.io/podset": "main", "batch.kubernetes.io/job-name": "train"});
+        assert_eq!(
+            workload(managed),
+            some("Kueue Workload default/train", None)
+        );
+        assert_eq!(
+            workload(json!({"batch.kubernetes.io/job-name": "train"})),
+            (None, None),
+            "not Kueue's"
+        );
         let named = json!({
             "labels": {"kueue.x-k8s.io/podset": "main", "job-name": "train"},
             "annotations": {"kueue.x-k8s.io/workload": "job-train-1a2b"},
         });
-        assert_eq!(group(named), some("Kueue Workload default/job-train-1a2b", None));
+        assert_eq!(
+            group(named),
+            some("Kueue Workload default/job-train-1a2b", None)
+        );
         let volcano = json!({"annotations": {"scheduling.k8s.io/group-name": "v"}});
         assert_eq!(group(volcano), some("Volcano pod group default/v", None));
         let unreadable = json!({"labels": {"pod-group.scheduling.sigs.k8s.io/name": "p", "pod-group.scheduling.sigs.k8s.io/min-available": "some"}});
@@ -373,9 +492,16 @@ mod tests {
             let info = observed(&spec, now()).disruption_info;
             (info.group.unwrap().to_string(), info.group_size)
         };
-        let group = json!({"containers": [], "schedulingGroup": {"podGroupName": "train-workers-0"}});
-        assert_eq!(pod(group), ("PodGroup default/train-workers-0".into(), Some(4)));
-        for none in [json!({"containers": []}), json!({"containers": [], "schedulingGroup": {}})] {
+        let group =
+            json!({"containers": [], "schedulingGroup": {"podGroupName": "train-workers-0"}});
+        assert_eq!(
+            pod(group),
+            ("PodGroup default/train-workers-0".into(), Some(4))
+        );
+        for none in [
+            json!({"containers": []}),
+            json!({"containers": [], "schedulingGroup": {}}),
+        ] {
             assert_eq!(pod(none), ("group default/g".into(), Some(4)));
         }
     }

@@ -13,9 +13,18 @@ const MAX_MODELS: usize = 64;
 /// another way, or names more than [`MAX_MODELS`].
 pub(crate) fn gpu_models(pod: &Pod) -> Arc<[GpuModel]> {
     let spec = pod.spec.as_ref();
-    let named = spec.and_then(|spec| by_selector(spec).or_else(|| by_affinity(spec))).unwrap_or_default();
-    let named = if named.len() > MAX_MODELS { BTreeSet::new() } else { named };
-    named.into_iter().filter_map(|name| GpuModel::parse(name).ok()).collect()
+    let named = spec
+        .and_then(|spec| by_selector(spec).or_else(|| by_affinity(spec)))
+        .unwrap_or_default();
+    let named = if named.len() > MAX_MODELS {
+        BTreeSet::new()
+    } else {
+        named
+    };
+    named
+        .into_iter()
+        .filter_map(|name| GpuModel::parse(name).ok())
+        .collect()
 }
 
 fn by_selector(spec: &PodSpec) -> Option<BTreeSet<&str>> {
@@ -26,15 +35,25 @@ fn by_selector(spec: &PodSpec) -> Option<BTreeSet<&str>> {
 /// One term is enough for a node to match, so each term must name some.
 fn by_affinity(spec: &PodSpec) -> Option<BTreeSet<&str>> {
     let affinity = spec.affinity.as_ref()?.node_affinity.as_ref()?;
-    let required = affinity.required_during_scheduling_ignored_during_execution.as_ref()?;
-    let named: Option<Vec<BTreeSet<&str>>> = required.node_selector_terms.iter().map(named_by).collect();
+    let required = affinity
+        .required_during_scheduling_ignored_during_execution
+        .as_ref()?;
+    let named: Option<Vec<BTreeSet<&str>>> =
+        required.node_selector_terms.iter().map(named_by).collect();
     named.map(|sets| sets.into_iter().flatten().collect())
 }
 
 fn named_by(term: &NodeSelectorTerm) -> Option<BTreeSet<&str>> {
     let mut expressions = term.match_expressions.iter().flatten();
     let of_model = expressions.find(|one| one.key == PRODUCT && one.operator == "In")?;
-    Some(of_model.values.iter().flatten().map(String::as_str).collect())
+    Some(
+        of_model
+            .values
+            .iter()
+            .flatten()
+            .map(String::as_str)
+            .collect(),
+    )
 }
 
 #[cfg(test)]
@@ -48,8 +67,7 @@ mod tests {
     }
 
     fn affinity(terms: Value) -> Value {
-        let required =
-            json!({ "requiredDuringSchedulingIgnoredDuringExecution": { "nodeSelectorTerms": terms } });
+        let required = json!({ "requiredDuringSchedulingIgnoredDuringExecution": { "nodeSelectorTerms": terms } });
         json!({ "containers": [], "affinity": { "nodeAffinity": required } })
     }
 
@@ -67,7 +85,8 @@ mod tests {
     #[test]
     fn a_list_longer_than_any_cluster_has_models_is_not_kept() {
         let many: Vec<String> = (0..10_000).map(|n| format!("model-{n}")).collect();
-        let one = json!({ "matchExpressions": [{ "key": PRODUCT, "operator": "In", "values": many }] });
+        let one =
+            json!({ "matchExpressions": [{ "key": PRODUCT, "operator": "In", "values": many }] });
         assert!(models(affinity(json!([one]))).is_empty());
     }
 

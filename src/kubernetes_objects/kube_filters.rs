@@ -16,7 +16,9 @@ use std::sync::Arc;
 use stowage_scheduling::ids::NodeName;
 use stowage_scheduling::kube_filters::host_ports::{EVERY_ADDRESS, HostPort};
 use stowage_scheduling::kube_filters::node::{FilterNode, NodeTerm, Taint};
-use stowage_scheduling::kube_filters::requirements::{NodeFootprint, Requirements, UnsupportedRule};
+use stowage_scheduling::kube_filters::requirements::{
+    NodeFootprint, Requirements, UnsupportedRule,
+};
 use stowage_scheduling::kube_filters::resources::Amounts;
 use stowage_scheduling::vocabulary::gpu_wish::GpuWish;
 use stowage_scheduling::vocabulary::label_selector::Requirement;
@@ -29,12 +31,18 @@ pub fn machine(node: &Node) -> Option<FilterNode> {
     let name = NodeName::parse(node.metadata.name.as_deref()?).ok()?;
     let spec = node.spec.as_ref();
     let is_cordoned = spec.and_then(|spec| spec.unschedulable) == Some(true);
-    let taints = spec.iter().flat_map(|spec| &spec.taints).flatten().filter_map(rules::taint);
+    let taints = spec
+        .iter()
+        .flat_map(|spec| &spec.taints)
+        .flatten()
+        .filter_map(rules::taint);
     let (allocatable, pods) = amounts::of_node(node);
     Some(FilterNode {
         name,
         labels: Arc::new(node.metadata.labels.clone().unwrap_or_default()),
-        taints: taints.chain(is_cordoned.then(Taint::unschedulable)).collect(),
+        taints: taints
+            .chain(is_cordoned.then(Taint::unschedulable))
+            .collect(),
         allocatable,
         pods,
     })
@@ -55,7 +63,10 @@ pub fn footprint(pod: &Pod) -> Option<NodeFootprint> {
 
 /// By claims of its own, or by one that kube-scheduler made for an extended resource of a DeviceClass.
 fn claims_devices(pod: &Pod, spec: &PodSpec) -> bool {
-    let by_resource = pod.status.as_ref().and_then(|status| status.extended_resource_claim_status.as_ref());
+    let by_resource = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.extended_resource_claim_status.as_ref());
     let is_unread = is_stand_in(&pod.metadata);
     spec.resource_claims.iter().flatten().next().is_some() || by_resource.is_some() || is_unread
 }
@@ -67,21 +78,40 @@ pub fn requirements(pod: &Pod) -> Requirements {
         (!node.is_empty()).then_some(UnsupportedRule::NodeNamePreset)
     };
     let asks = successor_requirements(pod);
-    Requirements { unsupported: preset().or(asks.unsupported), ..asks }
+    Requirements {
+        unsupported: preset().or(asks.unsupported),
+        ..asks
+    }
 }
 
 /// What a bound pod required of its node, and its successor will require again.
 pub fn successor_requirements(pod: &Pod) -> Requirements {
     let is_unread = is_stand_in(&pod.metadata)
-        || pod.spec.as_ref().is_some_and(|spec| count_rules(pod, spec) > MOST_RULES);
+        || pod
+            .spec
+            .as_ref()
+            .is_some_and(|spec| count_rules(pod, spec) > MOST_RULES);
     if is_unread {
         // For those that come to its node after it.
-        let amounts = Amounts { others: Arc::default(), ..amounts::of_pod(pod) };
+        let amounts = Amounts {
+            others: Arc::default(),
+            ..amounts::of_pod(pod)
+        };
         let (repels, unsupported) = (rules::repels(pod), Some(UnsupportedRule::TooManyRules));
-        let known = Requirements { namespace: namespace(pod), amounts, repels, ..Requirements::default() };
-        return Requirements { unsupported, ..known };
+        let known = Requirements {
+            namespace: namespace(pod),
+            amounts,
+            repels,
+            ..Requirements::default()
+        };
+        return Requirements {
+            unsupported,
+            ..known
+        };
     }
-    let Some(spec) = &pod.spec else { return Requirements::default() };
+    let Some(spec) = &pod.spec else {
+        return Requirements::default();
+    };
     let (node_affinity, unread) = rules::node_affinity(spec);
     Requirements {
         namespace: namespace(pod),
@@ -90,7 +120,12 @@ pub fn successor_requirements(pod: &Pod) -> Requirements {
         ports: ports(spec).collect(),
         node_selector: spec.node_selector.clone().unwrap_or_default(),
         node_affinity,
-        tolerations: spec.tolerations.iter().flatten().filter_map(rules::toleration).collect(),
+        tolerations: spec
+            .tolerations
+            .iter()
+            .flatten()
+            .filter_map(rules::toleration)
+            .collect(),
         repels: rules::repels(pod),
         claims: claims(pod).collect(),
         unsupported: unsupported(pod, spec).or(unread),
@@ -107,37 +142,64 @@ pub fn gpu_wish(pod: &Pod) -> Option<GpuWish> {
     if !selects_nodes(pod) {
         return None;
     }
-    let Requirements { node_selector, node_affinity, .. } = successor_requirements(pod);
-    let terms = node_affinity.unwrap_or_else(|| vec![NodeTerm::default()]).into_iter();
+    let Requirements {
+        node_selector,
+        node_affinity,
+        ..
+    } = successor_requirements(pod);
+    let terms = node_affinity
+        .unwrap_or_else(|| vec![NodeTerm::default()])
+        .into_iter();
     GpuWish::of(terms.map(|NodeTerm { mut labels, .. }| {
-        labels.extend(node_selector.iter().map(|(key, value)| Requirement::is(key, value)));
+        labels.extend(
+            node_selector
+                .iter()
+                .map(|(key, value)| Requirement::is(key, value)),
+        );
         labels
     }))
 }
 
 fn selects_nodes(pod: &Pod) -> bool {
-    pod.spec.as_ref().is_some_and(|spec| spec.node_selector.is_some() || spec.affinity.is_some())
+    pod.spec
+        .as_ref()
+        .is_some_and(|spec| spec.node_selector.is_some() || spec.affinity.is_some())
 }
 
 fn namespace(pod: &Pod) -> String {
-    pod.metadata.namespace.clone().unwrap_or_else(|| "default".into())
+    pod.metadata
+        .namespace
+        .clone()
+        .unwrap_or_else(|| "default".into())
 }
 
 /// Labels, names and values by which the pod and nodes or other pods are matched.
 fn count_rules(pod: &Pod, spec: &PodSpec) -> usize {
-    let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
-    let required =
-        affinity.and_then(|node| node.required_during_scheduling_ignored_during_execution.as_ref());
-    let terms = required.into_iter().flat_map(|required| &required.node_selector_terms);
+    let affinity = spec
+        .affinity
+        .as_ref()
+        .and_then(|affinity| affinity.node_affinity.as_ref());
+    let required = affinity.and_then(|node| {
+        node.required_during_scheduling_ignored_during_execution
+            .as_ref()
+    });
+    let terms = required
+        .into_iter()
+        .flat_map(|required| &required.node_selector_terms);
     let in_terms: usize = terms
         .flat_map(|term| [&term.match_expressions, &term.match_fields])
         .flatten()
         .flatten()
         .map(|expression| 1 + expression.values.as_ref().map_or(0, Vec::len))
         .sum();
-    let resources = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+    let resources = spec
+        .containers
+        .iter()
+        .chain(spec.init_containers.iter().flatten());
     let resources = resources.filter_map(|container| container.resources.as_ref());
-    let resources = resources.flat_map(|resources| [&resources.limits, &resources.requests]).flatten();
+    let resources = resources
+        .flat_map(|resources| [&resources.limits, &resources.requests])
+        .flatten();
     pod.metadata.labels.as_ref().map_or(0, BTreeMap::len)
         + spec.node_selector.as_ref().map_or(0, BTreeMap::len)
         + spec.tolerations.as_ref().map_or(0, Vec::len)
@@ -153,7 +215,11 @@ fn count_rules(pod: &Pod, spec: &PodSpec) -> usize {
 pub fn rules_of_running_clusters(pod: &Pod) -> [bool; 3] {
     let of = |rule: &dyn Fn(&PodSpec) -> bool| pod.spec.as_ref().is_some_and(rule);
     let has_volumes = |spec: &PodSpec| spec.volumes.iter().flatten().any(may_be_bound_to_a_place);
-    [of(&rules::requires_pods_near), of(&spreads), of(&has_volumes)]
+    [
+        of(&rules::requires_pods_near),
+        of(&spreads),
+        of(&has_volumes),
+    ]
 }
 
 fn spreads(spec: &PodSpec) -> bool {
@@ -181,18 +247,24 @@ fn unsupported(pod: &Pod, spec: &PodSpec) -> Option<UnsupportedRule> {
 /// The pod's persistent volume claims, by name. One of a generic ephemeral volume is named after pod and volume.
 fn claims(pod: &Pod) -> impl Iterator<Item = Arc<str>> {
     let volumes = pod.spec.iter().flat_map(|spec| &spec.volumes).flatten();
-    volumes.filter_map(|volume| match (&volume.persistent_volume_claim, &volume.ephemeral) {
-        (Some(claim), _) => Some(claim.claim_name.as_str().into()),
-        (None, Some(_)) => Some(format!("{}-{}", pod.metadata.name.as_deref()?, volume.name).into()),
-        (None, None) => None,
-    })
+    volumes.filter_map(
+        |volume| match (&volume.persistent_volume_claim, &volume.ephemeral) {
+            (Some(claim), _) => Some(claim.claim_name.as_str().into()),
+            (None, Some(_)) => {
+                Some(format!("{}-{}", pod.metadata.name.as_deref()?, volume.name).into())
+            }
+            (None, None) => None,
+        },
+    )
 }
 
 /// The claims that are there still when the pod is gone.
 pub(crate) fn lasting_claims(pod: &Pod) -> Arc<[Arc<str>]> {
     let volumes = pod.spec.iter().flat_map(|spec| &spec.volumes).flatten();
     let claims = volumes.filter_map(|volume| volume.persistent_volume_claim.as_ref());
-    claims.map(|claim| claim.claim_name.as_str().into()).collect()
+    claims
+        .map(|claim| claim.claim_name.as_str().into())
+        .collect()
 }
 
 /// All but those that any node can provide, and those with a claim, which is evaluated by itself. Some disks can be mounted only
@@ -216,16 +288,28 @@ fn may_be_bound_to_a_place(volume: &Volume) -> bool {
 /// Host ports of all containers that run at the same time.
 fn ports(spec: &PodSpec) -> impl Iterator<Item = HostPort> {
     let is_on_host = spec.host_network == Some(true);
-    let sidecars = spec.init_containers.iter().flatten().filter(|container| is_sidecar(container));
-    let ports = sidecars.chain(&spec.containers).flat_map(|container| &container.ports).flatten();
+    let sidecars = spec
+        .init_containers
+        .iter()
+        .flatten()
+        .filter(|container| is_sidecar(container));
+    let ports = sidecars
+        .chain(&spec.containers)
+        .flat_map(|container| &container.ports)
+        .flatten();
     ports.filter_map(move |port| {
         // With `hostNetwork` every container port is a host port.
-        let number = port.host_port.filter(|port| *port > 0).or(is_on_host.then_some(port.container_port));
+        let number = port
+            .host_port
+            .filter(|port| *port > 0)
+            .or(is_on_host.then_some(port.container_port));
         let set = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
         Some(HostPort {
             ip: set(&port.host_ip).unwrap_or_else(|| EVERY_ADDRESS.into()),
             protocol: set(&port.protocol).unwrap_or_else(|| "TCP".into()),
-            port: number.and_then(|port| port.try_into().ok()).filter(|port| *port > 0)?,
+            port: number
+                .and_then(|port| port.try_into().ok())
+                .filter(|port| *port > 0)?,
         })
     })
 }

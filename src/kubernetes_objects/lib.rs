@@ -22,8 +22,9 @@ pub use audited_pod::{has_started, observed_binding, observed_reservation};
 pub use binding::{IN_MEMORY_CDI_KIND, binding, nri_keys};
 pub(crate) use conditions::wakeable_for;
 pub use conditions::{
-    CONDITIONS, DISRUPTION_TARGET_CONDITION, Gates, PLACED_CONDITION, PLAN_GATE, WAKEABLE_CONDITION,
-    disruption_target_condition, gates, nominated, placed_condition, wakeable_condition, without_our_gate,
+    CONDITIONS, DISRUPTION_TARGET_CONDITION, Gates, PLACED_CONDITION, PLAN_GATE,
+    WAKEABLE_CONDITION, disruption_target_condition, gates, nominated, placed_condition,
+    wakeable_condition, without_our_gate,
 };
 pub use disruption_budget::budget;
 pub(crate) use disruption_info::is_mirror;
@@ -49,8 +50,8 @@ use stowage_scheduling::policy::{Mode, Policy};
 use stowage_scheduling::units::{Bytes, Millis};
 use stowage_scheduling::vocabulary::classification::{Classification, PodTraits};
 use stowage_scheduling::vocabulary::demand::{
-    ContainerRequest, ContainerRole, Demand, LONGEST_GRACE, MAX_ANNOTATIONS, MAX_GPUS, PluginAmount,
-    PodRequest, RequestError, Sharing,
+    ContainerRequest, ContainerRole, Demand, LONGEST_GRACE, MAX_ANNOTATIONS, MAX_GPUS,
+    PluginAmount, PodRequest, RequestError, Sharing,
 };
 use stowage_scheduling::vocabulary::device_plugin::PluginResource;
 use stowage_scheduling::vocabulary::node::NodeIdentity;
@@ -68,9 +69,11 @@ pub mod asked {
     /// On a bound pod: its engine is to wake, or is awake. Any text; a new one for each request.
     pub const WAKE_REQUESTED: &str = "stowage.dev/wake-requested";
     /// What KServe downloads for the pod: it names the model if it is one of the Hugging Face hub.
-    pub(crate) const KSERVE_SOURCE: &str = "internal.serving.kserve.io/storage-initializer-sourceuri";
+    pub(crate) const KSERVE_SOURCE: &str =
+        "internal.serving.kserve.io/storage-initializer-sourceuri";
     /// Labels that name the model where no annotation does: llm-d's and KServe's.
-    pub(crate) const MODEL_LABELS: [&str; 2] = ["llm-d.ai/model", "serving.kserve.io/inferenceservice"];
+    pub(crate) const MODEL_LABELS: [&str; 2] =
+        ["llm-d.ai/model", "serving.kserve.io/inferenceservice"];
 }
 
 /// Annotations Stowage writes into a Binding.
@@ -100,7 +103,10 @@ pub(crate) const DROPPED_BYTES: &str = "Stowage: dropped bytes";
 
 /// Whether an object is a stand-in for one beyond its bound, of which little more than its name is known.
 pub fn is_stand_in(metadata: &ObjectMeta) -> bool {
-    metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(BEYOND_BOUND))
+    metadata
+        .annotations
+        .as_ref()
+        .is_some_and(|annotations| annotations.contains_key(BEYOND_BOUND))
 }
 
 /// Kubernetes' default for pods without one.
@@ -116,13 +122,21 @@ pub enum Unidentified {
 
 /// A pod's UID, and its namespace and name.
 pub fn identity(pod: &Pod) -> Result<(PodUid, PodKey), Unidentified> {
-    let uid = pod.metadata.uid.as_deref().ok_or(Unidentified::Missing("uid"))?;
+    let uid = pod
+        .metadata
+        .uid
+        .as_deref()
+        .ok_or(Unidentified::Missing("uid"))?;
     Ok((PodUid::parse(uid)?, identity_of_name(pod)?))
 }
 
 /// A pod's namespace and name, for a pod that may not have been created yet.
 pub fn identity_of_name(pod: &Pod) -> Result<PodKey, Unidentified> {
-    let name = pod.metadata.name.as_deref().ok_or(Unidentified::Missing("name"))?;
+    let name = pod
+        .metadata
+        .name
+        .as_deref()
+        .ok_or(Unidentified::Missing("name"))?;
     let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
     Ok(PodKey::parse(namespace, name)?)
 }
@@ -148,12 +162,23 @@ pub fn classified_demand(
     if has_no_node(pod) && !is_within_bounds(&demand.traits) {
         return Err(RequestError::TooLarge);
     }
-    Ok(Demand { models: gpu_models::gpu_models(pod), wish, images, engine, ..demand })
+    Ok(Demand {
+        models: gpu_models::gpu_models(pod),
+        wish,
+        images,
+        engine,
+        ..demand
+    })
 }
 
 /// Whether a pod without a node can take the annotations of its Binding. Those of one that has a node may have them already.
 fn check_annotations(pod: &Pod, demand: &Demand) -> Result<(), RequestError> {
-    let annotations = pod.metadata.annotations.iter().flatten().filter(|_| has_no_node(pod));
+    let annotations = pod
+        .metadata
+        .annotations
+        .iter()
+        .flatten()
+        .filter(|_| has_no_node(pod));
     let length = |(key, value): (&String, &String)| match key == DROPPED_BYTES {
         true => value.parse().unwrap_or(0),
         false => key.len() + value.len(),
@@ -169,30 +194,48 @@ fn check_annotations(pod: &Pod, demand: &Demand) -> Result<(), RequestError> {
 /// The demand of a pod whose devices kube-scheduler allocates by its claims.
 pub fn claims_demand(pod: &Pod, classify: impl FnOnce(&PodTraits) -> Classification) -> Demand {
     let demand = with_request(pod, |request| Demand::of_claims(request, classify));
-    Demand { images: images::pod_images(pod), engine: images::engine(pod), ..demand }
+    Demand {
+        images: images::pod_images(pod),
+        engine: images::engine(pod),
+        ..demand
+    }
 }
 
 /// Whether the pod names ResourceClaims and requests no GPU in any other way: fit is kube-scheduler's alone.
 pub fn asks_by_claims(pod: &Pod) -> bool {
-    let mut claims = pod.spec.iter().flat_map(|spec| &spec.resource_claims).flatten();
+    let mut claims = pod
+        .spec
+        .iter()
+        .flat_map(|spec| &spec.resource_claims)
+        .flatten();
     claims.next().is_some() && !asks_for_gpu(pod)
 }
 
 /// Whether any container asks for `stowage.dev/vram`.
 pub fn asks_for_vram(pod: &Pod) -> bool {
-    pod.spec.iter().flat_map(containers).any(|(_, container)| requested(container, VRAM).is_some())
+    pod.spec
+        .iter()
+        .flat_map(containers)
+        .any(|(_, container)| requested(container, VRAM).is_some())
 }
 
 /// Whether the pod names a resource of GPUs and asks for none of it: kube-scheduler asks Stowage all the same, by the name alone.
 pub fn asks_for_zero(pod: &Pod) -> bool {
     let is_gpu = |name: &str| name == VRAM || PluginResource::is_one(name);
-    let mut named = pod.spec.iter().flat_map(containers).flat_map(|(_, container)| named(container));
+    let mut named = pod
+        .spec
+        .iter()
+        .flat_map(containers)
+        .flat_map(|(_, container)| named(container));
     named.any(is_gpu) && !asks_for_gpu(pod)
 }
 
 /// Whether the pod has ended, so that its GPUs are free.
 pub fn is_finished(pod: &Pod) -> bool {
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    let phase = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref());
     matches!(phase, Some("Succeeded" | "Failed"))
 }
 
@@ -207,7 +250,10 @@ pub fn is_pending(pod: &Pod) -> bool {
 }
 
 fn has_no_node(pod: &Pod) -> bool {
-    pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).is_none_or(str::is_empty)
+    pod.spec
+        .as_ref()
+        .and_then(|spec| spec.node_name.as_deref())
+        .is_none_or(str::is_empty)
 }
 
 /// A pod as the ledger takes it, or `None` if it requests no GPU or cannot be identified. `reservation` is the one that its
@@ -221,7 +267,13 @@ pub fn observation(
     reservation: Option<Reservation>,
     now: jiff::Timestamp,
 ) -> Option<PodObservation> {
-    classified_observation(pod, policy, &|traits| policy.classify(traits), reservation, now)
+    classified_observation(
+        pod,
+        policy,
+        &|traits| policy.classify(traits),
+        reservation,
+        now,
+    )
 }
 
 /// The same, with a classifier that may have the classification cached.
@@ -240,28 +292,63 @@ pub fn classified_observation(
     let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) else {
         let demand = waiting_demand(pod, policy.mode, classify)?;
         let reservation = reservation.filter(|_| !demand.asks_plugin());
-        let mut waiting = ObservedWaiting { reservation, ..waiting(pod) };
+        let mut waiting = ObservedWaiting {
+            reservation,
+            ..waiting(pod)
+        };
         if waiting.gate == SchedulingGate::Planned && !is_served(pod, policy) {
             waiting.gate = SchedulingGate::Others;
         }
         let state = ObservedPhase::Waiting(waiting);
-        return Some(PodObservation { uid, key, demand, state, observed });
+        return Some(PodObservation {
+            uid,
+            key,
+            demand,
+            state,
+            observed,
+        });
     };
     let node = NodeName::parse(node).ok()?;
-    let demand = classified_demand(pod, classify).unwrap_or_else(|_| classified_worst_case(pod, classify));
+    let demand =
+        classified_demand(pod, classify).unwrap_or_else(|_| classified_worst_case(pod, classify));
     // A device plugin's GPUs are not recorded: such an annotation was not written by Stowage.
     let devices = recorded_devices(pod).filter(|_| !demand.asks_plugin());
-    let demand = devices.as_ref().map_or(demand.clone(), |devices| as_granted(pod, demand, devices));
-    let ran =
-        pod.status.as_ref().and_then(|status| status.start_time.as_ref()).map(|start| age(start.0, now));
-    let state = ObservedPhase::Bound { node, devices, starting: is_starting(pod), ran };
-    Some(PodObservation { uid, key, demand, state, observed })
+    let demand = devices
+        .as_ref()
+        .map_or(demand.clone(), |devices| as_granted(pod, demand, devices));
+    let ran = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.start_time.as_ref())
+        .map(|start| age(start.0, now));
+    let state = ObservedPhase::Bound {
+        node,
+        devices,
+        starting: is_starting(pod),
+        ran,
+    };
+    Some(PodObservation {
+        uid,
+        key,
+        demand,
+        state,
+        observed,
+    })
 }
 
 /// Whether the pod's scheduler asks Stowage. Another one would place the pod where it likes once its gate is lifted.
 fn is_served(pod: &Pod, policy: &Policy) -> bool {
-    let scheduler = pod.spec.as_ref().and_then(|spec| spec.scheduler_name.as_deref()).unwrap_or_default();
-    scheduler.is_empty() || policy.planning.scheduler_names.iter().any(|name| name == scheduler)
+    let scheduler = pod
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.scheduler_name.as_deref())
+        .unwrap_or_default();
+    scheduler.is_empty()
+        || policy
+            .planning
+            .scheduler_names
+            .iter()
+            .any(|name| name == scheduler)
 }
 
 /// What keeps a pending pod from the scheduler, and where it is nominated; without its reservation.
@@ -272,7 +359,11 @@ pub fn waiting(pod: &Pod) -> ObservedWaiting {
         (true, false) => SchedulingGate::Planned,
         (false, false) => SchedulingGate::Open,
     };
-    ObservedWaiting { reservation: None, gate, nominated: nominated(pod) }
+    ObservedWaiting {
+        reservation: None,
+        gate,
+        nominated: nominated(pod),
+    }
 }
 
 /// The most that a pod could mean, for a pod that must be counted although its request is invalid.
@@ -286,12 +377,23 @@ fn classified_worst_case(pod: &Pod, classify: impl FnOnce(&PodTraits) -> Classif
     with_request(pod, |request| {
         let gpus = gpus.as_deref().or(request.gpus);
         let exclusive = annotation(pod, written::EXCLUSIVE).or(request.exclusive);
-        Demand::worst_case_classified(&PodRequest { gpus, exclusive, ..*request }, classify)
+        Demand::worst_case_classified(
+            &PodRequest {
+                gpus,
+                exclusive,
+                ..*request
+            },
+            classify,
+        )
     })
 }
 
 /// In shadow mode no pod that uses a device plugin is rejected: an invalid request passes as well.
-fn waiting_demand(pod: &Pod, mode: Mode, classify: &dyn Fn(&PodTraits) -> Classification) -> Option<Demand> {
+fn waiting_demand(
+    pod: &Pod,
+    mode: Mode,
+    classify: &dyn Fn(&PodTraits) -> Classification,
+) -> Option<Demand> {
     match classified_demand(pod, classify) {
         Ok(demand) => Some(demand),
         Err(_) if mode == Mode::Shadow => {
@@ -309,10 +411,16 @@ fn age(start: jiff::Timestamp, now: jiff::Timestamp) -> Millis {
 /// container that has failed once profiles memory again at any time; waiting for it would close the GPU to engine starts for
 /// ever. A pod without a status is on no real node.
 fn is_starting(pod: &Pod) -> bool {
-    let Some(status) = &pod.status else { return false };
-    let is_ready = |condition: &PodCondition| condition.type_ == "Ready" && condition.status == "True";
-    let was_restarted =
-        status.container_statuses.iter().flatten().any(|container| container.restart_count > 0);
+    let Some(status) = &pod.status else {
+        return false;
+    };
+    let is_ready =
+        |condition: &PodCondition| condition.type_ == "Ready" && condition.status == "True";
+    let was_restarted = status
+        .container_statuses
+        .iter()
+        .flatten()
+        .any(|container| container.restart_count > 0);
     !status.conditions.iter().flatten().any(is_ready) && !was_restarted
 }
 
@@ -322,7 +430,9 @@ pub fn recorded_devices(pod: &Pod) -> Option<Arc<[GpuUuid]>> {
     if names()?.nth(MAX_GPUS as usize).is_some() {
         return None;
     }
-    names()?.map(|uuid| GpuUuid::parse(uuid.trim()).ok()).collect()
+    names()?
+        .map(|uuid| GpuUuid::parse(uuid.trim()).ok())
+        .collect()
 }
 
 /// Whether its Binding says that sleeping engines lend it its VRAM.
@@ -360,36 +470,64 @@ fn as_granted(pod: &Pod, demand: Demand, devices: &[GpuUuid]) -> Demand {
     // now.
     let may_be_exclusive = || {
         let asked = annotation(pod, asked::EXCLUSIVE);
-        granted.is_some_and(|granted| granted > demand.vram()) || asked.is_some_and(|text| text != "false")
+        granted.is_some_and(|granted| granted > demand.vram())
+            || asked.is_some_and(|text| text != "false")
     };
-    match (granted_exclusive(pod).unwrap_or_else(may_be_exclusive), granted) {
+    match (
+        granted_exclusive(pod).unwrap_or_else(may_be_exclusive),
+        granted,
+    ) {
         (true, _) => {
             let per_gpu = demand.vram().split(gpus);
-            Demand { gpus, per_gpu, sharing: Sharing::Exclusive, ..demand }
+            Demand {
+                gpus,
+                per_gpu,
+                sharing: Sharing::Exclusive,
+                ..demand
+            }
         }
-        (false, Some(granted)) => {
-            Demand { gpus, per_gpu: granted.split(gpus), sharing: Sharing::Shared, ..demand }
-        }
+        (false, Some(granted)) => Demand {
+            gpus,
+            per_gpu: granted.split(gpus),
+            sharing: Sharing::Shared,
+            ..demand
+        },
         (false, None) => demand,
     }
 }
 
 /// The Node object, and the machine it stands for; `None` for an object without a UID.
 pub fn node_identity(node: &Node) -> Option<NodeIdentity> {
-    let info = node.status.as_ref().and_then(|status| status.node_info.as_ref());
+    let info = node
+        .status
+        .as_ref()
+        .and_then(|status| status.node_info.as_ref());
     let ids = info.map(|info| [info.system_uuid.as_str(), info.machine_id.as_str()]);
     // Some firmware has zeros, or ones, for a UUID that nobody set.
     let is_set = |id: &&str| !id.chars().all(|c| "0fF-".contains(c));
-    let machine = ids.filter(|ids| ids.iter().any(is_set)).map(|ids| ids.join("/").into());
-    let created = node.metadata.creation_timestamp.as_ref().map(|created| created.0.as_second());
-    Some(NodeIdentity { uid: node.metadata.uid.as_deref()?.into(), machine, created })
+    let machine = ids
+        .filter(|ids| ids.iter().any(is_set))
+        .map(|ids| ids.join("/").into());
+    let created = node
+        .metadata
+        .creation_timestamp
+        .as_ref()
+        .map(|created| created.0.as_second());
+    Some(NodeIdentity {
+        uid: node.metadata.uid.as_deref()?.into(),
+        machine,
+        created,
+    })
 }
 
 fn with_request<R>(pod: &Pod, use_it: impl FnOnce(&PodRequest<'_>) -> R) -> R {
     static NO_LABELS: BTreeMap<String, String> = BTreeMap::new();
     let spec = pod.spec.as_ref();
-    let resources =
-        spec.into_iter().flat_map(containers).flat_map(|(_, container)| asked_for(container)).collect();
+    let resources = spec
+        .into_iter()
+        .flat_map(containers)
+        .flat_map(|(_, container)| asked_for(container))
+        .collect();
     let containers: Vec<ContainerRequest<'_>> = spec
         .into_iter()
         .flat_map(containers)
@@ -398,7 +536,9 @@ fn with_request<R>(pod: &Pod, use_it: impl FnOnce(&PodRequest<'_>) -> R) -> R {
     let labels = pod.metadata.labels.as_ref().unwrap_or(&NO_LABELS);
     let label = |key: &&str| labels.get(*key).map(String::as_str);
     let source = annotation(pod, asked::KSERVE_SOURCE).filter(|uri| uri.starts_with("hf://"));
-    let grace = spec.and_then(|s| s.termination_grace_period_seconds).unwrap_or(DEFAULT_GRACE_SECONDS);
+    let grace = spec
+        .and_then(|s| s.termination_grace_period_seconds)
+        .unwrap_or(DEFAULT_GRACE_SECONDS);
     use_it(&PodRequest {
         namespace: pod.metadata.namespace.as_deref().unwrap_or("default"),
         labels,
@@ -419,12 +559,17 @@ fn with_request<R>(pod: &Pod, use_it: impl FnOnce(&PodRequest<'_>) -> R) -> R {
 }
 
 fn containers(spec: &PodSpec) -> impl Iterator<Item = (ContainerRole, &Container)> {
-    let init =
-        spec.init_containers.iter().flatten().map(|container| match container.restart_policy.as_deref() {
+    let init = spec.init_containers.iter().flatten().map(|container| {
+        match container.restart_policy.as_deref() {
             Some("Always") => (ContainerRole::Sidecar, container),
             _ => (ContainerRole::Init, container),
-        });
-    init.chain(spec.containers.iter().map(|container| (ContainerRole::Main, container)))
+        }
+    });
+    init.chain(
+        spec.containers
+            .iter()
+            .map(|container| (ContainerRole::Main, container)),
+    )
 }
 
 fn container_request(role: ContainerRole, container: &Container) -> ContainerRequest<'_> {
@@ -442,7 +587,9 @@ fn container_request(role: ContainerRole, container: &Container) -> ContainerReq
 fn amount<'a>(container: &'a Container, resource: &str) -> Option<&'a str> {
     let resources = container.resources.as_ref()?;
     let find = |amounts: &'a Option<BTreeMap<String, Quantity>>| amounts.as_ref()?.get(resource);
-    find(&resources.requests).or_else(|| find(&resources.limits)).map(|quantity| quantity.0.as_str())
+    find(&resources.requests)
+        .or_else(|| find(&resources.limits))
+        .map(|quantity| quantity.0.as_str())
 }
 
 /// The same where it is an amount: zero is no request. What cannot be read may be any amount.
@@ -451,9 +598,12 @@ fn requested<'a>(container: &'a Container, resource: &str) -> Option<&'a str> {
 }
 
 fn plugin_amount(container: &Container) -> PluginAmount<'_> {
-    let resources: BTreeSet<&str> =
-        asked_for(container).filter(|resource| PluginResource::is_one(resource)).collect();
-    let Some(resource) = resources.first().copied() else { return PluginAmount::None };
+    let resources: BTreeSet<&str> = asked_for(container)
+        .filter(|resource| PluginResource::is_one(resource))
+        .collect();
+    let Some(resource) = resources.first().copied() else {
+        return PluginAmount::None;
+    };
     let amount = amount(container, resource).unwrap_or_default();
     match resources.len() {
         1 => PluginAmount::Of { resource, amount },
@@ -468,12 +618,19 @@ fn asked_for(container: &Container) -> impl Iterator<Item = &str> {
 
 /// The same with those of which it asks for zero.
 fn named(container: &Container) -> impl Iterator<Item = &str> {
-    let lists = container.resources.iter().flat_map(|resources| [&resources.requests, &resources.limits]);
+    let lists = container
+        .resources
+        .iter()
+        .flat_map(|resources| [&resources.requests, &resources.limits]);
     lists.flatten().flat_map(BTreeMap::keys).map(String::as_str)
 }
 
 fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
-    pod.metadata.annotations.as_ref()?.get(key).map(String::as_str)
+    pod.metadata
+        .annotations
+        .as_ref()?
+        .get(key)
+        .map(String::as_str)
 }
 
 #[cfg(test)]

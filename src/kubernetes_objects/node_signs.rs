@@ -27,7 +27,10 @@ const STATES: [(&str, &[&str]); 3] = [
     ("nvidia.com/mig.config.state", &["", "success"]),
     ("nvidia.com/vgpu.config.state", &["", "success"]),
     // The node waits for its turn while an upgrade is required.
-    ("nvidia.com/gpu-driver-upgrade-state", &["", "upgrade-done", "upgrade-required"]),
+    (
+        "nvidia.com/gpu-driver-upgrade-state",
+        &["", "upgrade-done", "upgrade-required"],
+    ),
 ];
 /// The GPU operator's pods run where such a label says so, and a manager that works adds to the value that they pause.
 const DEPLOY: &str = "nvidia.com/gpu.deploy.";
@@ -40,16 +43,24 @@ pub fn devices_from_labels(node: &Node) -> Result<Option<Vec<Device>>, NodeLabel
     static NO_LABELS: BTreeMap<String, String> = BTreeMap::new();
     let labels = node.metadata.labels.as_ref().unwrap_or(&NO_LABELS);
     let value = |key| labels.get(key).map_or("", String::as_str);
-    if ![discovered::COUNT, discovered::MEMORY_MIB].iter().any(|key| labels.contains_key(*key)) {
+    if ![discovered::COUNT, discovered::MEMORY_MIB]
+        .iter()
+        .any(|key| labels.contains_key(*key))
+    {
         return Ok(None);
     }
     let number = |key, plausible: RangeInclusive<u64>| {
-        let number = value(key).parse().ok().filter(|number| plausible.contains(number));
+        let number = value(key)
+            .parse()
+            .ok()
+            .filter(|number| plausible.contains(number));
         number.ok_or_else(|| label(key, value(key)))
     };
     let count = number(discovered::COUNT, 1..=MAX_GPUS.into())?;
     let total = Bytes::mib(number(discovered::MEMORY_MIB, PLAUSIBLE_MIB)?);
-    let product = labels.get(discovered::PRODUCT).map_or("unknown", String::as_str);
+    let product = labels
+        .get(discovered::PRODUCT)
+        .map_or("unknown", String::as_str);
     let model = GpuModel::parse(product).map_err(|_| label(discovered::PRODUCT, product))?;
     let device = |index| Device {
         uuid: GpuUuid::from_index(index),
@@ -70,7 +81,13 @@ pub fn node_signs(node: &Node, labelled: &Result<Option<Vec<Device>>, NodeLabel>
     let devices = labelled.as_ref().ok().and_then(Option::as_ref);
     NodeSigns {
         resources: other_resources(node),
-        changes: node.metadata.labels.iter().flatten().filter_map(change).collect(),
+        changes: node
+            .metadata
+            .labels
+            .iter()
+            .flatten()
+            .filter_map(change)
+            .collect(),
         unreadable: labelled.as_ref().err().cloned(),
         labelled: devices.map(|devices| (devices.len() as u32, devices[0].total)),
     }
@@ -78,10 +95,17 @@ pub fn node_signs(node: &Node, labelled: &Result<Option<Vec<Device>>, NodeLabel>
 
 /// The devices that device plugins advertise on a node, for placement.
 pub fn plugin_devices(node: &Node) -> PluginDevices {
-    let allocatable = node.status.iter().flat_map(|status| &status.allocatable).flatten();
+    let allocatable = node
+        .status
+        .iter()
+        .flat_map(|status| &status.allocatable)
+        .flatten();
     let devices = allocatable.filter_map(|(name, amount)| {
         let count = Bytes::parse_quantity(&amount.0).ok()?;
-        Some((PluginResource::parse(name)?, u32::try_from(count.0).unwrap_or(u32::MAX)))
+        Some((
+            PluginResource::parse(name)?,
+            u32::try_from(count.0).unwrap_or(u32::MAX),
+        ))
     });
     devices.collect()
 }
@@ -90,7 +114,9 @@ pub fn plugin_devices(node: &Node) -> PluginDevices {
 /// pods still have their GPUs. The kubelet keeps a resource whose plugin is gone, with an amount of 0.
 pub fn resources(node: &Node) -> impl Iterator<Item = &str> {
     let status = node.status.iter();
-    let amounts = status.flat_map(|status| status.allocatable.iter().chain(&status.capacity)).flatten();
+    let amounts = status
+        .flat_map(|status| status.allocatable.iter().chain(&status.capacity))
+        .flatten();
     amounts
         .filter(|(_, amount)| Bytes::parse_quantity(&amount.0) != Ok(Bytes::ZERO))
         .map(|(name, _)| name.as_str())
@@ -98,14 +124,19 @@ pub fn resources(node: &Node) -> impl Iterator<Item = &str> {
 
 fn other_resources(node: &Node) -> BTreeMap<Arc<str>, bool> {
     let is_other = |name: &&str| {
-        let is_extended = name.split_once('/').is_some_and(|(domain, _)| !domain.ends_with("kubernetes.io"));
+        let is_extended = name
+            .split_once('/')
+            .is_some_and(|(domain, _)| !domain.ends_with("kubernetes.io"));
         is_extended && *name != VRAM && !PluginResource::is_one(name)
     };
     let suggests_gpu = |name: &str| {
         let name = name.to_ascii_lowercase();
         GPU_NAMES.iter().any(|part| name.contains(part))
     };
-    resources(node).filter(is_other).map(|name| (name.into(), suggests_gpu(name))).collect()
+    resources(node)
+        .filter(is_other)
+        .map(|name| (name.into(), suggests_gpu(name)))
+        .collect()
 }
 
 fn change((key, value): (&String, &String)) -> Option<NodeLabel> {
@@ -118,5 +149,8 @@ fn change((key, value): (&String, &String)) -> Option<NodeLabel> {
 }
 
 fn label(key: &str, value: &str) -> NodeLabel {
-    NodeLabel { key: key.into(), value: value.into() }
+    NodeLabel {
+        key: key.into(),
+        value: value.into(),
+    }
 }

@@ -31,7 +31,14 @@ impl ReservationMessage {
         PodCondition {
             type_: RESERVED_CONDITION.into(),
             status: "True".into(),
-            reason: Some(if self.victims.is_empty() { "GpusAvailable" } else { "WaitingForVictims" }.into()),
+            reason: Some(
+                if self.victims.is_empty() {
+                    "GpusAvailable"
+                } else {
+                    "WaitingForVictims"
+                }
+                .into(),
+            ),
             message: Some(serde_json::to_string(self).expect("names and times are always JSON")),
             last_transition_time: Some(Time(now)),
             ..PodCondition::default()
@@ -41,7 +48,9 @@ impl ReservationMessage {
     /// The active reservation that a pod's condition describes, if any.
     pub fn read(pod: &Pod) -> Option<Self> {
         let conditions = pod.status.as_ref()?.conditions.as_ref()?;
-        let condition = conditions.iter().find(|c| c.type_ == RESERVED_CONDITION && c.status == "True")?;
+        let condition = conditions
+            .iter()
+            .find(|c| c.type_ == RESERVED_CONDITION && c.status == "True")?;
         serde_json::from_str(condition.message.as_deref()?).ok()
     }
 }

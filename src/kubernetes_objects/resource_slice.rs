@@ -53,8 +53,10 @@ fn published(spec: &ResourceSliceSpec) -> Vec<PublishedDevices> {
             (Some(known), _) => take(known, device, &spec.driver),
             (None, Reach::Node(name)) => found.push(PublishedDevices::OnNode(name)),
             (None, Reach::Selected(terms)) => {
-                let mut devices =
-                    PublishedDevices::Shared { terms, uuids: DeviceUuids::Known(BTreeSet::new()) };
+                let mut devices = PublishedDevices::Shared {
+                    terms,
+                    uuids: DeviceUuids::Known(BTreeSet::new()),
+                };
                 take(&mut devices, device, &spec.driver);
                 found.push(devices);
             }
@@ -88,8 +90,12 @@ fn is_reached_by(devices: &PublishedDevices, reach: &Reach) -> bool {
 
 /// Adds a device to those that the same nodes reach.
 fn take(devices: &mut PublishedDevices, device: &Device, driver: &str) {
-    let PublishedDevices::Shared { uuids, .. } = devices else { return };
-    let DeviceUuids::Known(known) = uuids else { return };
+    let PublishedDevices::Shared { uuids, .. } = devices else {
+        return;
+    };
+    let DeviceUuids::Known(known) = uuids else {
+        return;
+    };
     let mut named = uuids_of(device, driver).peekable();
     let is_known = named.peek().is_some();
     known.extend(named);
@@ -103,7 +109,9 @@ fn take(devices: &mut PublishedDevices, device: &Device, driver: &str) {
 fn uuids_of(device: &Device, driver: &str) -> impl Iterator<Item = GpuUuid> {
     let attribute = move |name: &str| {
         let attributes = device.attributes.as_ref()?;
-        let found = attributes.get(name).or_else(|| attributes.get(&format!("{driver}/{name}")))?;
+        let found = attributes
+            .get(name)
+            .or_else(|| attributes.get(&format!("{driver}/{name}")))?;
         GpuUuid::parse(found.string.as_deref()?).ok()
     };
     [UUID, PARENT_UUID].into_iter().filter_map(attribute)
@@ -118,9 +126,14 @@ mod tests {
         let mut whole = json!({
             "driver": "gpu.nvidia.com", "pool": { "name": "p", "generation": 3, "resourceSliceCount": 2 },
         });
-        whole.as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+        whole
+            .as_object_mut()
+            .unwrap()
+            .extend(spec.as_object().unwrap().clone());
         let slice = json!({ "metadata": { "name": "s" }, "spec": whole });
-        device_slice(&serde_json::from_value(slice).unwrap()).unwrap().1
+        device_slice(&serde_json::from_value(slice).unwrap())
+            .unwrap()
+            .1
     }
 
     fn gpu(uuid: &str) -> Value {
@@ -128,7 +141,12 @@ mod tests {
     }
 
     fn known(uuids: &[&str]) -> DeviceUuids {
-        DeviceUuids::Known(uuids.iter().map(|uuid| GpuUuid::parse(uuid).unwrap()).collect())
+        DeviceUuids::Known(
+            uuids
+                .iter()
+                .map(|uuid| GpuUuid::parse(uuid).unwrap())
+                .collect(),
+        )
     }
 
     fn node(name: &str) -> PublishedDevices {
@@ -142,9 +160,17 @@ mod tests {
             [node("a")]
         );
         assert_eq!(read(json!({ "nodeName": "a" })).devices, []);
-        let all = read(json!({ "allNodes": true, "devices": [gpu("GPU-1"), gpu("GPU-2")] })).devices;
-        assert_eq!(all, [PublishedDevices::Shared { terms: None, uuids: known(&["GPU-1", "GPU-2"]) }]);
-        let term = json!({ "matchExpressions": [{ "key": "rack", "operator": "In", "values": ["7"] }] });
+        let all =
+            read(json!({ "allNodes": true, "devices": [gpu("GPU-1"), gpu("GPU-2")] })).devices;
+        assert_eq!(
+            all,
+            [PublishedDevices::Shared {
+                terms: None,
+                uuids: known(&["GPU-1", "GPU-2"])
+            }]
+        );
+        let term =
+            json!({ "matchExpressions": [{ "key": "rack", "operator": "In", "values": ["7"] }] });
         let selector = json!({ "nodeSelectorTerms": [term] });
         let selected = read(json!({ "nodeSelector": selector, "devices": [gpu("GPU-1")] })).devices;
         assert!(
@@ -155,7 +181,10 @@ mod tests {
         let mut everywhere = gpu("GPU-2");
         everywhere["allNodes"] = json!(true);
         let each = json!({ "perDeviceNodeSelection": true, "devices": [on_a, everywhere] });
-        let shared = PublishedDevices::Shared { terms: None, uuids: known(&["GPU-2"]) };
+        let shared = PublishedDevices::Shared {
+            terms: None,
+            uuids: known(&["GPU-2"]),
+        };
         assert_eq!(read(each).devices, [node("a"), shared]);
     }
 
@@ -171,16 +200,28 @@ mod tests {
             scope(json!({ "nodeName": "a", "devices": [gpu("GPU-1")] }))
         );
         assert_eq!(scope(rack("7")), scope(rack("7")));
-        let different = [json!({ "nodeName": "a" }), json!({ "nodeName": "b" }), rack("7"), rack("8")];
-        let different: BTreeSet<_> =
-            different.into_iter().chain([json!({ "allNodes": true })]).map(scope).collect();
+        let different = [
+            json!({ "nodeName": "a" }),
+            json!({ "nodeName": "b" }),
+            rack("7"),
+            rack("8"),
+        ];
+        let different: BTreeSet<_> = different
+            .into_iter()
+            .chain([json!({ "allNodes": true })])
+            .map(scope)
+            .collect();
         assert_eq!(different.len(), 5);
-        assert_eq!(scope(json!({ "allNodes": true })), scope(json!({ "perDeviceNodeSelection": true })));
+        assert_eq!(
+            scope(json!({ "allNodes": true })),
+            scope(json!({ "perDeviceNodeSelection": true }))
+        );
     }
 
     #[test]
     fn a_device_is_known_by_its_uuid_or_by_that_of_the_gpu_it_is_a_part_of() {
-        let shared = |devices: Value| match &read(json!({ "allNodes": true, "devices": devices })).devices[..]
+        let shared = |devices: Value| match &read(json!({ "allNodes": true, "devices": devices }))
+            .devices[..]
         {
             [PublishedDevices::Shared { uuids, .. }] => uuids.clone(),
             other => panic!("{other:?}"),
@@ -189,9 +230,14 @@ mod tests {
             json!({ "name": "a", "attributes": { "gpu.nvidia.com/uuid": { "string": "GPU-1" } } });
         let part = json!({ "name": "b", "attributes": { "parentUUID": { "string": "GPU-2" } } });
         assert_eq!(shared(json!([qualified, part])), known(&["GPU-1", "GPU-2"]));
-        let another = json!({ "name": "a", "attributes": { "example.com/uuid": { "string": "GPU-1" } } });
+        let another =
+            json!({ "name": "a", "attributes": { "example.com/uuid": { "string": "GPU-1" } } });
         assert_eq!(shared(json!([gpu("GPU-1"), another])), DeviceUuids::Unknown);
         let thousands: Vec<Value> = (0..5000).map(|n| gpu(&format!("GPU-{n}"))).collect();
-        assert_eq!(shared(json!(thousands)), DeviceUuids::Unknown, "too many to compare: it may be any");
+        assert_eq!(
+            shared(json!(thousands)),
+            DeviceUuids::Unknown,
+            "too many to compare: it may be any"
+        );
     }
 }

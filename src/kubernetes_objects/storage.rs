@@ -42,9 +42,16 @@ impl StorageResource for PersistentVolumeClaim {
     }
 
     fn object(&self) -> StorageObject {
-        let modes = self.spec.iter().flat_map(|spec| &spec.access_modes).flatten();
+        let modes = self
+            .spec
+            .iter()
+            .flat_map(|spec| &spec.access_modes)
+            .flatten();
         let of_one_pod = modes.into_iter().any(|mode| mode == "ReadWriteOncePod");
-        StorageObject::Claim(VolumeClaim { binding: claim_binding(self), of_one_pod })
+        StorageObject::Claim(VolumeClaim {
+            binding: claim_binding(self),
+            of_one_pod,
+        })
     }
 }
 
@@ -56,16 +63,30 @@ impl StorageResource for PersistentVolume {
     }
 
     fn object(&self) -> StorageObject {
-        let affinity = self.spec.as_ref().and_then(|spec| spec.node_affinity.as_ref());
-        let terms = affinity.and_then(|affinity| affinity.required.as_ref()).map(node_terms);
+        let affinity = self
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.node_affinity.as_ref());
+        let terms = affinity
+            .and_then(|affinity| affinity.required.as_ref())
+            .map(node_terms);
         let unreadable = matches!(terms, Some(Err(_)));
-        let zones = [TopologyLabel::Zone, TopologyLabel::Region].into_iter().filter_map(|label| {
-            let labels = self.metadata.labels.as_ref()?;
-            let text = label.names().iter().find_map(|name| labels.get(*name))?;
-            Some((label, text.split(BETWEEN_ZONES).map(str::to_owned).collect()))
-        });
+        let zones = [TopologyLabel::Zone, TopologyLabel::Region]
+            .into_iter()
+            .filter_map(|label| {
+                let labels = self.metadata.labels.as_ref()?;
+                let text = label.names().iter().find_map(|name| labels.get(*name))?;
+                Some((
+                    label,
+                    text.split(BETWEEN_ZONES).map(str::to_owned).collect(),
+                ))
+            });
         let terms = terms.and_then(Result::ok);
-        StorageObject::Volume(VolumePlace { terms, zones: zones.collect(), unreadable })
+        StorageObject::Volume(VolumePlace {
+            terms,
+            zones: zones.collect(),
+            unreadable,
+        })
     }
 }
 
@@ -77,7 +98,10 @@ impl StorageResource for ApiStorageClass {
     }
 
     fn object(&self) -> StorageObject {
-        let topologies = self.allowed_topologies.as_ref().filter(|terms| !terms.is_empty());
+        let topologies = self
+            .allowed_topologies
+            .as_ref()
+            .filter(|terms| !terms.is_empty());
         StorageObject::Class(StorageClass {
             waits: self.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer"),
             provisions: self.provisioner != NO_PROVISIONER,
@@ -89,23 +113,33 @@ impl StorageResource for ApiStorageClass {
 fn claim_binding(claim: &PersistentVolumeClaim) -> ClaimBinding {
     let empty = BTreeMap::new();
     let annotations = claim.metadata.annotations.as_ref().unwrap_or(&empty);
-    let is_lost = claim.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Lost");
+    let is_lost = claim
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref())
+        == Some("Lost");
     if claim.metadata.deletion_timestamp.is_some() || is_lost {
         return ClaimBinding::Unusable;
     }
     let spec = claim.spec.as_ref();
-    let text =
-        |text: Option<&String>| text.map(String::as_str).filter(|text| !text.is_empty()).map(str::to_owned);
+    let text = |text: Option<&String>| {
+        text.map(String::as_str)
+            .filter(|text| !text.is_empty())
+            .map(str::to_owned)
+    };
     match text(spec.and_then(|spec| spec.volume_name.as_ref())) {
-        Some(volume) if annotations.contains_key(BIND_COMPLETED) => {
-            ClaimBinding::Bound { volume: volume.into() }
-        }
+        Some(volume) if annotations.contains_key(BIND_COMPLETED) => ClaimBinding::Bound {
+            volume: volume.into(),
+        },
         // kube-scheduler waits for the volume controller.
         Some(_) => ClaimBinding::Unusable,
         None => {
-            let class =
-                annotations.get(CLASS_ANNOTATION).or(spec.and_then(|spec| spec.storage_class_name.as_ref()));
-            let selected = annotations.get(SELECTED_NODE).map(|name| NodeName::parse(name));
+            let class = annotations
+                .get(CLASS_ANNOTATION)
+                .or(spec.and_then(|spec| spec.storage_class_name.as_ref()));
+            let selected = annotations
+                .get(SELECTED_NODE)
+                .map(|name| NodeName::parse(name));
             ClaimBinding::Unbound {
                 class: text(class).map(Into::into),
                 selected_node: selected.and_then(Result::ok),
@@ -118,7 +152,10 @@ fn topology_term(term: &TopologySelectorTerm) -> NodeTerm {
     let rules = term.match_label_expressions.iter().flatten();
     // An empty list of values matches nothing.
     let labels = rules.map(|rule| Requirement::one_of(&rule.key, &rule.values));
-    NodeTerm { labels: labels.collect(), name: Vec::new() }
+    NodeTerm {
+        labels: labels.collect(),
+        name: Vec::new(),
+    }
 }
 
 #[cfg(test)]
@@ -136,21 +173,34 @@ mod tests {
         let volume = json!({ "volumeName": "pv-1" });
         assert_eq!(
             binding(json!({ "metadata": { "annotations": bound }, "spec": volume })),
-            ClaimBinding::Bound { volume: "pv-1".into() }
+            ClaimBinding::Bound {
+                volume: "pv-1".into()
+            }
         );
-        assert_eq!(binding(json!({ "metadata": {}, "spec": volume })), ClaimBinding::Unusable);
+        assert_eq!(
+            binding(json!({ "metadata": {}, "spec": volume })),
+            ClaimBinding::Unusable
+        );
         let unbound = json!({
             "metadata": { "annotations": { "volume.kubernetes.io/selected-node": "a" } },
             "spec": { "storageClassName": "disks" },
         });
         let selected_node = Some(NodeName::parse("a").unwrap());
-        assert_eq!(binding(unbound), ClaimBinding::Unbound { class: Some("disks".into()), selected_node });
+        assert_eq!(
+            binding(unbound),
+            ClaimBinding::Unbound {
+                class: Some("disks".into()),
+                selected_node
+            }
+        );
         assert_eq!(
             binding(json!({ "metadata": {}, "spec": { "storageClassName": "" } })),
-            ClaimBinding::Unbound { class: None, selected_node: None }
+            ClaimBinding::Unbound {
+                class: None,
+                selected_node: None
+            }
         );
-        let lost =
-            json!({ "metadata": { "annotations": bound }, "spec": volume, "status": { "phase": "Lost" } });
+        let lost = json!({ "metadata": { "annotations": bound }, "spec": volume, "status": { "phase": "Lost" } });
         assert_eq!(binding(lost), ClaimBinding::Unusable);
     }
 
@@ -162,8 +212,16 @@ mod tests {
             } },
         }))
         .unwrap();
-        let StorageObject::Volume(place) = volume.object() else { panic!("it is a volume") };
-        assert_eq!(place.zones[&TopologyLabel::Zone], ["a", "b"].map(str::to_owned).into());
-        assert_eq!(place.zones[&TopologyLabel::Region], ["north".to_owned()].into());
+        let StorageObject::Volume(place) = volume.object() else {
+            panic!("it is a volume")
+        };
+        assert_eq!(
+            place.zones[&TopologyLabel::Zone],
+            ["a", "b"].map(str::to_owned).into()
+        );
+        assert_eq!(
+            place.zones[&TopologyLabel::Region],
+            ["north".to_owned()].into()
+        );
     }
 }

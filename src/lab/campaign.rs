@@ -28,7 +28,8 @@ pub struct CampaignResult<T, F> {
 
 impl CampaignRules<'_> {
     pub fn jobs(&self) -> usize {
-        self.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+        self.jobs
+            .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
     }
 
     /// Plays the games, which answer their tallies and how they failed, until one fails. `seen` is told what was reached.
@@ -43,7 +44,9 @@ impl CampaignRules<'_> {
         let reached = Mutex::new((T::default(), None::<(usize, F)>));
         let next = || {
             let is_over = reached.lock().1.is_some()
-                || self.interrupted.is_some_and(|interrupted| interrupted.load(Ordering::Relaxed))
+                || self
+                    .interrupted
+                    .is_some_and(|interrupted| interrupted.load(Ordering::Relaxed))
                 || self.limit.is_some_and(|limit| began.elapsed() >= limit);
             if is_over { None } else { games.lock().next() }
         };
@@ -65,7 +68,11 @@ impl CampaignRules<'_> {
             }
         });
         let (tally, failed) = reached.into_inner();
-        CampaignResult { tally, failed: failed.map(|(_, failed)| failed), took: began.elapsed() }
+        CampaignResult {
+            tally,
+            failed: failed.map(|(_, failed)| failed),
+            took: began.elapsed(),
+        }
     }
 }
 
@@ -75,7 +82,10 @@ mod tests {
 
     #[test]
     fn the_first_game_that_fails_ends_the_campaign_and_what_was_played_is_added_up() {
-        let rules = CampaignRules { jobs: Some(2), ..CampaignRules::default() };
+        let rules = CampaignRules {
+            jobs: Some(2),
+            ..CampaignRules::default()
+        };
         let play = |game: u64| (1, (game >= 7).then_some(game));
         let result = rules.play_all(0.., play, |_| ());
         assert_eq!(result.failed, Some(7));
@@ -85,7 +95,10 @@ mod tests {
     #[test]
     fn an_interrupted_campaign_begins_no_game() {
         let interrupted = AtomicBool::new(true);
-        let rules = CampaignRules { interrupted: Some(&interrupted), ..CampaignRules::default() };
+        let rules = CampaignRules {
+            interrupted: Some(&interrupted),
+            ..CampaignRules::default()
+        };
         let result = rules.play_all(0.., |game: u64| (1u64, Some(game)), |_| ());
         assert_eq!((result.tally, result.failed), (0, None));
     }

@@ -13,5 +13,8 @@ pub mod simulate;
 
 #[cfg(test)]
 #[path = "../../tests/it/needs.rs"]
-#[expect(dead_code, reason = "the lab's own tests run no program that `.ci/run` installs")]
+#[expect(
+    dead_code,
+    reason = "the lab's own tests run no program that `.ci/run` installs"
+)]
 mod needs;

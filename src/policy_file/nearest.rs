@@ -9,13 +9,20 @@ pub fn nearest<'a, S: AsRef<str>>(text: &str, names: &'a [S]) -> Option<&'a str>
     }
     let wanted = folded(text);
     let distance = |name: &str| strsim::damerau_levenshtein(&wanted, &folded(name));
-    let near = names.iter().map(|name| (distance(name.as_ref()), name.as_ref())).min_by_key(|(far, _)| *far);
-    near.filter(|(far, name)| *far <= allowed(&wanted, name)).map(|(_, name)| name)
+    let near = names
+        .iter()
+        .map(|name| (distance(name.as_ref()), name.as_ref()))
+        .min_by_key(|(far, _)| *far);
+    near.filter(|(far, name)| *far <= allowed(&wanted, name))
+        .map(|(_, name)| name)
 }
 
 /// Case and word separators do not count: `may_share_with` means `mayShareWith`.
 fn folded(text: &str) -> String {
-    text.chars().filter(|c| !matches!(c, '_' | '-' | ' ')).flat_map(char::to_lowercase).collect()
+    text.chars()
+        .filter(|c| !matches!(c, '_' | '-' | ' '))
+        .flat_map(char::to_lowercase)
+        .collect()
 }
 
 /// A third of the letters may be wrong, and one of a short word.

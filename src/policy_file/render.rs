@@ -26,14 +26,18 @@ pub fn render(policy: &Policy) -> file::PolicySpec<Class> {
 
 fn tenant(tenant: &Tenant) -> file::TenantSpec {
     let guaranteed = tenant.guarantee != TenantUsage::default();
-    let limit =
-        AmountSpec { vram: tenant.limit.vram.map(MemoryQuantity), gpus: tenant.limit.milli_gpus.map(gpus) };
+    let limit = AmountSpec {
+        vram: tenant.limit.vram.map(MemoryQuantity),
+        gpus: tenant.limit.milli_gpus.map(gpus),
+    };
     file::TenantSpec {
         name: Name(tenant.name.clone()),
         namespaces: some_words(&tenant.namespaces, NamePattern),
         namespace_selector: tenant.namespace_selector.clone(),
-        guarantee: guaranteed
-            .then(|| AmountSpec { vram: vram(tenant.guarantee), gpus: whole_gpus(tenant.guarantee) }),
+        guarantee: guaranteed.then(|| AmountSpec {
+            vram: vram(tenant.guarantee),
+            gpus: whole_gpus(tenant.guarantee),
+        }),
         limit: (limit != AmountSpec::default()).then_some(limit),
         borrowing: Some(tenant.borrowing),
         reclaim: Some(tenant.reclaim),
@@ -47,8 +51,14 @@ fn pool(pool: &Pool) -> file::NodePool {
         selector: labels(&pool.selector),
         allocator: Some(pool.allocator),
         classes: pool.classes.as_deref().map(|names| words(names, Name)),
-        mig: pool.mig.as_deref().map(|profiles| words(profiles, MigProfile)),
-        capacity: pool.capacity.map(|all| PoolCapacitySpec { gpus: whole_gpus(all), vram: vram(all) }),
+        mig: pool
+            .mig
+            .as_deref()
+            .map(|profiles| words(profiles, MigProfile)),
+        capacity: pool.capacity.map(|all| PoolCapacitySpec {
+            gpus: whole_gpus(all),
+            vram: vram(all),
+        }),
     }
 }
 
@@ -73,7 +83,9 @@ fn some_words<T>(names: &[String], word: fn(String) -> T) -> Option<Vec<T>> {
 }
 
 fn labels(labels: &BTreeMap<String, String>) -> Option<BTreeMap<String, LabelValue>> {
-    let labels: BTreeMap<String, LabelValue> =
-        labels.iter().map(|(key, value)| (key.clone(), LabelValue(value.clone()))).collect();
+    let labels: BTreeMap<String, LabelValue> = labels
+        .iter()
+        .map(|(key, value)| (key.clone(), LabelValue(value.clone())))
+        .collect();
     (!labels.is_empty()).then_some(labels)
 }

@@ -33,16 +33,23 @@ fn values(shape: &SchemaShape) -> BoxedStrategy<Json> {
             let entries = vec((select(vec!["a", "A100", "h100-sxm"]), values(value)), 0..3);
             entries
                 .prop_map(|all| {
-                    all.into_iter().map(|(key, value)| (key.to_owned(), value)).collect::<Map<_, _>>()
+                    all.into_iter()
+                        .map(|(key, value)| (key.to_owned(), value))
+                        .collect::<Map<_, _>>()
                 })
                 .prop_map(Json::Object)
                 .boxed()
         }
         SchemaShape::List(item) => vec(values(item), 0..4).prop_map(Json::Array).boxed(),
         SchemaShape::Words(words) => select(words.clone()).prop_map(Json::from).boxed(),
-        SchemaShape::Text { format, .. } => texts(format.expect("every text of a policy has a format")),
+        SchemaShape::Text { format, .. } => {
+            texts(format.expect("every text of a policy has a format"))
+        }
         SchemaShape::Whole { at_least, at_most } => {
-            let (least, most) = (i64::try_from(*at_least).unwrap(), i64::try_from(*at_most).unwrap());
+            let (least, most) = (
+                i64::try_from(*at_least).unwrap(),
+                i64::try_from(*at_most).unwrap(),
+            );
             (least..=most).prop_map(Json::from).boxed()
         }
         SchemaShape::Truth => any::<bool>().prop_map(Json::from).boxed(),
@@ -60,41 +67,59 @@ fn some_of(fields: &[Field]) -> BoxedStrategy<Json> {
         value.prop_map(move |value| Some((name.clone(), value?)))
     };
     let each: Vec<_> = fields.iter().map(field).collect();
-    each.prop_map(|entries| Json::Object(entries.into_iter().flatten().collect())).boxed()
+    each.prop_map(|entries| Json::Object(entries.into_iter().flatten().collect()))
+        .boxed()
 }
 
 fn texts(format: TextFormat) -> BoxedStrategy<Json> {
     match format {
-        TextFormat::Percent { at_most } => (0..=at_most).prop_map(|n| json!(format!("{n}%"))).boxed(),
-        TextFormat::Duration => {
-            (0..=365 * 86_400_000u64).prop_map(|n| duration_text(Millis(n)).into()).boxed()
+        TextFormat::Percent { at_most } => {
+            (0..=at_most).prop_map(|n| json!(format!("{n}%"))).boxed()
         }
-        TextFormat::Quantity => (0..=1u64 << 60).prop_map(|n| quantity_text(Bytes(n)).into()).boxed(),
-        TextFormat::Speed => (1..=1u64 << 60).prop_map(|n| speed_text(Bytes(n)).into()).boxed(),
+        TextFormat::Duration => (0..=365 * 86_400_000u64)
+            .prop_map(|n| duration_text(Millis(n)).into())
+            .boxed(),
+        TextFormat::Quantity => (0..=1u64 << 60)
+            .prop_map(|n| quantity_text(Bytes(n)).into())
+            .boxed(),
+        TextFormat::Speed => (1..=1u64 << 60)
+            .prop_map(|n| speed_text(Bytes(n)).into())
+            .boxed(),
         TextFormat::Cel => select(EXPRESSIONS.to_vec()).prop_map(Json::from).boxed(),
         TextFormat::MigProfile => Just(json!("3g.40gb")).boxed(),
-        TextFormat::ResourcePattern => {
-            select(vec!["example.com/gpu", "example.com/*"]).prop_map(Json::from).boxed()
-        }
-        TextFormat::NamePattern => select(vec!["dedicated", "b*", "*ving", "*"]).prop_map(Json::from).boxed(),
-        TextFormat::Weekdays => select(vec!["mon", "mon-fri", "fri-mon"]).prop_map(Json::from).boxed(),
-        TextFormat::TimeOfDay => {
-            (0..=96u16).prop_map(|n| format!("{:02}:{:02}", n / 4, n % 4 * 15).into()).boxed()
-        }
+        TextFormat::ResourcePattern => select(vec!["example.com/gpu", "example.com/*"])
+            .prop_map(Json::from)
+            .boxed(),
+        TextFormat::NamePattern => select(vec!["dedicated", "b*", "*ving", "*"])
+            .prop_map(Json::from)
+            .boxed(),
+        TextFormat::Weekdays => select(vec!["mon", "mon-fri", "fri-mon"])
+            .prop_map(Json::from)
+            .boxed(),
+        TextFormat::TimeOfDay => (0..=96u16)
+            .prop_map(|n| format!("{:02}:{:02}", n / 4, n % 4 * 15).into())
+            .boxed(),
         TextFormat::GpuModel => select(vec!["H100", "a100"]).prop_map(Json::from).boxed(),
-        TextFormat::TimeZone => select(vec!["UTC", "Europe/Berlin"]).prop_map(Json::from).boxed(),
+        TextFormat::TimeZone => select(vec!["UTC", "Europe/Berlin"])
+            .prop_map(Json::from)
+            .boxed(),
         TextFormat::Timestamp => Just(json!("2026-11-23T22:00:00+01:00")).boxed(),
-        TextFormat::Name | TextFormat::Subdomain | TextFormat::QualifiedName | TextFormat::LabelValue => {
-            select(NAMES.to_vec()).prop_map(Json::from).boxed()
-        }
+        TextFormat::Name
+        | TextFormat::Subdomain
+        | TextFormat::QualifiedName
+        | TextFormat::LabelValue => select(NAMES.to_vec()).prop_map(Json::from).boxed(),
     }
 }
 
 /// A policy that the schema allows and that makes sense: each name once, a catch-all class, each namespace of one tenant.
 fn policies() -> impl Strategy<Value = Policy> {
     values(&SHAPES.policy).prop_map(|mut file| {
-        let pools: Vec<Json> =
-            file["nodePools"].as_array().into_iter().flatten().map(|pool| pool["name"].clone()).collect();
+        let pools: Vec<Json> = file["nodePools"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .map(|pool| pool["name"].clone())
+            .collect();
         for list in ["classes", "tenants", "nodePools"] {
             let mut names = BTreeSet::new();
             if let Some(entries) = file.get_mut(list).and_then(Json::as_array_mut) {
@@ -106,11 +131,18 @@ fn policies() -> impl Strategy<Value = Policy> {
             }
         }
         let file: file::PolicySpec = serde_json::from_value(file).expect("the schema allows it");
-        let mut policy = Draft::new(&file).expect("the schema allows it").finish().expect("it makes sense");
+        let mut policy = Draft::new(&file)
+            .expect("the schema allows it")
+            .finish()
+            .expect("it makes sense");
         policy.version = 7;
         policy.digest = digest(&policy);
         // Of its windows, those of one time zone.
-        let open = policy.windows().filter(|window| window.time_zone == "UTC").cloned().collect();
+        let open = policy
+            .windows()
+            .filter(|window| window.time_zone == "UTC")
+            .cloned()
+            .collect();
         policy.with_open_windows(open)
     })
 }
@@ -133,19 +165,28 @@ fn make_sense(list: &str, entry: &mut Map<String, Json>, pools: &[Json]) {
 fn pods() -> impl Strategy<Value = PodTraits> {
     let name = || select(NAMES.to_vec()).prop_map(str::to_owned);
     let sharing = select(vec![Sharing::Shared, Sharing::Exclusive]);
-    (name(), name(), name(), any::<i32>(), sharing, 1u32..4, any::<u32>()).prop_map(
-        |(namespace, priority_class, label, priority, sharing, gpus, vram)| PodTraits {
-            namespace,
-            labels: [("a".to_owned(), label.clone())].into(),
-            priority_class,
-            priority,
-            sharing,
-            resources: [label].into(),
-            gpus,
-            vram: Bytes(vram.into()),
-            ..PodTraits::default()
-        },
+    (
+        name(),
+        name(),
+        name(),
+        any::<i32>(),
+        sharing,
+        1u32..4,
+        any::<u32>(),
     )
+        .prop_map(
+            |(namespace, priority_class, label, priority, sharing, gpus, vram)| PodTraits {
+                namespace,
+                labels: [("a".to_owned(), label.clone())].into(),
+                priority_class,
+                priority,
+                sharing,
+                resources: [label].into(),
+                gpus,
+                vram: Bytes(vram.into()),
+                ..PodTraits::default()
+            },
+        )
 }
 
 proptest! {
@@ -175,6 +216,11 @@ proptest! {
 fn a_stored_policy_that_breaks_an_invariant_is_refused() {
     let mut stored = serde_json::to_value(Policy::default()).unwrap();
     stored["classes"].as_array_mut().unwrap().pop();
-    let refused = serde_json::from_value::<Policy>(stored).unwrap_err().to_string();
-    assert!(refused.starts_with("the last class, \"batch\", does not match every pod"), "{refused}");
+    let refused = serde_json::from_value::<Policy>(stored)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        refused.starts_with("the last class, \"batch\", does not match every pod"),
+        "{refused}"
+    );
 }

@@ -11,10 +11,15 @@ const COLUMN: usize = 44;
 
 /// `merged` is the written policy with its places.
 pub fn show(policy: &Policy, merged: &YamlNode, sources: &PolicySources<'_>) -> String {
-    let json = serde_json::to_string(&render(policy)).expect("a raw policy has text keys and no floats");
+    let json =
+        serde_json::to_string(&render(policy)).expect("a raw policy has text keys and no floats");
     // JSON is YAML, and its text keeps the order of the fields.
     let (documents, _) = read(json.as_bytes(), FileId::at(0), &mut MAX_NODES.clone());
-    let mut page = PolicyListing { sources, gate: gate(merged), lines: Vec::new() };
+    let mut page = PolicyListing {
+        sources,
+        gate: gate(merged),
+        lines: Vec::new(),
+    };
     if let Some(root) = documents.first() {
         page.map(root, Some(merged), 0);
     }
@@ -43,7 +48,14 @@ impl PolicyListing<'_> {
         }
     }
 
-    fn entry(&mut self, shown: &str, key: &str, value: &YamlNode, written: Option<&YamlNode>, indent: usize) {
+    fn entry(
+        &mut self,
+        shown: &str,
+        key: &str,
+        value: &YamlNode,
+        written: Option<&YamlNode>,
+        indent: usize,
+    ) {
         let pad = " ".repeat(indent);
         match &value.value {
             Value::Map(_) => {
@@ -55,7 +67,10 @@ impl PolicyListing<'_> {
             }
             Value::List(items) if items.iter().any(|item| matches!(item.value, Value::Map(_))) => {
                 self.lines.push(format!("{pad}{shown}:"));
-                items.iter().enumerate().for_each(|(place, item)| self.item(place, item, written, indent));
+                items
+                    .iter()
+                    .enumerate()
+                    .for_each(|(place, item)| self.item(place, item, written, indent));
             }
             Value::List(items) => {
                 let items: Vec<String> = items.iter().map(inline).collect();
@@ -70,7 +85,9 @@ impl PolicyListing<'_> {
         let name = item.get("name").and_then(YamlNode::text);
         let entries = written.map(YamlNode::items).unwrap_or_default();
         let written = match name {
-            Some(_) => entries.iter().find(|entry| entry.get("name").and_then(YamlNode::text) == name),
+            Some(_) => entries
+                .iter()
+                .find(|entry| entry.get("name").and_then(YamlNode::text) == name),
             None => entries.get(place),
         };
         let first = self.lines.len();
@@ -88,8 +105,15 @@ impl PolicyListing<'_> {
     /// The last line is a class' `max`: if the class has none, it is the policy's.
     fn name_start_gate(&mut self, written: Option<&YamlNode>) {
         let own = written.and_then(|written| written.get("max"));
-        let (Some(gate), None, Some(line)) = (self.gate, own, self.lines.pop()) else { return };
-        let text = line.split("  #").next().unwrap_or_default().trim_end().to_owned();
+        let (Some(gate), None, Some(line)) = (self.gate, own, self.lines.pop()) else {
+            return;
+        };
+        let text = line
+            .split("  #")
+            .next()
+            .unwrap_or_default()
+            .trim_end()
+            .to_owned();
         self.line(text, Some(gate));
     }
 }
@@ -105,17 +129,30 @@ fn is_left_out(node: &YamlNode) -> bool {
 
 fn inline(node: &YamlNode) -> String {
     match &node.value {
-        Value::Scalar(Scalar { text, style: Style::Text }) => scalar_text(text),
-        Value::Scalar(Scalar { text, style: Style::Plain }) => text.clone(),
+        Value::Scalar(Scalar {
+            text,
+            style: Style::Text,
+        }) => scalar_text(text),
+        Value::Scalar(Scalar {
+            text,
+            style: Style::Plain,
+        }) => text.clone(),
         _ => String::new(),
     }
 }
 
 /// Quoted unless it is clearly a text without quotes.
 fn scalar_text(text: &str) -> String {
-    let plain = Scalar { text: text.into(), style: Style::Plain };
+    let plain = Scalar {
+        text: text.into(),
+        style: Style::Plain,
+    };
     let simple = |c: char| c.is_ascii_alphanumeric() || "._/%-".contains(c);
     let begins = text.starts_with(|c: char| c.is_ascii_alphanumeric());
     let is_plain = begins && text.chars().all(simple) && matches!(plain.atom(), Atom::Text(_));
-    if is_plain { text.to_owned() } else { serde_json::Value::from(text).to_string() }
+    if is_plain {
+        text.to_owned()
+    } else {
+        serde_json::Value::from(text).to_string()
+    }
 }

@@ -22,7 +22,10 @@ pub struct SourceText {
 impl SourceText {
     /// The name is only displayed, so control characters in it are escaped.
     pub fn new(name: impl AsRef<str>, text: impl Into<Vec<u8>>) -> Self {
-        Self { name: shown(name.as_ref()), bytes: text.into() }
+        Self {
+            name: shown(name.as_ref()),
+            bytes: text.into(),
+        }
     }
 }
 
@@ -53,7 +56,11 @@ impl Span {
     /// Offsets that do not fit are cut: files are far smaller ([`MAX_FILE`]).
     pub fn new(file: FileId, range: Range<usize>) -> Self {
         let cut = |offset: usize| u32::try_from(offset).unwrap_or(u32::MAX);
-        Self { file, start: cut(range.start), end: cut(range.end.max(range.start)) }
+        Self {
+            file,
+            start: cut(range.start),
+            end: cut(range.end.max(range.start)),
+        }
     }
 
     pub fn range(self) -> Range<usize> {
@@ -94,7 +101,9 @@ struct Lines<'a> {
 
 impl<'a> PolicySources<'a> {
     pub fn new(files: &'a [SourceText]) -> Self {
-        Self { files: files.iter().map(Lines::new).collect() }
+        Self {
+            files: files.iter().map(Lines::new).collect(),
+        }
     }
 
     pub fn name(&self, file: FileId) -> &str {
@@ -112,17 +121,27 @@ impl<'a> PolicySources<'a> {
     }
 
     pub fn position(&self, file: FileId, offset: usize) -> Position {
-        self.files.get(file.index()).map_or(Position { line: 1, column: 1 }, |file| file.position(offset))
+        self.files
+            .get(file.index())
+            .map_or(Position { line: 1, column: 1 }, |file| {
+                file.position(offset)
+            })
     }
 
     /// `policy.yaml:12`, as compilers write it.
     pub fn line_of(&self, span: Span) -> String {
-        format!("{}:{}", self.name(span.file), self.position(span.file, span.start as usize).line)
+        format!(
+            "{}:{}",
+            self.name(span.file),
+            self.position(span.file, span.start as usize).line
+        )
     }
 
     /// The byte range of the lines that `from` to `to` (counted from 1) take up, as far as there are such lines.
     pub fn lines(&self, file: FileId, from: usize, to: usize) -> Range<usize> {
-        let Some(file) = self.files.get(file.index()) else { return 0..0 };
+        let Some(file) = self.files.get(file.index()) else {
+            return 0..0;
+        };
         let start = |line: usize| file.starts.get(line.saturating_sub(1)).copied();
         start(from).unwrap_or(file.text.len())..start(to + 1).unwrap_or(file.text.len())
     }
@@ -130,17 +149,33 @@ impl<'a> PolicySources<'a> {
 
 impl<'a> Lines<'a> {
     fn new(file: &'a SourceText) -> Self {
-        let bytes = if file.bytes.len() > MAX_FILE { &[] } else { file.bytes.as_slice() };
+        let bytes = if file.bytes.len() > MAX_FILE {
+            &[]
+        } else {
+            file.bytes.as_slice()
+        };
         let text = String::from_utf8_lossy(bytes);
-        let starts = std::iter::once(0).chain(text.match_indices('\n').map(|(at, _)| at + 1)).collect();
-        Self { name: &file.name, text, starts }
+        let starts = std::iter::once(0)
+            .chain(text.match_indices('\n').map(|(at, _)| at + 1))
+            .collect();
+        Self {
+            name: &file.name,
+            text,
+            starts,
+        }
     }
 
     fn position(&self, offset: usize) -> Position {
         let offset = offset.min(self.text.len());
         let line = self.starts.partition_point(|&start| start <= offset).max(1);
-        let before = self.text.get(self.starts[line - 1]..offset).unwrap_or_default();
-        Position { line, column: before.chars().count() + 1 }
+        let before = self
+            .text
+            .get(self.starts[line - 1]..offset)
+            .unwrap_or_default();
+        Position {
+            line,
+            column: before.chars().count() + 1,
+        }
     }
 }
 
@@ -160,9 +195,18 @@ mod tests {
         let sources = PolicySources::new(&files);
         let file = FileId::at(0);
         assert_eq!(sources.position(file, 0), Position { line: 1, column: 1 });
-        assert_eq!(sources.position(file, "größe".len()), Position { line: 1, column: 6 });
-        assert_eq!(sources.position(file, "größe: 1\n".len()), Position { line: 2, column: 1 });
-        assert_eq!(sources.position(file, 9999), Position { line: 3, column: 1 });
+        assert_eq!(
+            sources.position(file, "größe".len()),
+            Position { line: 1, column: 6 }
+        );
+        assert_eq!(
+            sources.position(file, "größe: 1\n".len()),
+            Position { line: 2, column: 1 }
+        );
+        assert_eq!(
+            sources.position(file, 9999),
+            Position { line: 3, column: 1 }
+        );
         assert_eq!(&sources.text(file)[sources.lines(file, 2, 2)], "b: 2\n");
     }
 

@@ -5,13 +5,21 @@ use super::*;
 use proptest::prelude::*;
 
 fn files(texts: &[&str]) -> Vec<SourceText> {
-    texts.iter().enumerate().map(|(at, text)| SourceText::new(format!("{at}.yaml"), *text)).collect()
+    texts
+        .iter()
+        .enumerate()
+        .map(|(at, text)| SourceText::new(format!("{at}.yaml"), *text))
+        .collect()
 }
 
 fn loaded(texts: &[&str]) -> Loaded {
     let files = files(texts);
-    load(&files)
-        .unwrap_or_else(|found| panic!("{}", render(&found, &PolicySources::new(&files), Colors::Off)))
+    load(&files).unwrap_or_else(|found| {
+        panic!(
+            "{}",
+            render(&found, &PolicySources::new(&files), Colors::Off)
+        )
+    })
 }
 
 fn codes(text: &str) -> Vec<&'static str> {
@@ -34,9 +42,22 @@ fn no_file_at_all_is_the_default_policy() {
 fn n17_a_file_without_content_is_no_policy_and_an_empty_map_is_the_default_one() {
     // The default policy begins with comments: cut off among them, it must not become the policy in force.
     let cut = &include_str!("../../policies/first-day-shadow/policy.yaml")[..100];
-    for text in ["", "\n", " \t\r\n\n", "---\n", "# nothing yet\n", "null\n", "~", "---\n---\n# a\n", cut] {
+    for text in [
+        "",
+        "\n",
+        " \t\r\n\n",
+        "---\n",
+        "# nothing yet\n",
+        "null\n",
+        "~",
+        "---\n---\n# a\n",
+        cut,
+    ] {
         assert_eq!(codes(text), ["empty-file"], "{text:?}");
-        assert!(load(&files(&["mode: shadow\n", text])).is_err(), "beside another file, too");
+        assert!(
+            load(&files(&["mode: shadow\n", text])).is_err(),
+            "beside another file, too"
+        );
         if !text.trim().is_empty() {
             let indented: String = text.lines().map(|line| format!("    {line}\n")).collect();
             let map = format!("kind: ConfigMap\ndata:\n  a.yaml: |\n{indented}");
@@ -48,7 +69,11 @@ fn n17_a_file_without_content_is_no_policy_and_an_empty_map_is_the_default_one()
         stowage_scheduling::policy::Mode::Shadow
     );
     for text in ["{}", "--- {}\n"] {
-        assert_eq!(loaded(&[text]).policy.digest, loaded(&[]).policy.digest, "{text:?}");
+        assert_eq!(
+            loaded(&[text]).policy.digest,
+            loaded(&[]).policy.digest,
+            "{text:?}"
+        );
     }
 }
 
@@ -56,8 +81,15 @@ fn n17_a_file_without_content_is_no_policy_and_an_empty_map_is_the_default_one()
 fn the_digest_follows_what_is_said_and_nothing_else() {
     let digest = |texts: &[&str]| loaded(texts).policy.digest;
     let plain = digest(&["mode: shadow\nscoring: {shortlist: 4}\n"]);
-    assert_eq!(plain, digest(&["# a comment\nscoring:\n  shortlist: 4\n---\nmode: shadow\n"]));
-    assert_eq!(plain, digest(&["mode: shadow\n", "mode: shadow\n"]), "the default shortlist is 4");
+    assert_eq!(
+        plain,
+        digest(&["# a comment\nscoring:\n  shortlist: 4\n---\nmode: shadow\n"])
+    );
+    assert_eq!(
+        plain,
+        digest(&["mode: shadow\n", "mode: shadow\n"]),
+        "the default shortlist is 4"
+    );
     assert_ne!(plain, digest(&["mode: shadow\nscoring: {shortlist: 5}\n"]));
     assert_eq!(digest(&["startGate: {max: 600s}\n"]), digest(&["{}"]));
 }
@@ -90,7 +122,11 @@ fn what_is_shown_can_be_read_again_and_says_where_each_value_came_from() {
     assert!(line("queue: 5").ends_with("# 1.yaml:5"));
     assert!(line("max: 5m").ends_with("# 0.yaml:2"));
     assert!(line("kvCache: 90%").ends_with("# default"));
-    assert_eq!(loaded(&[&shown]).policy.digest, loaded(&texts).policy.digest, "{shown}");
+    assert_eq!(
+        loaded(&[&shown]).policy.digest,
+        loaded(&texts).policy.digest,
+        "{shown}"
+    );
 }
 
 #[test]
@@ -113,7 +149,10 @@ fn bombs_are_refused_and_end() {
     }
     let unknown: String = (0..20_000).map(|n| format!("clases{n}: 1\n")).collect();
     let pools: String = (0..9_000).map(|n| format!("- {{name: p{n}}}\n")).collect();
-    let neighbors = format!("classes:\n- name: a\n  mayShareWith: [{}]\n", "nobody, ".repeat(40_000));
+    let neighbors = format!(
+        "classes:\n- name: a\n  mayShareWith: [{}]\n",
+        "nobody, ".repeat(40_000)
+    );
     for bomb in [
         unknown,
         format!("nodePools:\n{pools}"),
@@ -130,9 +169,16 @@ fn bombs_are_refused_and_end() {
         assert!(text.len() < 100_000, "{} bytes", text.len());
     }
     assert_eq!(codes(&"#".repeat((1 << 20) + 1)), ["file-too-large"]);
-    let models = |file: usize| (0..30_000).map(|n| format!("  m{}: 8%\n", n * 3 + file)).collect::<String>();
+    let models = |file: usize| {
+        (0..30_000)
+            .map(|n| format!("  m{}: 8%\n", n * 3 + file))
+            .collect::<String>()
+    };
     let many = [0, 1].map(|file| format!("headroom:\n models:\n{}", models(file)));
-    assert_eq!(load(&files(&[&many[0], &many[1]])).map(drop).unwrap_err()[0].code, "too-many-values");
+    assert_eq!(
+        load(&files(&[&many[0], &many[1]])).map(drop).unwrap_err()[0].code,
+        "too-many-values"
+    );
 }
 
 /// Each is compared with each other, and all are looked at twice a second.
@@ -141,20 +187,43 @@ fn a_class_with_a_window_for_every_minute_is_refused() {
     let minute = |n: usize| {
         let (begin, end) = (n, n + 1);
         let time = |minute: usize| format!("\"{:02}:{:02}\"", minute / 60, minute % 60);
-        format!("      - {{from: {}, to: {}, timeZone: UTC}}\n", time(begin), time(end))
+        format!(
+            "      - {{from: {}, to: {}, timeZone: UTC}}\n",
+            time(begin),
+            time(end)
+        )
     };
     let windows = |count: usize| (0..count).map(minute).collect::<String>();
-    let class =
-        |count| format!("classes:\n- name: a\n  match: {{namespaces: [a]}}\n  when:\n{}", windows(count));
+    let class = |count| {
+        format!(
+            "classes:\n- name: a\n  match: {{namespaces: [a]}}\n  when:\n{}",
+            windows(count)
+        )
+    };
     assert_eq!(codes(&class(1440)), ["too-many-entries"]);
     assert!(load(&files(&[&class(64)])).is_ok());
-    let spare = |count| format!("planning:\n spare:\n - gpus: 1\n   when:\n{}", windows(count));
+    let spare = |count| {
+        format!(
+            "planning:\n spare:\n - gpus: 1\n   when:\n{}",
+            windows(count)
+        )
+    };
     assert_eq!(codes(&spare(65)), ["too-many-entries"]);
 }
 
 #[test]
 fn an_expression_that_nests_without_end_is_refused() {
-    for open in ["(", "[", "!", "-", "pod[", "size(", "{1:", "true?true:", "pod.labels.all(x,"] {
+    for open in [
+        "(",
+        "[",
+        "!",
+        "-",
+        "pod[",
+        "size(",
+        "{1:",
+        "true?true:",
+        "pod.labels.all(x,",
+    ] {
         let expression = open.repeat(1000 / open.len());
         let text = format!("classes: [{{name: a, match: {{expression: {expression:?}}}}}]\n");
         assert_eq!(codes(&text), ["expression"], "{open}");
@@ -207,7 +276,8 @@ fn policyish() -> impl Strategy<Value = String> {
         "\u{feff}",
         "🦀",
     ];
-    proptest::collection::vec(proptest::sample::select(words), 0..24).prop_map(|words| words.concat())
+    proptest::collection::vec(proptest::sample::select(words), 0..24)
+        .prop_map(|words| words.concat())
 }
 
 proptest! {

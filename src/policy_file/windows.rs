@@ -21,14 +21,23 @@ pub struct TimeZones {
 impl TimeZones {
     /// The windows of a policy that are open at a time. A window of an unknown time zone never is; a policy from files has none.
     pub fn open_at(&mut self, policy: &Policy, at: Timestamp) -> BTreeSet<Window> {
-        policy.windows().filter(|window| self.is_open(window, at)).cloned().collect()
+        policy
+            .windows()
+            .filter(|window| self.is_open(window, at))
+            .cloned()
+            .collect()
     }
 
     fn is_open(&mut self, window: &Window, at: Timestamp) -> bool {
-        let Some(zone) = self.zone(&window.time_zone) else { return false };
+        let Some(zone) = self.zone(&window.time_zone) else {
+            return false;
+        };
         let today = zone.to_datetime(at).date();
         // It may have opened yesterday and still be open.
-        [today.yesterday().ok(), Some(today)].into_iter().flatten().any(|day| contains(zone, window, day, at))
+        [today.yesterday().ok(), Some(today)]
+            .into_iter()
+            .flatten()
+            .any(|day| contains(zone, window, day, at))
     }
 
     fn zone(&mut self, name: &str) -> Option<&TimeZone> {
@@ -51,27 +60,42 @@ pub fn at(policy: Policy, time: Timestamp) -> Policy {
 
 /// Whether the window opens on that day and is open at that time.
 fn contains(zone: &TimeZone, window: &Window, day: Date, at: Timestamp) -> bool {
-    if !window.days.contains(day.weekday().to_monday_zero_offset() as u8) {
+    if !window
+        .days
+        .contains(day.weekday().to_monday_zero_offset() as u8)
+    {
         return false;
     }
-    let last = if window.ends_on_the_next_day() { day.tomorrow().ok() } else { Some(day) };
+    let last = if window.ends_on_the_next_day() {
+        day.tomorrow().ok()
+    } else {
+        Some(day)
+    };
     let begins = reached(zone, day, window.from);
     let ends = last.and_then(|last| reached(zone, last, window.to));
-    begins.zip(ends).is_some_and(|(begins, ends)| begins <= at && at < ends)
+    begins
+        .zip(ends)
+        .is_some_and(|(begins, ends)| begins <= at && at < ends)
 }
 
 /// When the clock of the zone first shows that time of that day, or a later one. `None` beyond the years that can be counted.
 fn reached(zone: &TimeZone, day: Date, time: TimeOfDay) -> Option<Timestamp> {
-    let shown: DateTime =
-        day.to_datetime(Time::midnight()).checked_add(i64::from(time.minutes()).minutes()).ok()?;
+    let shown: DateTime = day
+        .to_datetime(Time::midnight())
+        .checked_add(i64::from(time.minutes()).minutes())
+        .ok()?;
     let ambiguous = zone.to_ambiguous_timestamp(shown);
     match ambiguous.offset() {
         // The clock was put forward over it: that moment is when it is reached.
         AmbiguousOffset::Gap { after, .. } => {
             let before_the_gap = after.to_timestamp(shown).ok()?;
-            zone.following(before_the_gap).next().map(|transition| transition.timestamp())
+            zone.following(before_the_gap)
+                .next()
+                .map(|transition| transition.timestamp())
         }
-        AmbiguousOffset::Unambiguous { .. } | AmbiguousOffset::Fold { .. } => ambiguous.compatible().ok(),
+        AmbiguousOffset::Unambiguous { .. } | AmbiguousOffset::Fold { .. } => {
+            ambiguous.compatible().ok()
+        }
     }
 }
 

@@ -92,7 +92,10 @@ pub struct KeptRanking {
 #[serde(rename_all = "kebab-case")]
 pub enum KeptPreemption {
     AlreadyReserved,
-    Evict { victims: VictimSet, others: Vec<String> },
+    Evict {
+        victims: VictimSet,
+        others: Vec<String>,
+    },
     NoCandidate,
     FitsNow,
 }
@@ -117,7 +120,10 @@ pub enum KeptBind {
 /// As its derive would, but as a struct: the names of its fields are no texts ([`redaction`](super::redaction)).
 impl Serialize for Answer {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { asked: Asked { number, generation }, answer } = self;
+        let Self {
+            asked: Asked { number, generation },
+            answer,
+        } = self;
         let mut fields = serializer.serialize_struct("Answer", 3)?;
         fields.serialize_field("of", number)?;
         fields.serialize_field("gen", generation)?;
@@ -129,10 +135,17 @@ impl Serialize for Answer {
 impl KeptBind {
     fn refused(conflict: &AssumeConflict) -> Self {
         use AssumeConflict::{AlreadyReserved, BoundElsewhere, Unsettled};
-        let (BoundElsewhere { node } | Unsettled { node } | AlreadyReserved { node }) = conflict else {
-            return Self::Refused { why: conflict.to_string(), node: None };
+        let (BoundElsewhere { node } | Unsettled { node } | AlreadyReserved { node }) = conflict
+        else {
+            return Self::Refused {
+                why: conflict.to_string(),
+                node: None,
+            };
         };
-        Self::Refused { why: conflict.code().into(), node: Some(node.clone()) }
+        Self::Refused {
+            why: conflict.code().into(),
+            node: Some(node.clone()),
+        }
     }
 }
 
@@ -143,11 +156,15 @@ impl KeptAnswer {
             Decision::Prioritize(list) => Self::Prioritize(KeptRanking::of(list)),
             Decision::Preempt(decision) => Self::Preempt(match decision {
                 None => KeptPreemption::AlreadyReserved,
-                Some(PreemptDecision::Evict { victims, others }) => KeptPreemption::Evict { victims, others },
+                Some(PreemptDecision::Evict { victims, others }) => {
+                    KeptPreemption::Evict { victims, others }
+                }
                 Some(PreemptDecision::NoCandidate) => KeptPreemption::NoCandidate,
                 Some(PreemptDecision::FitsNow) => KeptPreemption::FitsNow,
             }),
-            Decision::Narrow(narrowed) => Self::Narrow(narrowed.chosen.ok_or(narrowed.code.to_owned())),
+            Decision::Narrow(narrowed) => {
+                Self::Narrow(narrowed.chosen.ok_or(narrowed.code.to_owned()))
+            }
             Decision::Bind(answer) => Self::Bind(match answer {
                 Ok(BindAnswer::Write(decision)) => KeptBind::Write {
                     placement: decision.placement,
@@ -174,9 +191,15 @@ impl KeptAnswer {
 
 impl KeptRanking {
     fn of(list: Shortlist) -> Self {
-        let Shortlist { best, refused, mut places } = list;
-        let mut refused: Vec<(u32, Misfit)> =
-            refused.into_iter().map(|(asked, misfit)| (places[asked], misfit)).collect();
+        let Shortlist {
+            best,
+            refused,
+            mut places,
+        } = list;
+        let mut refused: Vec<(u32, Misfit)> = refused
+            .into_iter()
+            .map(|(asked, misfit)| (places[asked], misfit))
+            .collect();
         // kube-scheduler goes round the nodes from another one each time: these are a few runs, which a stable sort merges.
         refused.sort_by_key(|(place, _)| *place);
         places.sort();
@@ -186,7 +209,10 @@ impl KeptRanking {
         Self {
             asked: runs(&places[..known]),
             unknown: (places.len() - known) as u32,
-            best: best.iter().map(|candidate| (candidate.node as u32, candidate.gpus)).collect(),
+            best: best
+                .iter()
+                .map(|candidate| (candidate.node as u32, candidate.gpus))
+                .collect(),
             refused: counts(refused.iter().map(|(_, misfit)| misfit.code())),
             digest: digest.finish(),
         }
@@ -194,7 +220,10 @@ impl KeptRanking {
 
     /// The places of the nodes that were asked about, and [`UNKNOWN_PLACE`] for each name of no node.
     pub fn places(&self) -> impl Iterator<Item = u32> {
-        let known = self.asked.iter().flat_map(|(first, length)| *first..first.saturating_add(*length));
+        let known = self
+            .asked
+            .iter()
+            .flat_map(|(first, length)| *first..first.saturating_add(*length));
         known.chain(std::iter::repeat_n(UNKNOWN_PLACE, self.unknown as usize))
     }
 }

@@ -27,14 +27,21 @@ impl Figures {
             figures.push(known(load.queue.map(u64::from))?);
             figures.push(u64::from(load.partial) | u64::from(load.preempting) << 1);
         }
-        figures.extend(reading.in_flight.iter().map(|(_, requests)| u64::from(*requests)));
+        figures.extend(
+            reading
+                .in_flight
+                .iter()
+                .map(|(_, requests)| u64::from(*requests)),
+        );
         Some(Self(figures))
     }
 
     /// How each differs from that of an earlier reading of the same shape, without the last ones that do not.
     pub fn since(&self, before: &Self) -> Vec<i64> {
         let pairs = self.0.iter().zip(&before.0);
-        let mut differences: Vec<i64> = pairs.map(|(now, before)| now.wrapping_sub(*before) as i64).collect();
+        let mut differences: Vec<i64> = pairs
+            .map(|(now, before)| now.wrapping_sub(*before) as i64)
+            .collect();
         let last = differences.iter().rposition(|difference| *difference != 0);
         differences.truncate(last.map_or(0, |last| last + 1));
         differences
@@ -92,19 +99,36 @@ pub(crate) fn have_one_shape(one: &NodeReading, other: &NodeReading) -> bool {
     let names = |one: &GpuReading, other: &GpuReading| {
         one.uuid == other.uuid
             && one.attributed.len() == other.attributed.len()
-            && one.attributed.iter().zip(&other.attributed).all(|((one, _), (other, _))| one == other)
+            && one
+                .attributed
+                .iter()
+                .zip(&other.attributed)
+                .all(|((one, _), (other, _))| one == other)
     };
     one.gpus.len() == other.gpus.len()
         && one.engines.len() == other.engines.len()
         && one.in_flight.len() == other.in_flight.len()
-        && one.gpus.iter().zip(&other.gpus).all(|(one, other)| names(one, other))
-        && one.in_flight.iter().zip(&other.in_flight).all(|((one, _), (other, _))| one == other)
+        && one
+            .gpus
+            .iter()
+            .zip(&other.gpus)
+            .all(|(one, other)| names(one, other))
+        && one
+            .in_flight
+            .iter()
+            .zip(&other.in_flight)
+            .all(|((one, _), (other, _))| one == other)
         && one.engines.iter().zip(&other.engines).all(|(one, other)| {
             (&one.pod, &one.model, &one.gpus) == (&other.pod, &other.model, &other.gpus)
                 && (one.state, &one.reusable_in) == (other.state, &other.reusable_in)
         })
         && (&one.holdings, &one.sleep, &one.over_grant, &one.unread)
-            == (&other.holdings, &other.sleep, &other.over_grant, &other.unread)
+            == (
+                &other.holdings,
+                &other.sleep,
+                &other.over_grant,
+                &other.unread,
+            )
 }
 
 /// A number for what is unknown, and one for each that is not.
@@ -120,9 +144,17 @@ mod tests {
     use stowage_scheduling::vocabulary::node_reading::EngineLoad;
 
     /// Two pods on one GPU, one of them with requests in flight.
-    fn reading(used: Option<u64>, attributed: [u64; 2], load: EngineLoad, in_flight: u32) -> NodeReading {
+    fn reading(
+        used: Option<u64>,
+        attributed: [u64; 2],
+        load: EngineLoad,
+        in_flight: u32,
+    ) -> NodeReading {
         let pod = |name: &str| PodUid::parse(name).unwrap();
-        let attributed = vec![(pod("a"), Bytes(attributed[0])), (pod("b"), Bytes(attributed[1]))];
+        let attributed = vec![
+            (pod("a"), Bytes(attributed[0])),
+            (pod("b"), Bytes(attributed[1])),
+        ];
         let gpu = GpuReading {
             uuid: GpuUuid::parse("GPU-0").unwrap(),
             used: used.map(Bytes),

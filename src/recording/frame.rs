@@ -74,14 +74,23 @@ pub fn encode(text: &[u8], ends_entry: bool) -> Vec<u8> {
 
 impl FrameHead {
     pub fn read(head: &[u8; HEAD_BYTES]) -> Result<Self, BadFrame> {
-        let number = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+        let number =
+            |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
         let (stored, raw, checksum) = (number(0), number(4), number(8));
-        let (stored, ends_entry, raw) =
-            (stored as usize, raw & ENDS_ENTRY != 0, (raw & !ENDS_ENTRY) as usize);
+        let (stored, ends_entry, raw) = (
+            stored as usize,
+            raw & ENDS_ENTRY != 0,
+            (raw & !ENDS_ENTRY) as usize,
+        );
         if stored > MOST_STORED || raw > FRAME_BYTES {
             return Err(BadFrame::Length);
         }
-        Ok(Self { stored, raw, ends_entry, checksum })
+        Ok(Self {
+            stored,
+            raw,
+            ends_entry,
+            checksum,
+        })
     }
 
     /// Whether these are the frame's bytes.
@@ -96,8 +105,13 @@ impl FrameHead {
     /// The text of the frame's bytes.
     pub fn text(&self, stored: &[u8]) -> Result<Vec<u8>, BadFrame> {
         self.check(stored)?;
-        let text = lz4_flex::block::decompress(stored, self.raw).map_err(|_| BadFrame::Compression)?;
-        if text.len() == self.raw { Ok(text) } else { Err(BadFrame::Compression) }
+        let text =
+            lz4_flex::block::decompress(stored, self.raw).map_err(|_| BadFrame::Compression)?;
+        if text.len() == self.raw {
+            Ok(text)
+        } else {
+            Err(BadFrame::Compression)
+        }
     }
 }
 

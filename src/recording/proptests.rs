@@ -28,7 +28,11 @@ pub(super) fn taken_inputs(most: usize) -> impl Strategy<Value = Vec<String>> {
 }
 
 pub(super) fn header() -> SegmentHeader {
-    SegmentHeader { stowage: "0.0.0".into(), wall_ms: 1_700_000_000_000, began: Moment(7) }
+    SegmentHeader {
+        stowage: "0.0.0".into(),
+        wall_ms: 1_700_000_000_000,
+        began: Moment(7),
+    }
 }
 
 fn input(text: &str) -> Input {
@@ -44,20 +48,41 @@ pub(super) fn entries(inputs: &[String], each_segment: usize) -> Vec<Vec<Entry>>
     for (number, text) in inputs.iter().enumerate() {
         if number % each_segment == 0 {
             let after = if number == 0 { Gap::Start } else { Gap::None };
-            let checkpoint = Checkpoint { next: number as u64, after, state: cluster.export() };
+            let checkpoint = Checkpoint {
+                next: number as u64,
+                after,
+                state: cluster.export(),
+            };
             segments.push(vec![Entry::Checkpoint(Box::new(checkpoint))]);
         }
         let segment = segments.last_mut().unwrap();
-        segment.push(Entry::Input(Numbered { number: number as u64, input: input(text) }));
+        segment.push(Entry::Input(Numbered {
+            number: number as u64,
+            input: input(text),
+        }));
         let answered = match input(text) {
             Input::FilterAsked(asked) => {
                 let view = cluster.apply(*asked);
-                let names: Vec<&str> = view.snapshot.nodes().iter().map(|node| node.name.as_str()).collect();
-                let scores =
-                    &mut ScoreCache::default().take(&view.snapshot, &view.request.demand, &view.policy);
+                let names: Vec<&str> = view
+                    .snapshot
+                    .nodes()
+                    .iter()
+                    .map(|node| node.name.as_str())
+                    .collect();
+                let scores = &mut ScoreCache::default().take(
+                    &view.snapshot,
+                    &view.request.demand,
+                    &view.policy,
+                );
                 let list = filter(
                     &view,
-                    names.iter().rev().copied().chain(["nowhere"]).collect::<Vec<_>>().into_iter(),
+                    names
+                        .iter()
+                        .rev()
+                        .copied()
+                        .chain(["nowhere"])
+                        .collect::<Vec<_>>()
+                        .into_iter(),
                     scores,
                 );
                 Some(Decision::Filter(list))
@@ -70,8 +95,14 @@ pub(super) fn entries(inputs: &[String], each_segment: usize) -> Vec<Vec<Entry>>
         };
         segment.extend(late.take().map(Entry::Answer));
         late = answered.map(|decision| {
-            let asked = Asked { number: number as u64, generation: cluster.generation() };
-            Answer { asked, answer: KeptAnswer::of(decision) }
+            let asked = Asked {
+                number: number as u64,
+                generation: cluster.generation(),
+            };
+            Answer {
+                asked,
+                answer: KeptAnswer::of(decision),
+            }
         });
     }
     segments
@@ -110,7 +141,10 @@ fn shown(part: &Part) -> String {
 fn all(segments: &[Vec<Entry>]) -> Vec<String> {
     let parts = |entries: &Vec<Entry>| {
         let header = [Part::Segment(header())].into_iter();
-        header.chain(entries.iter().cloned().map(Part::Entry)).map(|part| shown(&part)).collect::<Vec<_>>()
+        header
+            .chain(entries.iter().cloned().map(Part::Entry))
+            .map(|part| shown(&part))
+            .collect::<Vec<_>>()
     };
     segments.iter().flat_map(parts).collect()
 }
@@ -225,10 +259,15 @@ fn another_answer_is_named_with_its_input() {
     let segments = loop {
         let inputs = strategy.new_tree(&mut runner).unwrap().current();
         let segments = entries(&inputs, 1000);
-        if segments[0]
-            .iter()
-            .any(|entry| matches!(entry, Entry::Answer(Answer { answer: KeptAnswer::Filter(_), .. })))
-        {
+        if segments[0].iter().any(|entry| {
+            matches!(
+                entry,
+                Entry::Answer(Answer {
+                    answer: KeptAnswer::Filter(_),
+                    ..
+                })
+            )
+        }) {
             break segments;
         }
     };
@@ -236,7 +275,10 @@ fn another_answer_is_named_with_its_input() {
     let of = changed[0]
         .iter_mut()
         .find_map(|entry| match entry {
-            Entry::Answer(Answer { asked, answer: KeptAnswer::Filter(list) }) => {
+            Entry::Answer(Answer {
+                asked,
+                answer: KeptAnswer::Filter(list),
+            }) => {
                 list.digest ^= 1;
                 Some(asked.number)
             }
@@ -246,7 +288,10 @@ fn another_answer_is_named_with_its_input() {
     let Err(ReplayError::Diverged(divergence)) = replay(&written(&changed, 10)) else {
         panic!("it is noticed")
     };
-    assert_eq!((divergence.input, &*divergence.what), (of, "the answer of filter"));
+    assert_eq!(
+        (divergence.input, &*divergence.what),
+        (of, "the answer of filter")
+    );
 }
 
 #[test]
@@ -258,7 +303,8 @@ fn a_recording_of_another_format_names_the_version_to_use() {
     assert!(parts.is_empty());
     let text = error.unwrap().to_string();
     assert!(
-        text.contains("byte 0 has format 9") && text.contains("the version of stowage that recorded it"),
+        text.contains("byte 0 has format 9")
+            && text.contains("the version of stowage that recorded it"),
         "{text}"
     );
 }
@@ -269,7 +315,10 @@ fn a_frame_that_says_it_is_huge_takes_no_memory() {
     bytes.extend([0xff; 64]);
     let (_, error) = read(&bytes);
     let text = error.unwrap().to_string();
-    assert!(text.contains("at byte 12") && text.contains("stowage bundle --from"), "{text}");
+    assert!(
+        text.contains("at byte 12") && text.contains("stowage bundle --from"),
+        "{text}"
+    );
 }
 
 /// Frames that are whole, of one entry that never ends.
@@ -282,8 +331,13 @@ fn an_entry_without_an_end_takes_no_more_memory_than_the_longest() {
     }
     impl std::io::Read for Endless {
         fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-            let place = self.at.checked_sub(self.head.len()).map(|at| at % self.frame.len());
-            let left = place.map_or(&self.head[self.at.min(self.head.len())..], |place| &self.frame[place..]);
+            let place = self
+                .at
+                .checked_sub(self.head.len())
+                .map(|at| at % self.frame.len());
+            let left = place.map_or(&self.head[self.at.min(self.head.len())..], |place| {
+                &self.frame[place..]
+            });
             let taken = left.len().min(buffer.len());
             buffer[..taken].copy_from_slice(&left[..taken]);
             self.at += taken;
@@ -291,11 +345,19 @@ fn an_entry_without_an_end_takes_no_more_memory_than_the_longest() {
         }
     }
     let mut head = Vec::new();
-    SegmentWriter::begin(&mut head, &header()).unwrap().flush().unwrap();
+    SegmentWriter::begin(&mut head, &header())
+        .unwrap()
+        .flush()
+        .unwrap();
     let frame = super::frame::encode(&[b'x'; super::frame::FRAME_BYTES], false);
     let mut reader = Reader::holding(4 << 20, Endless { head, frame, at: 0 });
     assert!(matches!(reader.next(), Some(Ok(Part::Segment(_)))));
-    let Some(Err(error)) = reader.next() else { panic!("it never ends") };
-    assert!(error.to_string().contains("it is longer than any entry is"), "{error}");
+    let Some(Err(error)) = reader.next() else {
+        panic!("it never ends")
+    };
+    assert!(
+        error.to_string().contains("it is longer than any entry is"),
+        "{error}"
+    );
     assert!(reader.next().is_none());
 }

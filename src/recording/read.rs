@@ -106,7 +106,10 @@ impl<R: Read> Reader<R> {
             None => Ok(None),
             Some(RawPart::Segment(header)) => Ok(Some(Part::Segment(header))),
             Some(RawPart::Line(line)) => {
-                let entry = self.reports.restore(*line).map_err(|why| self.unreadable(why))?;
+                let entry = self
+                    .reports
+                    .restore(*line)
+                    .map_err(|why| self.unreadable(why))?;
                 Ok(Some(Part::Entry(entry)))
             }
         }
@@ -167,7 +170,10 @@ impl<R: Read> Reader<R> {
         if let Some(format) = head.strip_prefix(&MAGIC) {
             let found = u32::from_le_bytes([format[0], format[1], format[2], format[3]]);
             if found != FORMAT {
-                return Err(ReadError::OtherFormat { at: self.frame_at, found });
+                return Err(ReadError::OtherFormat {
+                    at: self.frame_at,
+                    found,
+                });
             }
             // An entry that a crash left unfinished ends with its segment.
             (self.text, self.searched) = (Vec::new(), 0);
@@ -177,26 +183,36 @@ impl<R: Read> Reader<R> {
         if self.frame_at == 0 {
             return Err(ReadError::NotARecording);
         }
-        let damaged = |why| ReadError::Damaged { at: self.frame_at, why };
+        let damaged = |why| ReadError::Damaged {
+            at: self.frame_at,
+            why,
+        };
         let frame = FrameHead::read(&head).map_err(damaged)?;
         let mut stored = vec![0; frame.stored];
         if self.fill(&mut stored)? < frame.stored {
             return Err(ReadError::Cut { at: self.frame_at });
         }
-        let text = frame.text(&stored).map_err(|why| ReadError::Damaged { at: self.frame_at, why })?;
+        let text = frame.text(&stored).map_err(|why| ReadError::Damaged {
+            at: self.frame_at,
+            why,
+        })?;
         self.text.extend(text);
         Ok(true)
     }
 
     /// Fills the buffer as far as there are bytes; answers how far.
     fn fill(&mut self, buffer: &mut [u8]) -> Result<usize, ReadError> {
-        let filled = fill(&mut self.bytes, buffer).map_err(|why| ReadError::Io { at: self.at, why })?;
+        let filled =
+            fill(&mut self.bytes, buffer).map_err(|why| ReadError::Io { at: self.at, why })?;
         self.at += filled as u64;
         Ok(filled)
     }
 
     fn unreadable(&self, why: impl ToString) -> ReadError {
-        ReadError::Entry { at: self.frame_at, why: why.to_string() }
+        ReadError::Entry {
+            at: self.frame_at,
+            why: why.to_string(),
+        }
     }
 }
 

@@ -72,14 +72,31 @@ impl LatestReports {
         };
         match input {
             Input::DevicesReported(report) if self.devices.get(&report.node) == Some(&report) => {
-                Line::SameDevices { n, node: report.node }
+                Line::SameDevices {
+                    n,
+                    node: report.node,
+                }
             }
             Input::ReadingReported(report) => match self.difference(&report) {
                 Some(by) if by.len() <= figures::times(&report.reading) => {
-                    let seen = report.reading.engines.iter().map(|engine| engine.seen).collect();
-                    Line::SameReading { n, node: report.node, sampled: report.reading.sampled, seen }
+                    let seen = report
+                        .reading
+                        .engines
+                        .iter()
+                        .map(|engine| engine.seen)
+                        .collect();
+                    Line::SameReading {
+                        n,
+                        node: report.node,
+                        sampled: report.reading.sampled,
+                        seen,
+                    }
                 }
-                Some(by) => Line::ReadingDiffers { n, node: report.node, by },
+                Some(by) => Line::ReadingDiffers {
+                    n,
+                    node: report.node,
+                    by,
+                },
                 None => {
                     let input = Input::ReadingReported(report);
                     self.note(&input);
@@ -103,22 +120,51 @@ impl LatestReports {
                 return Ok(Entry::Input(numbered));
             }
             Line::SameDevices { n, node } => {
-                let report = self.devices.get(&node).cloned().ok_or(NothingToRepeat(node))?;
+                let report = self
+                    .devices
+                    .get(&node)
+                    .cloned()
+                    .ok_or(NothingToRepeat(node))?;
                 (n, report.into())
             }
-            Line::SameReading { n, node, sampled, seen } => {
+            Line::SameReading {
+                n,
+                node,
+                sampled,
+                seen,
+            } => {
                 let mut reading = self.latest(&node).ok_or(NothingToRepeat(node.clone()))?;
                 if reading.engines.len() != seen.len() {
                     return Err(NothingToRepeat(node));
                 }
                 reading.sampled = sampled;
-                reading.engines.iter_mut().zip(seen).for_each(|(engine, seen)| engine.seen = seen);
+                reading
+                    .engines
+                    .iter_mut()
+                    .zip(seen)
+                    .for_each(|(engine, seen)| engine.seen = seen);
                 self.note_reading(&node, &reading);
-                (n, ReadingReported { node, reading: reading.into() }.into())
+                (
+                    n,
+                    ReadingReported {
+                        node,
+                        reading: reading.into(),
+                    }
+                    .into(),
+                )
             }
             Line::ReadingDiffers { n, node, by } => {
-                let reading = self.after(&node, &by).ok_or(NothingToRepeat(node.clone()))?;
-                (n, ReadingReported { node, reading: reading.into() }.into())
+                let reading = self
+                    .after(&node, &by)
+                    .ok_or(NothingToRepeat(node.clone()))?;
+                (
+                    n,
+                    ReadingReported {
+                        node,
+                        reading: reading.into(),
+                    }
+                    .into(),
+                )
             }
         };
         Ok(Entry::Input(Numbered { number, input }))
@@ -127,11 +173,14 @@ impl LatestReports {
     fn note(&mut self, input: &Input) {
         match input {
             Input::DevicesReported(report) => {
-                self.devices.insert(report.node.clone(), DevicesReported::clone(report));
+                self.devices
+                    .insert(report.node.clone(), DevicesReported::clone(report));
             }
             Input::ReadingReported(report) => {
-                let known =
-                    KnownReading { figures: Figures::of(&report.reading), shape: report.reading.clone() };
+                let known = KnownReading {
+                    figures: Figures::of(&report.reading),
+                    shape: report.reading.clone(),
+                };
                 self.readings.insert(report.node.clone(), known);
             }
             _ => {}
@@ -142,8 +191,10 @@ impl LatestReports {
     /// differs in anything else.
     fn difference(&mut self, report: &ReadingReported) -> Option<Vec<i64>> {
         let known = self.readings.get_mut(&report.node)?;
-        let latest =
-            known.figures.as_mut().filter(|_| figures::have_one_shape(&known.shape, &report.reading))?;
+        let latest = known
+            .figures
+            .as_mut()
+            .filter(|_| figures::have_one_shape(&known.shape, &report.reading))?;
         let figures = Figures::of(&report.reading)?;
         let by = figures.since(latest);
         *latest = figures;
@@ -172,6 +223,9 @@ impl LatestReports {
 
     /// The latest reading of a node is this one, of the same shape.
     fn note_reading(&mut self, node: &NodeName, reading: &NodeReading) {
-        self.readings.get_mut(node).into_iter().for_each(|known| known.figures = Figures::of(reading));
+        self.readings
+            .get_mut(node)
+            .into_iter()
+            .for_each(|known| known.figures = Figures::of(reading));
     }
 }

@@ -85,7 +85,10 @@ impl Replay {
         match part {
             Part::Segment(header) => {
                 self.progress.segments += 1;
-                let is_earlier = self.segment.as_ref().is_some_and(|before| header.wall_ms < before.wall_ms);
+                let is_earlier = self
+                    .segment
+                    .as_ref()
+                    .is_some_and(|before| header.wall_ms < before.wall_ms);
                 self.progress.earlier_segments += u64::from(is_earlier);
                 self.segment = Some(header);
                 Ok(())
@@ -121,11 +124,16 @@ impl Replay {
     fn checkpoint(&mut self, checkpoint: Checkpoint) -> Result<(), ReplayError> {
         let Checkpoint { next, after, state } = checkpoint;
         if self.cluster.is_some() && after == Gap::None && next < self.next {
-            return Err(ReplayError::Missing { expected: self.next, found: next });
+            return Err(ReplayError::Missing {
+                expected: self.next,
+                found: next,
+            });
         }
         match (&self.cluster, after) {
             (Some(cluster), Gap::None) if next == self.next => {
-                if let Some((place, recorded, replayed)) = first_difference(&state, &cluster.export()) {
+                if let Some((place, recorded, replayed)) =
+                    first_difference(&state, &cluster.export())
+                {
                     let what = format!("the state before it at {place}");
                     return Err(self.diverged(next, None, what, recorded, replayed));
                 }
@@ -138,14 +146,19 @@ impl Replay {
                     (Some(_), _) => self.progress.gaps += 1,
                 }
                 // A segment may be missing, and what failed to be written was not counted.
-                let missing = if self.cluster.is_some() { next.saturating_sub(self.next) } else { 0 };
+                let missing = if self.cluster.is_some() {
+                    next.saturating_sub(self.next)
+                } else {
+                    0
+                };
                 self.progress.dropped += match after {
                     Gap::Dropped(dropped) => dropped.max(missing),
                     Gap::None => missing,
                     Gap::Start | Gap::Discarded => 0,
                 };
                 self.questions = OpenQuestions::default();
-                self.cluster = Some(Cluster::load(state).map_err(|why| ReplayError::Load { next, why })?);
+                self.cluster =
+                    Some(Cluster::load(state).map_err(|why| ReplayError::Load { next, why })?);
                 self.next = next;
             }
         }
@@ -153,9 +166,14 @@ impl Replay {
     }
 
     fn input(&mut self, Numbered { number, input }: Numbered) -> Result<(), ReplayError> {
-        let Some(cluster) = &mut self.cluster else { return Ok(()) };
+        let Some(cluster) = &mut self.cluster else {
+            return Ok(());
+        };
         if number != self.next {
-            return Err(ReplayError::Missing { expected: self.next, found: number });
+            return Err(ReplayError::Missing {
+                expected: self.next,
+                found: number,
+            });
         }
         self.next += 1;
         self.progress.inputs += 1;
@@ -171,17 +189,20 @@ impl Replay {
             Input::PreemptAsked(asked) => {
                 let pod = asked.request.key.clone();
                 let view = cluster.apply(*asked).map(|(_, view)| view);
-                self.questions.preempt(number, pod, cluster.generation(), view);
+                self.questions
+                    .preempt(number, pod, cluster.generation(), view);
             }
             Input::NarrowAsked(asked) => {
                 let pod = asked.request.key.clone();
                 let narrowed = cluster.apply(*asked);
-                self.questions.narrow(number, pod, cluster.generation(), narrowed);
+                self.questions
+                    .narrow(number, pod, cluster.generation(), narrowed);
             }
             Input::BindAsked(asked) => {
                 let pod = asked.key.clone();
                 let answer = cluster.apply(*asked);
-                self.questions.bind(number, pod, cluster.generation(), answer);
+                self.questions
+                    .bind(number, pod, cluster.generation(), answer);
             }
             input => cluster.apply(input),
         }
@@ -199,12 +220,24 @@ impl Replay {
         if replayed.asked.generation != recorded.asked.generation {
             let (recorded, replayed) = (recorded.asked.generation, replayed.asked.generation);
             let what = format!("the generation that {verb} decided on");
-            return Err(self.diverged(number, pod, what, recorded.to_string(), replayed.to_string()));
+            return Err(self.diverged(
+                number,
+                pod,
+                what,
+                recorded.to_string(),
+                replayed.to_string(),
+            ));
         }
         if replayed.answer != recorded.answer {
             let text = |answer: &KeptAnswer| serde_json::to_string(answer).unwrap_or_default();
             let what = format!("the answer of {verb}");
-            return Err(self.diverged(number, pod, what, text(&recorded.answer), text(&replayed.answer)));
+            return Err(self.diverged(
+                number,
+                pod,
+                what,
+                text(&recorded.answer),
+                text(&replayed.answer),
+            ));
         }
         self.progress.answers += 1;
         Ok(())
@@ -218,7 +251,17 @@ impl Replay {
         recorded: String,
         replayed: String,
     ) -> ReplayError {
-        let at = self.cluster.as_ref().map_or(Moment::default(), |cluster| cluster.now());
-        ReplayError::Diverged(Box::new(Divergence { input, at, pod, what, recorded, replayed }))
+        let at = self
+            .cluster
+            .as_ref()
+            .map_or(Moment::default(), |cluster| cluster.now());
+        ReplayError::Diverged(Box::new(Divergence {
+            input,
+            at,
+            pod,
+            what,
+            recorded,
+            replayed,
+        }))
     }
 }

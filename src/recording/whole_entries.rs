@@ -28,7 +28,10 @@ impl fmt::Display for CopyEnd {
         match why {
             CopyEndsAt::BrokenEntry => write!(f, "is cut or damaged at byte {at}"),
             CopyEndsAt::OtherFormat(found) => {
-                write!(f, "has format {found} at byte {at}, and this build of stowage reads format {FORMAT}")
+                write!(
+                    f,
+                    "has format {found} at byte {at}, and this build of stowage reads format {FORMAT}"
+                )
             }
         }
     }
@@ -57,10 +60,14 @@ pub fn copy_whole_entries(from: &mut dyn Read, to: &mut dyn Write) -> io::Result
             read += HEAD_BYTES as u64;
             continue;
         }
-        let Ok(frame) = FrameHead::read(&head) else { return ends(whole, CopyEndsAt::BrokenEntry) };
+        let Ok(frame) = FrameHead::read(&head) else {
+            return ends(whole, CopyEndsAt::BrokenEntry);
+        };
         let mut stored = vec![0; frame.stored];
         text += frame.raw;
-        if fill(from, &mut stored)? < stored.len() || frame.check(&stored).is_err() || text > MOST_ENTRY_BYTES
+        if fill(from, &mut stored)? < stored.len()
+            || frame.check(&stored).is_err()
+            || text > MOST_ENTRY_BYTES
         {
             return ends(whole, CopyEndsAt::BrokenEntry);
         }

@@ -24,10 +24,17 @@ struct Frames<W> {
 impl<W: Write> SegmentWriter<W> {
     /// Begins a segment; its first entry is a checkpoint.
     pub fn begin(out: W, header: &SegmentHeader) -> io::Result<Self> {
-        let mut frames = Frames { out, text: Vec::new(), written: 0 };
+        let mut frames = Frames {
+            out,
+            text: Vec::new(),
+            written: 0,
+        };
         frames.write_out(&frame::preface())?;
         frames.line(header)?;
-        Ok(Self { frames, reports: LatestReports::default() })
+        Ok(Self {
+            frames,
+            reports: LatestReports::default(),
+        })
     }
 
     pub fn push(&mut self, entry: Entry) -> io::Result<()> {
@@ -134,7 +141,11 @@ mod tests {
         let about = |bytes: usize| (bytes - 6..bytes + 3).map(|length| "x".repeat(length));
         for first in about(FRAME_BYTES).chain(about(FRAME_BYTES * 7 / 2)) {
             for second in ["", "a short one"] {
-                let mut frames = Frames { out: Vec::new(), text: Vec::new(), written: 0 };
+                let mut frames = Frames {
+                    out: Vec::new(),
+                    text: Vec::new(),
+                    written: 0,
+                };
                 frames.line(&first).unwrap();
                 frames.line(&second).unwrap();
                 assert!(frames.text.len() <= FRAME_BYTES);

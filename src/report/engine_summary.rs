@@ -42,7 +42,11 @@ impl EngineSummary {
     /// all over the memory.
     pub fn named_as(self, earlier: Option<&Self>) -> Self {
         let Some(earlier) = earlier else { return self };
-        Self { pod: kept(self.pod, &earlier.pod), model: kept(self.model, &earlier.model), ..self }
+        Self {
+            pod: kept(self.pod, &earlier.pod),
+            model: kept(self.model, &earlier.model),
+            ..self
+        }
     }
 
     /// As the autoscaler counts it, in a report of `node` that is `age` old. Figures that are older than `stale` count as none.
@@ -54,20 +58,32 @@ impl EngineSummary {
         };
         let figures = match self.state {
             EngineState::Draining => EngineFigures::Draining,
-            EngineState::Serving if !is_old => {
-                EngineFigures::Serving { kv_cache, waiting: self.waiting, running: self.running }
-            }
+            EngineState::Serving if !is_old => EngineFigures::Serving {
+                kv_cache,
+                waiting: self.waiting,
+                running: self.running,
+            },
             EngineState::Starting | EngineState::Loading if !is_old => EngineFigures::Starting,
             EngineState::Sleeping if !is_old => EngineFigures::Asleep,
             _ => EngineFigures::Silent,
         };
         let (node, is_heard) = (node.clone(), age < stale);
-        EngineSample { node, is_heard, pod: self.pod.clone(), model: self.model.clone(), figures }
+        EngineSample {
+            node,
+            is_heard,
+            pod: self.pod.clone(),
+            model: self.model.clone(),
+            figures,
+        }
     }
 }
 
 fn kept<N: PartialEq + Clone>(name: N, earlier: &N) -> N {
-    if name == *earlier { earlier.clone() } else { name }
+    if name == *earlier {
+        earlier.clone()
+    } else {
+        name
+    }
 }
 
 #[cfg(test)]
@@ -77,30 +93,54 @@ mod tests {
 
     fn figures(engine: serde_json::Value, age: u64) -> Option<EngineFigures> {
         let mut report = json!({ "pod": "p", "engine": "vllm", "gpus": [], "model": "m" });
-        report.as_object_mut().unwrap().extend(engine.as_object().unwrap().clone());
+        report
+            .as_object_mut()
+            .unwrap()
+            .extend(engine.as_object().unwrap().clone());
         let report: EngineReport = serde_json::from_value(report).unwrap();
         let node = NodeName::parse("a").unwrap();
-        EngineSummary::of(&report)
-            .map(|engine| engine.sample(&node, Millis(age), Millis::seconds(30)).figures)
+        EngineSummary::of(&report).map(|engine| {
+            engine
+                .sample(&node, Millis(age), Millis::seconds(30))
+                .figures
+        })
     }
 
     #[test]
     fn old_figures_and_engines_that_do_not_answer_are_unknown_and_not_idle() {
-        let serving = json!({ "state": "serving", "kvCacheUsage": 0.5, "waiting": 2, "ageMillis": 5000 });
-        let known =
-            EngineFigures::Serving { kv_cache: Permille::from_share(0.5), waiting: Some(2), running: None };
+        let serving =
+            json!({ "state": "serving", "kvCacheUsage": 0.5, "waiting": 2, "ageMillis": 5000 });
+        let known = EngineFigures::Serving {
+            kv_cache: Permille::from_share(0.5),
+            waiting: Some(2),
+            running: None,
+        };
         assert_eq!(figures(serving.clone(), 20_000), Some(known));
         assert_eq!(figures(serving, 25_000), Some(EngineFigures::Silent));
-        assert_eq!(figures(json!({ "state": "unreachable" }), 0), Some(EngineFigures::Silent));
-        assert_eq!(figures(json!({ "state": "of a later version" }), 0), Some(EngineFigures::Silent));
-        assert_eq!(figures(json!({ "state": "sleeping" }), 0), Some(EngineFigures::Asleep));
-        assert_eq!(figures(json!({ "state": "serving", "model": null }), 0), None);
+        assert_eq!(
+            figures(json!({ "state": "unreachable" }), 0),
+            Some(EngineFigures::Silent)
+        );
+        assert_eq!(
+            figures(json!({ "state": "of a later version" }), 0),
+            Some(EngineFigures::Silent)
+        );
+        assert_eq!(
+            figures(json!({ "state": "sleeping" }), 0),
+            Some(EngineFigures::Asleep)
+        );
+        assert_eq!(
+            figures(json!({ "state": "serving", "model": null }), 0),
+            None
+        );
     }
 
     #[test]
     fn an_engine_that_interrupts_its_own_requests_is_full() {
         let preempting = json!({ "state": "serving", "kvCacheUsage": 0.5, "preempting": true });
-        let Some(EngineFigures::Serving { kv_cache, .. }) = figures(preempting, 0) else { panic!() };
+        let Some(EngineFigures::Serving { kv_cache, .. }) = figures(preempting, 0) else {
+            panic!()
+        };
         assert_eq!(kv_cache, Some(Permille::FULL));
     }
 }

@@ -120,9 +120,14 @@ pub struct DeviceNumbers {
 impl GpuReport {
     /// Its health under a policy: as reported, unless NVML's answers or its compute mode make it worse.
     pub fn health(&self, lost_after: Millis) -> Health {
-        let ages = AnswerAges { failing: self.failing_millis, recovered: self.recovered_millis };
-        let by_mode =
-            self.compute_mode.and_then(ComputeMode::fault).map_or(Health::Healthy, |_| Health::Draining);
+        let ages = AnswerAges {
+            failing: self.failing_millis,
+            recovered: self.recovered_millis,
+        };
+        let by_mode = self
+            .compute_mode
+            .and_then(ComputeMode::fault)
+            .map_or(Health::Healthy, |_| Health::Draining);
         self.health.max(by_mode).max(ages.health(lost_after))
     }
 }
@@ -245,12 +250,24 @@ pub struct ModelReport {
 
 /// A deviation from what Stowage assigned.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "kind")]
+#[serde(
+    rename_all = "kebab-case",
+    rename_all_fields = "camelCase",
+    tag = "kind"
+)]
 pub enum ReportFinding {
     /// A pod's processes run on other GPUs than its Binding recorded.
-    Drift { pod: PodUid, recorded: Vec<GpuUuid>, actual: Vec<GpuUuid> },
+    Drift {
+        pod: PodUid,
+        recorded: Vec<GpuUuid>,
+        actual: Vec<GpuUuid>,
+    },
     /// A pod's processes use more VRAM than it was granted.
-    OverGrant { pod: PodUid, granted_bytes: Bytes, used_bytes: Bytes },
+    OverGrant {
+        pod: PodUid,
+        granted_bytes: Bytes,
+        used_bytes: Bytes,
+    },
 }
 
 /// A pod with processes on GPUs, and without a record of Stowage's of any. Another allocator may have given it what it uses.
@@ -267,8 +284,10 @@ pub struct UnrecordedPod {
 impl UnrecordedPod {
     /// As an API server may have it: it becomes part of a request's path.
     pub fn key(&self) -> Option<PodKey> {
-        let is_dns =
-            |text: &str| text.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.'));
+        let is_dns = |text: &str| {
+            text.bytes()
+                .all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.'))
+        };
         let key = PodKey::parse(&self.namespace, &self.name).ok()?;
         (is_dns(&key.namespace) && is_dns(&key.name)).then_some(key)
     }

@@ -35,10 +35,25 @@ impl NodeReport {
     pub fn keep_to_limits(&mut self) {
         let mut cut = Vec::new();
         shorten(&mut self.models, MAX_MODELS, ReportPart::Models, &mut cut);
-        shorten(&mut self.engines, MAX_ENGINES, ReportPart::Engines, &mut cut);
+        shorten(
+            &mut self.engines,
+            MAX_ENGINES,
+            ReportPart::Engines,
+            &mut cut,
+        );
         shorten(&mut self.unread, MAX_ENGINES, ReportPart::Engines, &mut cut);
-        shorten(&mut self.findings, MAX_FINDINGS, ReportPart::Other, &mut cut);
-        shorten(&mut self.unrecorded, MAX_FINDINGS, ReportPart::Other, &mut cut);
+        shorten(
+            &mut self.findings,
+            MAX_FINDINGS,
+            ReportPart::Other,
+            &mut cut,
+        );
+        shorten(
+            &mut self.unrecorded,
+            MAX_FINDINGS,
+            ReportPart::Other,
+            &mut cut,
+        );
         let mut left = MAX_PROCESSES;
         for gpu in self.gpus.iter_mut().flatten() {
             if let Some(processes) = &mut gpu.processes {
@@ -47,10 +62,17 @@ impl NodeReport {
             }
             gpu.health_reason.iter_mut().for_each(tidy);
         }
-        self.engines.iter_mut().filter_map(|engine| engine.problem.as_mut()).for_each(tidy);
-        self.unread.iter_mut().for_each(|unread| tidy(&mut unread.reason));
+        self.engines
+            .iter_mut()
+            .filter_map(|engine| engine.problem.as_mut())
+            .for_each(tidy);
+        self.unread
+            .iter_mut()
+            .for_each(|unread| tidy(&mut unread.reason));
         self.note_cut(cut);
-        self.missing.iter_mut().for_each(|missing| tidy(&mut missing.reason));
+        self.missing
+            .iter_mut()
+            .for_each(|missing| tidy(&mut missing.reason));
         self.keep_to_size();
     }
 
@@ -63,7 +85,12 @@ impl NodeReport {
         let mut cut = BTreeSet::new();
         while size(self) > MAX_BYTES - ROOM_TO_SAY_SO {
             let processes = |report: &Self| -> usize {
-                report.gpus.iter().flatten().map(|gpu| gpu.processes.iter().map(size).sum::<usize>()).sum()
+                report
+                    .gpus
+                    .iter()
+                    .flatten()
+                    .map(|gpu| gpu.processes.iter().map(size).sum::<usize>())
+                    .sum()
             };
             let sizes = [
                 (size(&self.models), ReportPart::Models),
@@ -74,15 +101,20 @@ impl NodeReport {
                 (size(&self.unrecorded), ReportPart::Other),
                 (size(&self.missing), ReportPart::Other),
             ];
-            let longest = (0..sizes.len()).max_by_key(|place| sizes[*place].0).unwrap_or(0);
+            let longest = (0..sizes.len())
+                .max_by_key(|place| sizes[*place].0)
+                .unwrap_or(0);
             match longest {
                 0 => self.models.truncate(self.models.len() / 2),
                 1 => self.findings.truncate(self.findings.len() / 2),
-                2 => {
-                    self.gpus.iter_mut().flatten().filter_map(|gpu| gpu.processes.as_mut()).for_each(|list| {
+                2 => self
+                    .gpus
+                    .iter_mut()
+                    .flatten()
+                    .filter_map(|gpu| gpu.processes.as_mut())
+                    .for_each(|list| {
                         list.truncate(list.len() / 2);
-                    })
-                }
+                    }),
                 3 => self.engines.truncate(self.engines.len() / 2),
                 4 => self.unread.truncate(self.unread.len() / 2),
                 5 => self.unrecorded.truncate(self.unrecorded.len() / 2),
@@ -91,7 +123,10 @@ impl NodeReport {
             cut.insert(sizes[longest].1);
         }
         let reason = || format!("not all of it fits: a report has at most {MAX_BYTES} bytes");
-        self.note_cut(cut.into_iter().map(|part| MissingPart { part, reason: reason() }));
+        self.note_cut(cut.into_iter().map(|part| MissingPart {
+            part,
+            reason: reason(),
+        }));
     }
 
     /// First in the list: what is not said to be missing would read as not there.
@@ -124,7 +159,10 @@ fn size(value: &impl Serialize) -> usize {
 
 fn shorten<T>(list: &mut Vec<T>, most: usize, part: ReportPart, cut: &mut Vec<MissingPart>) {
     if list.len() > most {
-        let reason = format!("there are {}; a report takes no more than {most}", list.len());
+        let reason = format!(
+            "there are {}; a report takes no more than {most}",
+            list.len()
+        );
         cut.push(MissingPart { part, reason });
         list.truncate(most);
     }
@@ -133,7 +171,10 @@ fn shorten<T>(list: &mut Vec<T>, most: usize, part: ReportPart, cut: &mut Vec<Mi
 /// One line within the limits. A name from a disk or a metrics page may contain anything.
 fn tidy(text: &mut String) {
     if text.chars().any(char::is_control) {
-        *text = text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
+        *text = text
+            .chars()
+            .map(|c| if c.is_control() { '\u{fffd}' } else { c })
+            .collect();
     }
     text.truncate(text.floor_char_boundary(MAX_TEXT));
 }
@@ -169,9 +210,16 @@ mod tests {
         assert!(size(&report) > 4 * MAX_BYTES);
         report.keep_to_limits();
         assert!(size(&report) <= MAX_BYTES, "{} bytes", size(&report));
-        assert_eq!(report.gpus.as_ref().map(Vec::len), Some(8), "what counts most is all there");
+        assert_eq!(
+            report.gpus.as_ref().map(Vec::len),
+            Some(8),
+            "what counts most is all there"
+        );
         assert!(
-            report.missing.iter().any(|missing| missing.part == ReportPart::Models),
+            report
+                .missing
+                .iter()
+                .any(|missing| missing.part == ReportPart::Models),
             "{:?}",
             report.missing
         );
@@ -185,7 +233,8 @@ mod tests {
         let process = |pid| json!({ "pid": pid });
         let processes: Vec<_> = (0..3000).map(process).collect();
         let gpu = |uuid: &str| json!({ "uuid": uuid, "index": 0, "model": "m", "totalBytes": 1, "processes": processes });
-        let model = |n| json!({ "model": format!("m{n}"), "tier": "disk", "source": "huggingface" });
+        let model =
+            |n| json!({ "model": format!("m{n}"), "tier": "disk", "source": "huggingface" });
         let mut report: NodeReport = serde_json::from_value(json!({
             "node": "n", "bootId": "b", "sequence": 1, "gpus": [gpu("GPU-a"), gpu("GPU-b")],
             "models": (0..5000).map(model).collect::<Vec<_>>(),
@@ -194,12 +243,26 @@ mod tests {
         .unwrap();
         report.keep_to_limits();
         assert_eq!(report.models.len(), MAX_MODELS);
-        let listed: Vec<usize> =
-            report.gpus.iter().flatten().map(|gpu| gpu.processes.as_ref().unwrap().len()).collect();
+        let listed: Vec<usize> = report
+            .gpus
+            .iter()
+            .flatten()
+            .map(|gpu| gpu.processes.as_ref().unwrap().len())
+            .collect();
         assert_eq!(listed, [3000, 1096]);
-        let reasons: Vec<&str> = report.missing.iter().map(|missing| missing.reason.as_str()).collect();
-        assert_eq!(reasons[0], "there are 5000; a report takes no more than 4096");
-        assert_eq!(reasons[1], "there are 3000; a report takes no more than 1096");
+        let reasons: Vec<&str> = report
+            .missing
+            .iter()
+            .map(|missing| missing.reason.as_str())
+            .collect();
+        assert_eq!(
+            reasons[0],
+            "there are 5000; a report takes no more than 4096"
+        );
+        assert_eq!(
+            reasons[1],
+            "there are 3000; a report takes no more than 1096"
+        );
         assert!(reasons[2].len() <= MAX_TEXT && !reasons[2].contains(char::is_control));
     }
 
@@ -216,7 +279,10 @@ mod tests {
             .unwrap();
             let before = report.engines.len();
             report.keep_to_limits();
-            let is_said = report.missing.iter().any(|missing| missing.part == ReportPart::Engines);
+            let is_said = report
+                .missing
+                .iter()
+                .any(|missing| missing.part == ReportPart::Engines);
             assert_eq!(is_said, report.engines.len() < before);
             assert!(
                 is_said || report.missing[0].reason.contains("not all of it fits"),

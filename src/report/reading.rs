@@ -1,6 +1,8 @@
 //! Converts a report into the core's types: free VRAM, engine load and models.
 
-use super::{EngineReport, EngineState, GpuReport, NodeReport, ProcessReport, ReportFinding, ReportPart};
+use super::{
+    EngineReport, EngineState, GpuReport, NodeReport, ProcessReport, ReportFinding, ReportPart,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use stowage_scheduling::ids::{GpuUuid, ModelId, PodUid};
 use stowage_scheduling::units::{Bytes, Millis, Moment, Percent};
@@ -17,7 +19,9 @@ impl NodeReport {
         let gpus = self.gpus.as_ref()?.iter();
         Some(NodeReading {
             sampled: received.before(self.age_millis),
-            gpus: gpus.map(|gpu| self.gpu_reading(gpu, &engine_loads)).collect(),
+            gpus: gpus
+                .map(|gpu| self.gpu_reading(gpu, &engine_loads))
+                .collect(),
             holdings: self.holdings(),
             engines: self.engine_readings(received),
             in_flight: self.in_flight(fresh),
@@ -29,9 +33,16 @@ impl NodeReport {
 
     fn over_grant(&self) -> Vec<OverGrant> {
         let over = |finding: &ReportFinding| match finding {
-            ReportFinding::OverGrant { pod, granted_bytes: granted, used_bytes: used } => {
-                Some(OverGrant { pod: pod.clone(), granted: *granted, used: *used, ungranted: None })
-            }
+            ReportFinding::OverGrant {
+                pod,
+                granted_bytes: granted,
+                used_bytes: used,
+            } => Some(OverGrant {
+                pod: pod.clone(),
+                granted: *granted,
+                used: *used,
+                ungranted: None,
+            }),
             ReportFinding::Drift { .. } => None,
         };
         let mut all: Vec<OverGrant> = self.findings.iter().filter_map(over).collect();
@@ -42,13 +53,22 @@ impl NodeReport {
             }
             all.extend(self.unrecorded.iter().filter_map(|unrecorded| {
                 let (pod, ungranted) = (unrecorded.pod.clone(), Some(unrecorded.key()?));
-                Some(OverGrant { used: *used.get(&pod)?, granted: Bytes::ZERO, pod, ungranted })
+                Some(OverGrant {
+                    used: *used.get(&pod)?,
+                    granted: Bytes::ZERO,
+                    pod,
+                    ungranted,
+                })
             }));
         }
         all
     }
 
-    fn gpu_reading(&self, gpu: &GpuReport, engine_loads: &BTreeMap<&GpuUuid, EngineLoad>) -> GpuReading {
+    fn gpu_reading(
+        &self,
+        gpu: &GpuReport,
+        engine_loads: &BTreeMap<&GpuUuid, EngineLoad>,
+    ) -> GpuReading {
         GpuReading {
             uuid: gpu.uuid.clone(),
             used: gpu.used_bytes,
@@ -58,7 +78,9 @@ impl NodeReport {
                 Some(engine_load) if self.lacks_engines() => engine_load.beside_unread(),
                 Some(engine_load) => *engine_load,
                 // The same, or it does not know where one runs: the load of a GPU with any process is unknown.
-                None if (self.lacks_engines() || self.has_placeless_engine()) && !self.is_idle(gpu) => {
+                None if (self.lacks_engines() || self.has_placeless_engine())
+                    && !self.is_idle(gpu) =>
+                {
                     EngineLoad::UNKNOWN
                 }
                 None => EngineLoad::NONE,
@@ -79,10 +101,13 @@ impl NodeReport {
     fn engine_loads(&self, fresh: Millis) -> BTreeMap<&GpuUuid, EngineLoad> {
         let mut engine_loads = BTreeMap::new();
         for engine in &self.engines {
-            let Some(of_engine) = engine_load(engine, fresh) else { continue };
+            let Some(of_engine) = engine_load(engine, fresh) else {
+                continue;
+            };
             for gpu in &engine.gpus {
-                let together =
-                    engine_loads.get(gpu).map_or(of_engine, |others: &EngineLoad| others.beside(of_engine));
+                let together = engine_loads
+                    .get(gpu)
+                    .map_or(of_engine, |others: &EngineLoad| others.beside(of_engine));
                 engine_loads.insert(gpu, together);
             }
         }
@@ -92,13 +117,18 @@ impl NodeReport {
     /// Requests by pod, in order of UID; draining engines included, because their requests would be lost as well.
     fn in_flight(&self, fresh: Millis) -> Vec<(PodUid, u32)> {
         let mut by_pod: BTreeMap<&PodUid, u64> = BTreeMap::new();
-        for engine in self.engines.iter().filter(|engine| engine.age_millis < fresh) {
+        for engine in self
+            .engines
+            .iter()
+            .filter(|engine| engine.age_millis < fresh)
+        {
             if let Some(running) = engine.running {
                 let sum = by_pod.entry(&engine.pod).or_default();
                 *sum = sum.saturating_add(running);
             }
         }
-        let count = |(uid, sum): (&PodUid, u64)| (uid.clone(), u32::try_from(sum).unwrap_or(u32::MAX));
+        let count =
+            |(uid, sum): (&PodUid, u64)| (uid.clone(), u32::try_from(sum).unwrap_or(u32::MAX));
         by_pod.into_iter().map(count).collect()
     }
 
@@ -113,7 +143,9 @@ impl NodeReport {
                     // Most engines open their port when the model is loaded.
                     EngineState::Starting | EngineState::Loading => EngineModelState::Loading,
                     EngineState::Serving | EngineState::Draining => EngineModelState::Resident,
-                    EngineState::Sleeping => EngineModelState::Asleep(SleepLevel::of(engine.sleep_level)),
+                    EngineState::Sleeping => {
+                        EngineModelState::Asleep(SleepLevel::of(engine.sleep_level))
+                    }
                     EngineState::Unreachable | EngineState::Other => return None,
                 },
                 reusable_in: engine.reusable_in.clone(),
@@ -141,11 +173,17 @@ impl NodeReport {
             };
             let known = by_pod.entry(&engine.pod).or_insert(state);
             *known = match (*known, state) {
-                (Some(SleepState::Awake), _) | (_, Some(SleepState::Awake)) => Some(SleepState::Awake),
+                (Some(SleepState::Awake), _) | (_, Some(SleepState::Awake)) => {
+                    Some(SleepState::Awake)
+                }
                 (known, state) => known.and(state),
             };
         }
-        let processes = self.gpus.iter().flatten().flat_map(|gpu| gpu.processes.iter().flatten());
+        let processes = self
+            .gpus
+            .iter()
+            .flatten()
+            .flat_map(|gpu| gpu.processes.iter().flatten());
         let unmeasured: BTreeSet<&PodUid> = processes
             .filter(|process| process.used_bytes.is_none())
             .filter_map(|process| process.pod.as_ref())
@@ -178,7 +216,11 @@ impl NodeReport {
     fn holdings(&self) -> NodeModelSet {
         let mut best: BTreeMap<&ModelId, NodeModel> = BTreeMap::new();
         for report in &self.models {
-            let found = NodeModel { model: report.model.clone(), tier: report.tier, bytes: report.bytes };
+            let found = NodeModel {
+                model: report.model.clone(),
+                tier: report.tier,
+                bytes: report.bytes,
+            };
             match best.get_mut(&report.model) {
                 Some(known) => {
                     known.bytes = known.bytes.max(found.bytes);
@@ -202,9 +244,14 @@ fn engine_load(engine: &EngineReport, fresh: Millis) -> Option<EngineLoad> {
             Some(EngineLoad::UNKNOWN)
         }
         EngineState::Serving | EngineState::Draining => {
-            let queue = engine.waiting.map(|waiting| u32::try_from(waiting).unwrap_or(u32::MAX));
+            let queue = engine
+                .waiting
+                .map(|waiting| u32::try_from(waiting).unwrap_or(u32::MAX));
             let load = EngineLoad::of(engine.kv_cache_usage.and_then(Percent::from_share), queue);
-            Some(EngineLoad { preempting: engine.preempting, ..load })
+            Some(EngineLoad {
+                preempting: engine.preempting,
+                ..load
+            })
         }
     }
 }
@@ -212,8 +259,9 @@ fn engine_load(engine: &EngineReport, fresh: Millis) -> Option<EngineLoad> {
 /// VRAM of each pod's processes on a GPU, in order of UID. A process whose amount the driver does not report counts as present.
 fn attributed(gpu: &GpuReport) -> Vec<(PodUid, Bytes)> {
     let processes = gpu.processes.iter().flatten();
-    let owned =
-        |process: &ProcessReport| Some((process.pod.clone()?, process.used_bytes.unwrap_or_default()));
+    let owned = |process: &ProcessReport| {
+        Some((process.pod.clone()?, process.used_bytes.unwrap_or_default()))
+    };
     let mut by_pod: Vec<(PodUid, Bytes)> = processes.filter_map(owned).collect();
     by_pod.sort_unstable();
     by_pod.dedup_by(|next, first| {
@@ -277,12 +325,24 @@ mod tests {
             json!({ "state": "of-a-later-version", "model": "m", "pod": "d" }),
             json!({ "state": "sleeping", "sleepLevel": 1, "pod": "e" }),
         ];
-        let engines: Vec<_> = [asleep, newer].into_iter().chain(others).map(engine).collect();
-        let reading = report(json!(engines)).reading(Moment(10_000), FRESH).unwrap();
+        let engines: Vec<_> = [asleep, newer]
+            .into_iter()
+            .chain(others)
+            .map(engine)
+            .collect();
+        let reading = report(json!(engines))
+            .reading(Moment(10_000), FRESH)
+            .unwrap();
         let said: Vec<_> = reading
             .engines
             .iter()
-            .map(|engine| (engine.pod.as_str(), engine.state, engine.reusable_in.as_deref()))
+            .map(|engine| {
+                (
+                    engine.pod.as_str(),
+                    engine.state,
+                    engine.reusable_in.as_deref(),
+                )
+            })
             .collect();
         let asleep = EngineModelState::Asleep;
         assert_eq!(
@@ -295,7 +355,14 @@ mod tests {
             ]
         );
         assert_eq!(reading.engines[2].seen, Moment(9_800));
-        assert_eq!(reading.engines[2].gpus.iter().map(GpuUuid::as_str).collect::<Vec<_>>(), ["GPU-a"]);
+        assert_eq!(
+            reading.engines[2]
+                .gpus
+                .iter()
+                .map(GpuUuid::as_str)
+                .collect::<Vec<_>>(),
+            ["GPU-a"]
+        );
     }
 
     #[test]
@@ -303,14 +370,23 @@ mod tests {
         let reading = report(json!([])).reading(Moment(10_000), FRESH).unwrap();
         assert_eq!(reading.sampled, Moment(9_600));
         let pod = |name: &str| PodUid::parse(name).unwrap();
-        assert_eq!(reading.gpus[0].attributed, [(pod("w"), Bytes(0)), (pod("x"), Bytes(15))]);
-        assert_eq!((reading.gpus[0].used, reading.gpus[0].engine_load), (Some(Bytes(40)), EngineLoad::NONE));
+        assert_eq!(
+            reading.gpus[0].attributed,
+            [(pod("w"), Bytes(0)), (pod("x"), Bytes(15))]
+        );
+        assert_eq!(
+            (reading.gpus[0].used, reading.gpus[0].engine_load),
+            (Some(Bytes(40)), EngineLoad::NONE)
+        );
     }
 
     #[test]
     fn the_fullest_cache_counts_and_queues_add_up() {
         assert_eq!(
-            on_a(json!([engine(json!({})), engine(json!({ "kvCacheUsage": 0.2, "waiting": 4 }))])),
+            on_a(json!([
+                engine(json!({})),
+                engine(json!({ "kvCacheUsage": 0.2, "waiting": 4 }))
+            ])),
             (Some(51), Some(7))
         );
     }
@@ -321,10 +397,19 @@ mod tests {
         let preempting = engine(json!({ "kvCacheUsage": 0.4, "preempting": true }));
         assert_eq!(load(json!([preempting])).occupancy(), Some(Percent::FULL));
         let both = load(json!([engine(json!({})), preempting]));
-        assert_eq!((both.occupancy(), both.kv_cache), (Some(Percent::FULL), Percent::new(51)));
-        assert_eq!(load(json!([engine(json!({}))])).occupancy(), Percent::new(51), "of an older agent");
         assert_eq!(
-            load(json!([engine(json!({ "preempting": true, "ageMillis": 5000 }))])),
+            (both.occupancy(), both.kv_cache),
+            (Some(Percent::FULL), Percent::new(51))
+        );
+        assert_eq!(
+            load(json!([engine(json!({}))])).occupancy(),
+            Percent::new(51),
+            "of an older agent"
+        );
+        assert_eq!(
+            load(json!([engine(
+                json!({ "preempting": true, "ageMillis": 5000 })
+            )])),
             EngineLoad::UNKNOWN
         );
     }
@@ -332,21 +417,45 @@ mod tests {
     #[test]
     fn an_engine_that_does_not_serve_has_no_load_and_an_unknown_load_is_not_zero() {
         for state in ["starting", "loading", "sleeping"] {
-            assert_eq!(on_a(json!([engine(json!({ "state": state }))])), (Some(0), Some(0)), "{state}");
+            assert_eq!(
+                on_a(json!([engine(json!({ "state": state }))])),
+                (Some(0), Some(0)),
+                "{state}"
+            );
         }
-        assert_eq!(on_a(json!([engine(json!({ "state": "unreachable" }))])), (None, None));
-        let both =
-            json!([engine(json!({ "kvCacheUsage": 0.97 })), engine(json!({ "state": "unreachable" }))]);
-        assert_eq!(on_a(both), (Some(97), Some(3)), "a dead engine hides no full one");
-        assert_eq!(on_a(json!([engine(json!({ "state": "of-a-later-version" }))])), (None, None));
-        assert_eq!(on_a(json!([engine(json!({ "ageMillis": 5000 }))])), (None, None), "too old to act on");
-        assert_eq!(on_a(json!([engine(json!({ "kvCacheUsage": null }))])), (None, Some(3)));
+        assert_eq!(
+            on_a(json!([engine(json!({ "state": "unreachable" }))])),
+            (None, None)
+        );
+        let both = json!([
+            engine(json!({ "kvCacheUsage": 0.97 })),
+            engine(json!({ "state": "unreachable" }))
+        ]);
+        assert_eq!(
+            on_a(both),
+            (Some(97), Some(3)),
+            "a dead engine hides no full one"
+        );
+        assert_eq!(
+            on_a(json!([engine(json!({ "state": "of-a-later-version" }))])),
+            (None, None)
+        );
+        assert_eq!(
+            on_a(json!([engine(json!({ "ageMillis": 5000 }))])),
+            (None, None),
+            "too old to act on"
+        );
+        assert_eq!(
+            on_a(json!([engine(json!({ "kvCacheUsage": null }))])),
+            (None, Some(3))
+        );
     }
 
     #[test]
     fn if_the_agent_did_not_look_for_engines_only_an_idle_gpu_has_no_load() {
         let mut report = report(json!([]));
-        report.missing = serde_json::from_value(json!([{ "part": "pods", "reason": "forbidden" }])).unwrap();
+        report.missing =
+            serde_json::from_value(json!([{ "part": "pods", "reason": "forbidden" }])).unwrap();
         let reading = report.reading(Moment(0), FRESH).unwrap();
         assert_eq!(reading.gpus[0].engine_load, EngineLoad::UNKNOWN);
         assert_eq!(reading.gpus[1].engine_load, EngineLoad::NONE);
@@ -355,7 +464,8 @@ mod tests {
     #[test]
     fn what_a_report_had_to_leave_out_reads_as_unknown_and_never_as_idle() {
         let pods = |count: usize, gpu: &str| {
-            let pod = |n| json!({ "pod": format!("{gpu}-{n}"), "gpus": [gpu], "reason": "no page" });
+            let pod =
+                |n| json!({ "pod": format!("{gpu}-{n}"), "gpus": [gpu], "reason": "no page" });
             (0..count).map(pod).collect::<Vec<_>>()
         };
         let engine_load = |edit: &dyn Fn(&mut NodeReport)| {
@@ -372,20 +482,34 @@ mod tests {
         };
         let known = EngineLoad::of(Percent::new(51), Some(3));
         assert_eq!(engine_load(&|_| ()), [known, EngineLoad::NONE]);
-        let beside = EngineLoad { partial: true, ..known };
+        let beside = EngineLoad {
+            partial: true,
+            ..known
+        };
         let unread = serde_json::from_value::<Vec<_>>(json!(pods(600, "GPU-a"))).unwrap();
         let many_unread = engine_load(&|report| report.unread = unread.clone());
-        assert_eq!(many_unread, [beside, EngineLoad::NONE], "some of these pods are not named");
-        let many_engines = engine_load(&|report| report.engines = vec![report.engines[0].clone(); 600]);
+        assert_eq!(
+            many_unread,
+            [beside, EngineLoad::NONE],
+            "some of these pods are not named"
+        );
+        let many_engines =
+            engine_load(&|report| report.engines = vec![report.engines[0].clone(); 600]);
         assert!(many_engines[0].partial, "{many_engines:?}");
         let no_processes = engine_load(&|report| {
             report.unread = unread.clone();
             let gpus = report.gpus.as_mut().unwrap();
             gpus[1].processes = gpus[0].processes.clone();
-            gpus[0].processes =
-                gpus[0].processes.take().map(|list| list.into_iter().cycle().take(5000).collect());
+            gpus[0].processes = gpus[0]
+                .processes
+                .take()
+                .map(|list| list.into_iter().cycle().take(5000).collect());
         });
-        assert_eq!(no_processes[1], EngineLoad::UNKNOWN, "its processes are not listed");
+        assert_eq!(
+            no_processes[1],
+            EngineLoad::UNKNOWN,
+            "its processes are not listed"
+        );
     }
 
     #[test]
@@ -398,14 +522,24 @@ mod tests {
         ]))
         .unwrap();
         let reading = report.reading(Moment(0), FRESH).unwrap();
-        let held: Vec<_> = reading.holdings.iter().map(|h| (h.model.as_str(), h.tier, h.bytes.0)).collect();
+        let held: Vec<_> = reading
+            .holdings
+            .iter()
+            .map(|h| (h.model.as_str(), h.tier, h.bytes.0))
+            .collect();
         use stowage_scheduling::vocabulary::model_tier::ModelTier;
-        assert_eq!(held, [("a", ModelTier::Partial, 3), ("b", ModelTier::Resident, 7)]);
+        assert_eq!(
+            held,
+            [("a", ModelTier::Partial, 3), ("b", ModelTier::Resident, 7)]
+        );
     }
 
     #[test]
     fn a_report_whose_gpus_could_not_be_read_measures_nothing() {
-        let report = NodeReport { gpus: None, ..report(json!([])) };
+        let report = NodeReport {
+            gpus: None,
+            ..report(json!([]))
+        };
         assert_eq!(report.reading(Moment(0), FRESH), None);
     }
 }

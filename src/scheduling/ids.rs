@@ -28,7 +28,11 @@ pub enum InvalidName {
 
 /// Several names in a sentence or a log line: `GPU-a, GPU-b`.
 pub fn listed<N: fmt::Display>(names: impl IntoIterator<Item = N>) -> String {
-    names.into_iter().map(|name| name.to_string()).collect::<Vec<_>>().join(", ")
+    names
+        .into_iter()
+        .map(|name| name.to_string())
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// Whether a terminal may get the character: control characters would command it, and marks of direction would show one name as
@@ -40,7 +44,9 @@ pub fn is_printable(c: char) -> bool {
 
 /// Text with a mark in place of each character that is not printable.
 pub fn printable(text: &str) -> String {
-    text.chars().map(|c| if is_printable(c) { c } else { '\u{fffd}' }).collect()
+    text.chars()
+        .map(|c| if is_printable(c) { c } else { '\u{fffd}' })
+        .collect()
 }
 
 macro_rules! name {
@@ -150,7 +156,10 @@ impl PodKey {
     pub fn parse(namespace: &str, name: &str) -> Result<Self, InvalidName> {
         check("pod namespace", namespace)?;
         check("pod name", name)?;
-        Ok(Self { namespace: namespace.into(), name: name.into() })
+        Ok(Self {
+            namespace: namespace.into(),
+            name: name.into(),
+        })
     }
 
     /// What an Event or a condition on the pod `reader` calls this one. Its owner may not be allowed to read other namespaces, so
@@ -189,11 +198,17 @@ impl Visitor<'_> for NameVisitor {
 fn check(what: &'static str, text: &str) -> Result<(), InvalidName> {
     match text {
         "" => Err(InvalidName::Empty { what }),
-        _ if text.len() > MAX_LENGTH => Err(InvalidName::TooLong { what, length: text.len() }),
+        _ if text.len() > MAX_LENGTH => Err(InvalidName::TooLong {
+            what,
+            length: text.len(),
+        }),
         // Nearly all.
         _ if text.bytes().all(|byte| byte.is_ascii_graphic()) => Ok(()),
         _ if text.chars().any(|c| c.is_control() || c.is_whitespace()) => {
-            Err(InvalidName::Unprintable { what, text: text.into() })
+            Err(InvalidName::Unprintable {
+                what,
+                text: text.into(),
+            })
         }
         _ => Ok(()),
     }
@@ -206,15 +221,27 @@ mod tests {
     #[test]
     fn a_name_that_could_break_a_log_line_is_refused() {
         assert!(NodeName::parse("node-a").is_ok());
-        assert_eq!(NodeName::parse(""), Err(InvalidName::Empty { what: "node name" }));
-        assert!(matches!(NodeName::parse("a\nb"), Err(InvalidName::Unprintable { .. })));
-        assert!(matches!(PodUid::parse(&"x".repeat(254)), Err(InvalidName::TooLong { length: 254, .. })));
+        assert_eq!(
+            NodeName::parse(""),
+            Err(InvalidName::Empty { what: "node name" })
+        );
+        assert!(matches!(
+            NodeName::parse("a\nb"),
+            Err(InvalidName::Unprintable { .. })
+        ));
+        assert!(matches!(
+            PodUid::parse(&"x".repeat(254)),
+            Err(InvalidName::TooLong { length: 254, .. })
+        ));
     }
 
     #[test]
     fn a_gpu_known_by_index_only_gives_its_index_back() {
         assert_eq!(GpuUuid::from_index(3).index(), Some(3));
         assert_eq!(GpuUuid::parse("GPU-3").unwrap().index(), None);
-        assert!(GpuUuid::parse("MIG-3").unwrap().is_slice() && !GpuUuid::parse("GPU-3").unwrap().is_slice());
+        assert!(
+            GpuUuid::parse("MIG-3").unwrap().is_slice()
+                && !GpuUuid::parse("GPU-3").unwrap().is_slice()
+        );
     }
 }

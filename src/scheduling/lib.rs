@@ -42,7 +42,11 @@ pub mod vocabulary;
 
 #[cfg(test)]
 #[path = "../../tests/it/needs.rs"]
-#[allow(clippy::disallowed_methods, dead_code, reason = "tests read traces, and run no program")]
+#[allow(
+    clippy::disallowed_methods,
+    dead_code,
+    reason = "tests read traces, and run no program"
+)]
 mod needs;
 #[cfg(test)]
 mod proptests;

@@ -13,7 +13,18 @@ use std::ops::{Add, AddAssign};
 
 /// Memory, in bytes. Addition saturates: a sum that does not fit 64 bits is "more than any GPU has" either way.
 #[derive(
-    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    JsonSchema,
 )]
 pub struct Bytes(pub u64);
 
@@ -45,7 +56,11 @@ impl Bytes {
             (speed, Some(thousandths)) => Millis(thousandths.div_ceil(speed)),
             (speed, None) => {
                 let millis = (self.0 as u128 * 1000).div_ceil(speed as u128);
-                Millis(if millis > u64::MAX as u128 { u64::MAX } else { millis as u64 })
+                Millis(if millis > u64::MAX as u128 {
+                    u64::MAX
+                } else {
+                    millis as u64
+                })
             }
         }
     }
@@ -98,7 +113,9 @@ impl fmt::Display for Bytes {
 }
 
 /// CPU, in thousandths of a core.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 pub struct MilliCpu(pub u64);
 
 impl MilliCpu {
@@ -109,7 +126,9 @@ impl MilliCpu {
 }
 
 /// Whole per cent, 0 to 100.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 pub struct Percent(u8);
 
 impl Percent {
@@ -121,13 +140,19 @@ impl Percent {
 
     /// `None` above 100.
     pub const fn new(percent: u8) -> Option<Self> {
-        if percent <= 100 { Some(Self(percent)) } else { None }
+        if percent <= 100 {
+            Some(Self(percent))
+        } else {
+            None
+        }
     }
 
     /// A share of 1, rounded up; `None` for what is no share.
     pub fn from_share(share: f64) -> Option<Self> {
         // 0.55 × 100 is a little more than 55 in binary.
-        (0.0..=1.0).contains(&share).then(|| Self((share * 100.0 - 1e-9).ceil() as u8))
+        (0.0..=1.0)
+            .contains(&share)
+            .then(|| Self((share * 100.0 - 1e-9).ceil() as u8))
     }
 
     /// This share of `whole`, rounded up.
@@ -143,7 +168,9 @@ impl fmt::Display for Percent {
 }
 
 /// A length of time in milliseconds.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 pub struct Millis(pub u64);
 
 impl Millis {
@@ -212,7 +239,9 @@ fn parse_quantity(text: &str, decimals: i32, rounding: Rounding) -> Result<u64, 
         [b'+', ..] => (false, &text[1..]),
         _ => (false, text),
     };
-    let digits_end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let digits_end = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
     let (number, suffix) = text.split_at(digits_end);
     let (mantissa, fraction_digits) = decimal(number)?;
     let (tens, twos) = scale(suffix)?;
@@ -221,10 +250,16 @@ fn parse_quantity(text: &str, decimals: i32, rounding: Rounding) -> Result<u64, 
         (_, true) => return Err(QuantityError::Negative),
         _ => {}
     }
-    let tens = tens.saturating_sub(fraction_digits).saturating_add(decimals);
-    let scaled = mantissa.checked_mul(1u128 << twos).ok_or(QuantityError::TooLarge)?;
+    let tens = tens
+        .saturating_sub(fraction_digits)
+        .saturating_add(decimals);
+    let scaled = mantissa
+        .checked_mul(1u128 << twos)
+        .ok_or(QuantityError::TooLarge)?;
     let value = if tens >= 0 {
-        let factor = 10u128.checked_pow(tens.unsigned_abs()).ok_or(QuantityError::TooLarge)?;
+        let factor = 10u128
+            .checked_pow(tens.unsigned_abs())
+            .ok_or(QuantityError::TooLarge)?;
         scaled.checked_mul(factor).ok_or(QuantityError::TooLarge)?
     } else {
         // A divisor beyond 128 bits leaves less than one of anything.
@@ -274,7 +309,9 @@ fn scale(suffix: &str) -> Result<(i32, u32), QuantityError> {
         "Pi" => (0, 50),
         "Ei" => (0, 60),
         _ => {
-            let exponent = suffix.strip_prefix(['e', 'E']).ok_or(QuantityError::Malformed)?;
+            let exponent = suffix
+                .strip_prefix(['e', 'E'])
+                .ok_or(QuantityError::Malformed)?;
             (exponent.parse().map_err(|_| QuantityError::Malformed)?, 0)
         }
     })
@@ -302,12 +339,20 @@ pub fn length(time: Millis) -> String {
 
 /// The verb after so many things: `is` or `are`.
 pub fn are(count: impl TryInto<u64>) -> &'static str {
-    if count.try_into().is_ok_and(|count| count == 1) { "is" } else { "are" }
+    if count.try_into().is_ok_and(|count| count == 1) {
+        "is"
+    } else {
+        "are"
+    }
 }
 
 /// The verb after so many things: `has` or `have`.
 pub fn have(count: impl TryInto<u64>) -> &'static str {
-    if count.try_into().is_ok_and(|count| count == 1) { "has" } else { "have" }
+    if count.try_into().is_ok_and(|count| count == 1) {
+        "has"
+    } else {
+        "have"
+    }
 }
 
 #[cfg(test)]
@@ -357,7 +402,10 @@ mod tests {
     #[test]
     fn a_share_is_rounded_up_to_whole_per_cent() {
         let percent = |share| Percent::from_share(share).map(Percent::get);
-        assert_eq!([0.0, 0.001, 0.07, 0.55, 0.901, 1.0].map(percent), [0, 1, 7, 55, 91, 100].map(Some));
+        assert_eq!(
+            [0.0, 0.001, 0.07, 0.55, 0.901, 1.0].map(percent),
+            [0, 1, 7, 55, 91, 100].map(Some)
+        );
         assert_eq!([-0.1, 1.001, f64::NAN].map(percent), [None; 3]);
     }
 

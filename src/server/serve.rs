@@ -14,7 +14,9 @@ use crate::kubernetes::certificates::{self, CertificateOptions};
 use crate::kubernetes::dump::{Dump, DumpControlPlane, left_out_text};
 use crate::kubernetes::index::ClusterIndex;
 use crate::kubernetes::observed::ObservedControlPlane;
-use crate::kubernetes::{AccessReviews, AgentAccount, LeadWith, TokenReviews, conflict_audit, tick};
+use crate::kubernetes::{
+    AccessReviews, AgentAccount, LeadWith, TokenReviews, conflict_audit, tick,
+};
 use crate::policy_watch::{self, LastGood, OwnPod, PolicyWatch};
 use crate::service::{BundleSource, Service};
 use anyhow::{Context, Result, bail};
@@ -138,14 +140,20 @@ impl BesideVerbs {
     }
 
     fn threads(&self) -> &Handle {
-        self.0.as_ref().expect("it is there until it is dropped").handle()
+        self.0
+            .as_ref()
+            .expect("it is there until it is dropped")
+            .handle()
     }
 }
 
 impl Drop for BesideVerbs {
     /// A runtime must not wait for its threads on a thread of another.
     fn drop(&mut self) {
-        self.0.take().into_iter().for_each(Runtime::shutdown_background);
+        self.0
+            .take()
+            .into_iter()
+            .for_each(Runtime::shutdown_background);
     }
 }
 
@@ -163,26 +171,52 @@ pub async fn serve(mut options: ServeOptions) -> Result<()> {
     let (policy, watch) = policy(&options.policy)?;
     let service = Service::new(policy);
     // Dropped last: it sends the spans of what was finished at the end.
-    let _exporting = options.traces.as_ref().map(|traces| trace(traces, &service)).transpose()?;
+    let _exporting = options
+        .traces
+        .as_ref()
+        .map(|traces| trace(traces, &service))
+        .transpose()?;
     // Before anything is known of the cluster, and dropped after everything has stopped.
-    let _recorder = options.record.as_ref().map(|record| start_recorder(record, &service)).transpose()?;
+    let _recorder = options
+        .record
+        .as_ref()
+        .map(|record| start_recorder(record, &service))
+        .transpose()?;
     let (beside, stop_cluster) = (BesideVerbs::start()?, CancellationToken::new());
     let connected = connect(&options, &service, kept, &beside, &stop_cluster).await?;
-    let Connected { control_plane, mut tasks, agent_auth, page_auth } = connected;
+    let Connected {
+        control_plane,
+        mut tasks,
+        agent_auth,
+        page_auth,
+    } = connected;
     if let Some(watch) = watch {
-        let watching = watch.run(service.clone(), control_plane.clone(), options.policy.own_pod);
-        let watching = stop_cluster.clone().run_until_cancelled_owned(watching).map(drop);
+        let watching = watch.run(
+            service.clone(),
+            control_plane.clone(),
+            options.policy.own_pod,
+        );
+        let watching = stop_cluster
+            .clone()
+            .run_until_cancelled_owned(watching)
+            .map(drop);
         tasks.spawn_on(watching, beside.threads());
     }
-    let extender = Extender::new(service.clone(), control_plane, options.limits).with_agent_auth(agent_auth);
-    let extender = extender.with_page_auth(page_auth).with_gpu_series(options.admin.gpu_series);
-    let extender = extender.with_bundles(
-        options
-            .record
-            .map(|record| Arc::new(Recordings { directory: record.directory }) as Arc<dyn BundleSource>),
-    );
+    let extender =
+        Extender::new(service.clone(), control_plane, options.limits).with_agent_auth(agent_auth);
+    let extender = extender
+        .with_page_auth(page_auth)
+        .with_gpu_series(options.admin.gpu_series);
+    let extender = extender.with_bundles(options.record.map(|record| {
+        Arc::new(Recordings {
+            directory: record.directory,
+        }) as Arc<dyn BundleSource>
+    }));
     let autoscaling = autoscaling::run(extender.clone(), autoscaling::EVERY);
-    let autoscaling = stop_cluster.clone().run_until_cancelled_owned(autoscaling).map(drop);
+    let autoscaling = stop_cluster
+        .clone()
+        .run_until_cancelled_owned(autoscaling)
+        .map(drop);
     tasks.spawn_on(autoscaling, beside.threads());
 
     first_certificate(&service).await;
@@ -218,9 +252,13 @@ fn start_recorder(options: &RecordOptions, service: &Arc<Service>) -> Result<Fli
 /// Records spans from here on, and sends them.
 fn trace(options: &TraceOptions, service: &Service) -> Result<Exporting> {
     let trust = Trust::new(options.ca.clone()).context("--otlp-ca")?;
-    let connector = HttpsConnectorBuilder::new().with_tls_config(ClientConfig::clone(&trust.config));
+    let connector =
+        HttpsConnectorBuilder::new().with_tls_config(ClientConfig::clone(&trust.config));
     let connector = connector.https_or_http().enable_http1().build();
-    let collector = Collector { endpoint: options.endpoint.clone(), instance: options.instance.clone() };
+    let collector = Collector {
+        endpoint: options.endpoint.clone(),
+        instance: options.instance.clone(),
+    };
     let (traces, exporting) = traces::start(collector, connector, &service.metrics.traces)?;
     service.trace_with(traces);
     info!(collector = %options.endpoint, "spans are sent to a collector");
@@ -237,7 +275,9 @@ fn ended_early(ended: Option<Result<(), JoinError>>) -> anyhow::Error {
 }
 
 fn policy(options: &PolicyOptions) -> Result<(Policy, Option<PolicyWatch>)> {
-    let Some(path) = options.path.clone() else { return Ok((policy_watch::built_in(), None)) };
+    let Some(path) = options.path.clone() else {
+        return Ok((policy_watch::built_in(), None));
+    };
     let last_good = options.cache.clone().map(LastGood::in_directory);
     let (policy, watch) = policy_watch::open(path, last_good)?;
     Ok((policy, Some(watch)))
@@ -262,9 +302,14 @@ struct KeptCertificate {
 
 impl KeptCertificate {
     fn run(self, client: kube::Client, service: Arc<Service>) -> impl Future<Output = ()> + Send {
-        let Self { options, tls, addresses } = self;
+        let Self {
+            options,
+            tls,
+            addresses,
+        } = self;
         certificates::run(client, service, options, addresses, move |found| {
-            let loaded = tls::from_pem(&found.chain, &found.key.0).map_err(|error| error.to_string())?;
+            let loaded =
+                tls::from_pem(&found.chain, &found.key.0).map_err(|error| error.to_string())?;
             tls.replace(&loaded);
             Ok(())
         })
@@ -283,40 +328,64 @@ fn endpoints(options: &ServeOptions) -> Result<(Endpoints, Vec<Renewal>, Option<
         renewals.push(renewal);
         Ok(Some(tls))
     };
-    let scheduler_tls = tls("scheduler", "--tls-cert", options.tls.clone().map(CertificateFiles::Mutual))?;
+    let scheduler_tls = tls(
+        "scheduler",
+        "--tls-cert",
+        options.tls.clone().map(CertificateFiles::Mutual),
+    )?;
     let mut kept = None;
     let agents_tls = match &options.agents.tls {
         None => None,
-        Some(AgentsTls::Files(files)) => {
-            tls("agents", "--agents-tls-cert", Some(CertificateFiles::Server(files.clone())))?
-        }
+        Some(AgentsTls::Files(files)) => tls(
+            "agents",
+            "--agents-tls-cert",
+            Some(CertificateFiles::Server(files.clone())),
+        )?,
         Some(AgentsTls::Secret(options)) => {
             let (options, tls) = (options.clone(), Tls::awaiting()?);
-            kept = Some(KeptCertificate { options, tls: tls.clone(), addresses: vec!["agents"] });
+            kept = Some(KeptCertificate {
+                options,
+                tls: tls.clone(),
+                addresses: vec!["agents"],
+            });
             Some(tls)
         }
     };
     let operators_tls = match &options.admin.tls {
         None => None,
-        Some(AdminTls::Files(files)) => {
-            tls("operators", "--admin-tls-cert", Some(CertificateFiles::Server(files.clone())))?
-        }
+        Some(AdminTls::Files(files)) => tls(
+            "operators",
+            "--admin-tls-cert",
+            Some(CertificateFiles::Server(files.clone())),
+        )?,
         Some(AdminTls::Agents) => {
-            kept.iter_mut().for_each(|kept| kept.addresses.push("operators"));
+            kept.iter_mut()
+                .for_each(|kept| kept.addresses.push("operators"));
             agents_tls.clone()
         }
     };
     let endpoints = Endpoints {
-        scheduler: Endpoint { listener: scheduler, tls: scheduler_tls },
-        agents: Endpoint { listener: agents, tls: agents_tls },
-        operators: Endpoint { listener: operators, tls: operators_tls },
+        scheduler: Endpoint {
+            listener: scheduler,
+            tls: scheduler_tls,
+        },
+        agents: Endpoint {
+            listener: agents,
+            tls: agents_tls,
+        },
+        operators: Endpoint {
+            listener: operators,
+            tls: operators_tls,
+        },
     };
     Ok((endpoints, renewals, kept))
 }
 
 /// Raises the limit of descriptors, and reduces the connection limits to fit.
 fn fit_descriptors(limits: &mut RequestLimits) {
-    let Some(descriptors) = raise_descriptors() else { return };
+    let Some(descriptors) = raise_descriptors() else {
+        return;
+    };
     let fitted = limits.connections.fit(descriptors);
     if fitted != limits.connections {
         warn!(
@@ -329,7 +398,11 @@ fn fit_descriptors(limits: &mut RequestLimits) {
 }
 
 fn say(who: &str, endpoint: &Endpoint) -> Result<()> {
-    let scheme = if endpoint.tls.is_some() { "https" } else { "http" };
+    let scheme = if endpoint.tls.is_some() {
+        "https"
+    } else {
+        "http"
+    };
     info!("{who}: {scheme}://{}", endpoint.listener.local_addr()?);
     Ok(())
 }
@@ -343,7 +416,13 @@ async fn connect(
 ) -> Result<Connected> {
     match &options.source {
         ClusterSource::Dump(path) => load(path, service, beside, shutdown),
-        ClusterSource::ApiServer { kubeconfig, lead_with, identity, cdi_kind, times } => {
+        ClusterSource::ApiServer {
+            kubeconfig,
+            lead_with,
+            identity,
+            cdi_kind,
+            times,
+        } => {
             let client = kubernetes::connect(kubeconfig.as_deref(), *times).await?;
             // Connections of their own: however many tokens are reviewed, a Binding does not wait behind them.
             let reviews = kubernetes::connect(kubeconfig.as_deref(), *times).await?;
@@ -368,12 +447,22 @@ async fn connect(
             };
             if let Some(kept) = kept {
                 // Until then there is none, whoever asks first.
-                service.certificate.send_replace(Some("the Secret was not read yet".into()));
+                service
+                    .certificate
+                    .send_replace(Some("the Secret was not read yet".into()));
                 let keeping = kept.run(client, service.clone());
-                let keeping = shutdown.clone().run_until_cancelled_owned(keeping).map(drop);
+                let keeping = shutdown
+                    .clone()
+                    .run_until_cancelled_owned(keeping)
+                    .map(drop);
                 tasks.spawn_on(keeping, beside.threads());
             }
-            Ok(Connected { control_plane, tasks, agent_auth, page_auth })
+            Ok(Connected {
+                control_plane,
+                tasks,
+                agent_auth,
+                page_auth,
+            })
         }
     }
 }
@@ -408,11 +497,26 @@ fn load(
         );
     }
     let (mut tasks, threads) = (JoinSet::new(), beside.threads());
-    let upkeep = tick::run(service.clone(), Arc::new(Mutex::new(index)), control_plane.clone());
-    tasks.spawn_on(shutdown.clone().run_until_cancelled_owned(upkeep).map(drop), threads);
+    let upkeep = tick::run(
+        service.clone(),
+        Arc::new(Mutex::new(index)),
+        control_plane.clone(),
+    );
+    tasks.spawn_on(
+        shutdown.clone().run_until_cancelled_owned(upkeep).map(drop),
+        threads,
+    );
     let audit = conflict_audit::run(service.clone(), control_plane.clone());
-    tasks.spawn_on(shutdown.clone().run_until_cancelled_owned(audit).map(drop), threads);
-    Ok(Connected { control_plane, tasks, agent_auth: AgentAuth::Anyone, page_auth: PageAuth::Anyone })
+    tasks.spawn_on(
+        shutdown.clone().run_until_cancelled_owned(audit).map(drop),
+        threads,
+    );
+    Ok(Connected {
+        control_plane,
+        tasks,
+        agent_auth: AgentAuth::Anyone,
+        page_auth: PageAuth::Anyone,
+    })
 }
 
 fn listen(flag: &str, address: SocketAddr) -> Result<TcpListener> {
@@ -425,10 +529,16 @@ fn listen(flag: &str, address: SocketAddr) -> Result<TcpListener> {
 /// The first signal begins an orderly shutdown; a second one ends the process at once. On a thread and a runtime of its own, so
 /// that a signal is handled however busy the others are.
 fn stop_on_signal(stop: CancellationToken) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().context("no threads")?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build()
+        .context("no threads")?;
     let inside = runtime.enter();
     // From here on no signal ends the process by default.
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let (mut terminate, mut interrupt) = (
+        signal(SignalKind::terminate())?,
+        signal(SignalKind::interrupt())?,
+    );
     drop(inside);
     let listen = async move {
         let mut received = async || {
@@ -444,6 +554,8 @@ fn stop_on_signal(stop: CancellationToken) -> Result<()> {
         std::process::exit(130);
     };
     let thread = std::thread::Builder::new().name("signals".into());
-    thread.spawn(move || runtime.block_on(listen)).context("no threads")?;
+    thread
+        .spawn(move || runtime.block_on(listen))
+        .context("no threads")?;
     Ok(())
 }

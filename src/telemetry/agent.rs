@@ -80,7 +80,11 @@ impl AgentMetrics {
             gpu_info: families.sampled(
                 "stowage_agent_gpu_info",
                 "1; NVML's index of the GPU or MIG slice, and its product name.",
-                [gpu(), open("index", "one for each GPU"), open("model_name", "one for each GPU")],
+                [
+                    gpu(),
+                    open("index", "one for each GPU"),
+                    open("model_name", "one for each GPU"),
+                ],
             ),
             figures: FIGURES
                 .map(|(name, help, figure)| (families.sampled(name, help, [gpu()]), figure))
@@ -106,9 +110,13 @@ impl AgentMetrics {
     }
 
     /// The whole page; before the first round, without what a round finds.
-    pub fn render(&self, latest: Option<(&NodeReport, &BTreeMap<GpuUuid, SensorReading>)>) -> String {
+    pub fn render(
+        &self,
+        latest: Option<(&NodeReport, &BTreeMap<GpuUuid, SensorReading>)>,
+    ) -> String {
         let mut page = Vec::new();
-        self.write(&mut Scrape::new(&mut page), latest).expect("writing to memory does not fail");
+        self.write(&mut Scrape::new(&mut page), latest)
+            .expect("writing to memory does not fail");
         String::from_utf8(page).expect("the text format is UTF-8")
     }
 
@@ -118,10 +126,19 @@ impl AgentMetrics {
         latest: Option<(&NodeReport, &BTreeMap<GpuUuid, SensorReading>)>,
     ) -> io::Result<()> {
         page.kept(&self.families)?;
-        let Some((report, sensors)) = latest else { return Ok(()) };
+        let Some((report, sensors)) = latest else {
+            return Ok(());
+        };
         let gpus = report.gpus.as_deref().unwrap_or_default();
         let info = gpus.iter().map(|gpu| {
-            ([gpu.uuid.as_str().to_owned(), gpu.index.to_string(), gpu.model.as_str().to_owned()], 1.0)
+            (
+                [
+                    gpu.uuid.as_str().to_owned(),
+                    gpu.index.to_string(),
+                    gpu.model.as_str().to_owned(),
+                ],
+                1.0,
+            )
         });
         page.sampled(&self.gpu_info, info)?;
         let sights: Vec<KnownGpu<'_>> = gpus
@@ -133,11 +150,22 @@ impl AgentMetrics {
             })
             .collect();
         for (family, figure) in &self.figures {
-            let samples = sights.iter().filter_map(|one| Some(([one.gpu.uuid.as_str()], figure(one)?)));
+            let samples = sights
+                .iter()
+                .filter_map(|one| Some(([one.gpu.uuid.as_str()], figure(one)?)));
             page.sampled(family, samples)?;
         }
-        let in_state = |state| report.engines.iter().filter(|engine| engine.state == state).count();
-        page.sampled(&self.engines, EngineState::ALL.map(|state| ([state.label()], in_state(state) as f64)))?;
+        let in_state = |state| {
+            report
+                .engines
+                .iter()
+                .filter(|engine| engine.state == state)
+                .count()
+        };
+        page.sampled(
+            &self.engines,
+            EngineState::ALL.map(|state| ([state.label()], in_state(state) as f64)),
+        )?;
         let lacks = |part| report.missing.iter().any(|missing| missing.part == part);
         page.sampled(
             &self.missing,
@@ -154,9 +182,11 @@ impl Default for AgentMetrics {
 
 /// The figures of each GPU.
 const FIGURES: [(&str, &str, Figure); 11] = [
-    ("stowage_agent_gpu_vram_total_bytes", "VRAM of a GPU (DCGM_FI_DEV_FB_TOTAL).", |one| {
-        Some(one.gpu.total_bytes.0 as f64)
-    }),
+    (
+        "stowage_agent_gpu_vram_total_bytes",
+        "VRAM of a GPU (DCGM_FI_DEV_FB_TOTAL).",
+        |one| Some(one.gpu.total_bytes.0 as f64),
+    ),
     (
         "stowage_agent_gpu_vram_reserved_bytes",
         "VRAM that the driver keeps for itself (DCGM_FI_DEV_FB_RESERVED).",
@@ -170,7 +200,15 @@ const FIGURES: [(&str, &str, Figure); 11] = [
     (
         "stowage_agent_gpu_vram_free_bytes",
         "VRAM that is neither in use nor reserved (DCGM_FI_DEV_FB_FREE).",
-        |one| Some(one.gpu.total_bytes.minus(one.gpu.reserved_bytes).minus(one.gpu.used_bytes?).0 as f64),
+        |one| {
+            Some(
+                one.gpu
+                    .total_bytes
+                    .minus(one.gpu.reserved_bytes)
+                    .minus(one.gpu.used_bytes?)
+                    .0 as f64,
+            )
+        },
     ),
     (
         "stowage_agent_gpu_utilization_ratio",
@@ -178,12 +216,16 @@ const FIGURES: [(&str, &str, Figure); 11] = [
          hundred: scale by KV cache and queue.",
         |one| Some(f64::from(one.gpu.utilization_percent?) / 100.0),
     ),
-    ("stowage_agent_gpu_temperature_celsius", "Temperature of a GPU (DCGM_FI_DEV_GPU_TEMP).", |one| {
-        Some(one.sensors.temperature_celsius?.into())
-    }),
-    ("stowage_agent_gpu_power_watts", "Power that a GPU draws (DCGM_FI_DEV_POWER_USAGE).", |one| {
-        Some(f64::from(one.sensors.power_milliwatts?) / 1e3)
-    }),
+    (
+        "stowage_agent_gpu_temperature_celsius",
+        "Temperature of a GPU (DCGM_FI_DEV_GPU_TEMP).",
+        |one| Some(one.sensors.temperature_celsius?.into()),
+    ),
+    (
+        "stowage_agent_gpu_power_watts",
+        "Power that a GPU draws (DCGM_FI_DEV_POWER_USAGE).",
+        |one| Some(f64::from(one.sensors.power_milliwatts?) / 1e3),
+    ),
     (
         "stowage_agent_gpu_healthy",
         "1 if a GPU takes pods, 0 if it is draining or lost (DCGM_FI_DEV_XID_ERRORS and others say why).",
@@ -199,23 +241,31 @@ const FIGURES: [(&str, &str, Figure); 11] = [
         "Requests in the queues of the serving engines on a GPU.",
         |one| Some(one.load.waiting? as f64),
     ),
-    ("stowage_agent_gpu_running_requests", "Requests that the serving engines on a GPU process.", |one| {
-        Some(one.load.running? as f64)
-    }),
+    (
+        "stowage_agent_gpu_running_requests",
+        "Requests that the serving engines on a GPU process.",
+        |one| Some(one.load.running? as f64),
+    ),
 ];
 
 fn gpu() -> Label {
-    open("gpu", "the node's GPUs and MIG slices, at most 64 beside the cards that are cut")
+    open(
+        "gpu",
+        "the node's GPUs and MIG slices, at most 64 beside the cards that are cut",
+    )
 }
 
 impl GpuLoad {
     fn on(gpu: &GpuUuid, engines: &[EngineReport]) -> Self {
-        let here = engines.iter().filter(|engine| engine.state == EngineState::Serving);
-        here.filter(|engine| engine.gpus.contains(gpu)).fold(Self::default(), |load, engine| Self {
-            kv_cache_usage: most(load.kv_cache_usage, engine.kv_cache_usage),
-            waiting: sum(load.waiting, engine.waiting),
-            running: sum(load.running, engine.running),
-        })
+        let here = engines
+            .iter()
+            .filter(|engine| engine.state == EngineState::Serving);
+        here.filter(|engine| engine.gpus.contains(gpu))
+            .fold(Self::default(), |load, engine| Self {
+                kv_cache_usage: most(load.kv_cache_usage, engine.kv_cache_usage),
+                waiting: sum(load.waiting, engine.waiting),
+                running: sum(load.running, engine.running),
+            })
     }
 }
 
@@ -253,7 +303,10 @@ mod tests {
     #[test]
     fn a_figure_that_the_driver_does_not_know_has_no_series() {
         let metrics = AgentMetrics::new();
-        let sensors = SensorReading { temperature_celsius: Some(41), power_milliwatts: None };
+        let sensors = SensorReading {
+            temperature_celsius: Some(41),
+            power_milliwatts: None,
+        };
         let sensors = BTreeMap::from([(GpuUuid::parse("GPU-a").unwrap(), sensors)]);
         let text = metrics.render(Some((&report(), &sensors)));
         for line in [
@@ -286,7 +339,9 @@ mod tests {
     #[test]
     fn before_the_first_round_the_page_has_the_agents_own_figures() {
         let text = AgentMetrics::new().render(None);
-        assert!(text.contains("stowage_build_info{") && text.contains("process_start_time_seconds "));
+        assert!(
+            text.contains("stowage_build_info{") && text.contains("process_start_time_seconds ")
+        );
         assert!(!text.contains("stowage_agent_gpu_"), "{text}");
     }
 }

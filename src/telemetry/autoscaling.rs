@@ -35,13 +35,20 @@ impl AutoscalingMetrics {
     /// Sets the gauges to these models and no others. A model that stays is never missing from a scrape meanwhile.
     pub fn set(&self, desired: &BTreeMap<ModelId, DesiredReplicas>) {
         let mut named: Vec<_> = desired.iter().collect();
-        named.sort_by_key(|(model, desired)| (Reverse(desired.replicas.max(desired.current())), *model));
+        named.sort_by_key(|(model, desired)| {
+            (Reverse(desired.replicas.max(desired.current())), *model)
+        });
         named.truncate(NAMED);
-        let named: BTreeMap<&str, u32> =
-            named.into_iter().map(|(model, desired)| (model.as_str(), desired.replicas)).collect();
+        let named: BTreeMap<&str, u32> = named
+            .into_iter()
+            .map(|(model, desired)| (model.as_str(), desired.replicas))
+            .collect();
         for family in self.desired.collect() {
             for metric in family.get_metric() {
-                let model = metric.get_label().first().map(|label| label.value().to_owned());
+                let model = metric
+                    .get_label()
+                    .first()
+                    .map(|label| label.value().to_owned());
                 if let Some(model) = model.filter(|model| !named.contains_key(model.as_str())) {
                     // Another evaluation may have removed it.
                     let _ = self.desired.remove_label_values(&[model.as_str()]);
@@ -49,7 +56,9 @@ impl AutoscalingMetrics {
             }
         }
         for (model, replicas) in &named {
-            self.desired.with_label_values(&[*model]).set(i64::from(*replicas));
+            self.desired
+                .with_label_values(&[*model])
+                .set(i64::from(*replicas));
         }
         self.unnamed.set(desired.len().saturating_sub(NAMED) as i64);
     }
@@ -73,15 +82,23 @@ mod tests {
     fn the_models_with_the_most_replicas_are_named_and_those_that_are_gone_are_not() {
         let metrics = Metrics::new();
         let model = |n: u32| ModelId::parse(&format!("org/model-\"{n}")).unwrap();
-        let all = (0..NAMED as u32 + 50).map(|n| (model(n), desired(if n < 50 { 1 } else { 2 }))).collect();
+        let all = (0..NAMED as u32 + 50)
+            .map(|n| (model(n), desired(if n < 50 { 1 } else { 2 })))
+            .collect();
         metrics.autoscaling.set(&all);
         let text = metrics.render();
-        assert_eq!(text.matches("\nstowage_model_desired_replicas{").count(), NAMED);
+        assert_eq!(
+            text.matches("\nstowage_model_desired_replicas{").count(),
+            NAMED
+        );
         assert!(text.contains("\nstowage_models_without_desired_replicas 50\n"));
         assert!(!text.contains("model-\\\"49\""), "it has one replica only");
         metrics.autoscaling.set(&[(model(7), desired(3))].into());
         let text = metrics.render();
         assert_eq!(text.matches("\nstowage_model_desired_replicas{").count(), 1);
-        assert!(text.contains("\nstowage_model_desired_replicas{model=\"org/model-\\\"7\"} 3\n"), "{text}");
+        assert!(
+            text.contains("\nstowage_model_desired_replicas{model=\"org/model-\\\"7\"} 3\n"),
+            "{text}"
+        );
     }
 }

@@ -27,8 +27,15 @@ mod tests {
 
     #[test]
     fn a_build_without_a_commit_has_a_version_alone() {
-        assert_eq!(written(Some("0123abcd")), format!("{VERSION} (commit 0123abcd)"));
+        assert_eq!(
+            written(Some("0123abcd")),
+            format!("{VERSION} (commit 0123abcd)")
+        );
         assert_eq!(written(None), VERSION);
-        assert_eq!(written(Some("")), VERSION, "a build argument that was left empty");
+        assert_eq!(
+            written(Some("")),
+            VERSION,
+            "a build argument that was left empty"
+        );
     }
 }

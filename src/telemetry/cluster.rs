@@ -19,7 +19,17 @@ const WATCHED: [&str; 8] = [
 /// What is written, and how that may end.
 const WRITES: [(&str, &[&str]); 12] = [
     ("bind", &["written", "conflict", "refused", "unknown"]),
-    ("evict", &["written", "gone", "later", "called-off", "refused", "unknown"]),
+    (
+        "evict",
+        &[
+            "written",
+            "gone",
+            "later",
+            "called-off",
+            "refused",
+            "unknown",
+        ],
+    ),
     ("reservation", &["written", "gone", "failed", "landed-late"]),
     ("nomination", &["written", "gone", "failed"]),
     ("plan", &["written", "gone", "failed"]),
@@ -54,10 +64,15 @@ pub fn writes(families: &mut Families) -> IntCounterVec {
     let writes = families.counters(
         "stowage_api_server_writes_total",
         "Writes to the API server, by kind and outcome.",
-        [open("kind", "twelve kinds of writes"), open("outcome", "at most eight for each kind")],
+        [
+            open("kind", "twelve kinds of writes"),
+            open("outcome", "at most eight for each kind"),
+        ],
     );
     for (kind, outcomes) in WRITES {
-        outcomes.iter().for_each(|outcome| drop(writes.with_label_values(&[kind, *outcome])));
+        outcomes
+            .iter()
+            .for_each(|outcome| drop(writes.with_label_values(&[kind, *outcome])));
     }
     writes
 }

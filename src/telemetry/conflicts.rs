@@ -33,7 +33,13 @@ impl ConflictMetrics {
             evictions: families.counters(
                 "stowage_gpu_conflict_evictions_total",
                 "Evictions of unstarted pods to resolve a GPU conflict, by outcome.",
-                [known("outcome", EvictionOutcome::CODES.iter().copied().chain(["rate-limited", "over"]))],
+                [known(
+                    "outcome",
+                    EvictionOutcome::CODES
+                        .iter()
+                        .copied()
+                        .chain(["rate-limited", "over"]),
+                )],
             ),
             unchecked: families.gauge(
                 "stowage_audit_pending_nodes",
@@ -45,7 +51,9 @@ impl ConflictMetrics {
     /// Sets the gauges after an audit.
     pub fn set(&self, conflicts: &Conflicts, look: &AuditRound) {
         for kind in GpuConflictKind::ALL {
-            self.standing.with_label_values(&[kind.code()]).set(conflicts.count(kind) as i64);
+            self.standing
+                .with_label_values(&[kind.code()])
+                .set(conflicts.count(kind) as i64);
         }
         for conflict in &look.begun {
             self.found.with_label_values(&[conflict.kind.code()]).inc();

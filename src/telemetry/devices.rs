@@ -44,7 +44,12 @@ type Figure = fn(&Node, &DeviceUsage<'_>) -> f64;
 impl DeviceMetrics {
     pub(super) fn new(families: &mut Families) -> Self {
         let node = || open("node", "the cluster's GPU nodes");
-        let gpu = || open("gpu", "the nodes' GPUs and MIG slices; none with --gpu-metrics=false");
+        let gpu = || {
+            open(
+                "gpu",
+                "the nodes' GPUs and MIG slices; none with --gpu-metrics=false",
+            )
+        };
         Self {
             node_info: families.sampled(
                 "stowage_node_info",
@@ -111,16 +116,27 @@ impl DeviceMetrics {
         ages: &[(NodeName, Millis)],
         series: GpuSeries,
     ) -> io::Result<()> {
-        let info = nodes(ledger)
-            .map(|(node, pool)| ([node.name.as_str(), kind(node.kind), pool.unwrap_or("none")], 1.0));
+        let info = nodes(ledger).map(|(node, pool)| {
+            (
+                [node.name.as_str(), kind(node.kind), pool.unwrap_or("none")],
+                1.0,
+            )
+        });
         page.sampled(&self.node_info, info)?;
-        let warnings =
-            nodes(ledger).flat_map(|(node, _)| node.warnings.iter().map(move |warning| (node, warning)));
+        let warnings = nodes(ledger)
+            .flat_map(|(node, _)| node.warnings.iter().map(move |warning| (node, warning)));
         let warnings = warnings.map(|(node, warning)| ([node.name.as_str(), warning.code()], 1.0));
         page.sampled(&self.warnings, warnings)?;
         let gpus = nodes(ledger).flat_map(|(node, _)| devices(node));
-        page.one(&self.unknown_load, gpus.filter(|one| one.gpu.engine_load.partial).count() as f64)?;
-        page.sampled(&self.report_age, ages.iter().map(|(node, age)| ([node.as_str()], seconds(*age))))?;
+        page.one(
+            &self.unknown_load,
+            gpus.filter(|one| one.gpu.engine_load.partial).count() as f64,
+        )?;
+        page.sampled(
+            &self.report_age,
+            ages.iter()
+                .map(|(node, age)| ([node.as_str()], seconds(*age))),
+        )?;
         match series {
             GpuSeries::Exported => self.write_gpus(page, ledger),
             GpuSeries::LeftOut => Ok(()),
@@ -131,33 +147,57 @@ impl DeviceMetrics {
         let all = || nodes(ledger).flat_map(|(node, _)| devices(node).map(move |one| (node, one)));
         let info = all().map(|(node, DeviceUsage { device, .. })| {
             let index = device.index.to_string();
-            let [node, gpu, model] = [node.name.as_str(), device.uuid.as_str(), device.model.as_str()];
-            ([node.to_owned(), gpu.to_owned(), index, model.to_owned()], 1.0)
+            let [node, gpu, model] = [
+                node.name.as_str(),
+                device.uuid.as_str(),
+                device.model.as_str(),
+            ];
+            (
+                [node.to_owned(), gpu.to_owned(), index, model.to_owned()],
+                1.0,
+            )
         });
         page.sampled(&self.gpu_info, info)?;
         let figures: [(&Sampled, Figure); 5] = [
             (&self.allocatable, |node, one| bytes(one.allocatable(node))),
             (&self.allocated, |_, one| bytes(one.gpu.charged)),
             (&self.unaccounted, |_, one| bytes(one.gpu.unaccounted_vram)),
-            (&self.healthy, |_, one| f64::from(u8::from(one.device.health == Health::Healthy))),
+            (&self.healthy, |_, one| {
+                f64::from(u8::from(one.device.health == Health::Healthy))
+            }),
             (&self.pods, |_, one| f64::from(one.gpu.tenants)),
         ];
         for (family, figure) in figures {
-            let samples =
-                all().map(|(node, one)| ([node.name.as_str(), one.device.uuid.as_str()], figure(node, &one)));
+            let samples = all().map(|(node, one)| {
+                (
+                    [node.name.as_str(), one.device.uuid.as_str()],
+                    figure(node, &one),
+                )
+            });
             page.sampled(family, samples)?;
         }
         Ok(())
     }
 }
 
-fn of_gpu(families: &mut Families, name: &'static str, help: &'static str, labels: [Label; 2]) -> Sampled {
+fn of_gpu(
+    families: &mut Families,
+    name: &'static str,
+    help: &'static str,
+    labels: [Label; 2],
+) -> Sampled {
     families.sampled(name, help, labels)
 }
 
-const KINDS: [(NodeKind, &str); 3] =
-    [(NodeKind::Stowage, "stowage"), (NodeKind::DevicePlugin, "device-plugin"), (NodeKind::Dra, "dra")];
+const KINDS: [(NodeKind, &str); 3] = [
+    (NodeKind::Stowage, "stowage"),
+    (NodeKind::DevicePlugin, "device-plugin"),
+    (NodeKind::Dra, "dra"),
+];
 
 fn kind(kind: NodeKind) -> &'static str {
-    KINDS.iter().find(|(known, _)| *known == kind).map_or("", |(_, name)| name)
+    KINDS
+        .iter()
+        .find(|(known, _)| *known == kind)
+        .map_or("", |(_, name)| name)
 }

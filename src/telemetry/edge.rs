@@ -66,7 +66,9 @@ impl EdgeMetrics {
                 metrics.turned_away.with_label_values(&[address, limit]);
             }
         }
-        metrics.turned_away.with_label_values(&["operators", "pages"]);
+        metrics
+            .turned_away
+            .with_label_values(&["operators", "pages"]);
         metrics
     }
 
@@ -79,7 +81,9 @@ impl EdgeMetrics {
 
     /// Sets when a certificate ends: `serving` or `ca`.
     pub fn certificate_ends(&self, certificate: &str, seconds: i64) {
-        self.certificate_ends.with_label_values(&[certificate]).set(seconds);
+        self.certificate_ends
+            .with_label_values(&[certificate])
+            .set(seconds);
     }
 
     pub fn dropped(&self, address: &str, reason: &str) {

@@ -14,8 +14,8 @@
 
 use prometheus::core::Collector;
 use prometheus::{
-    Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
-    Registry,
+    Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Registry,
 };
 use std::sync::Arc;
 
@@ -61,17 +61,26 @@ pub struct Sampled(pub(super) Arc<Family>);
 
 /// A label with these values and no others.
 pub fn known(name: &'static str, values: impl IntoIterator<Item = &'static str>) -> Label {
-    Label { name, values: LabelValues::Known(values.into_iter().collect()) }
+    Label {
+        name,
+        values: LabelValues::Known(values.into_iter().collect()),
+    }
 }
 
 /// A label whose values are not known in advance; `bound` says how many there can be.
 pub fn open(name: &'static str, bound: &'static str) -> Label {
-    Label { name, values: LabelValues::Open(bound) }
+    Label {
+        name,
+        values: LabelValues::Open(bound),
+    }
 }
 
 impl Families {
     pub fn new() -> Self {
-        Self { registry: Registry::new(), all: Vec::new() }
+        Self {
+            registry: Registry::new(),
+            all: Vec::new(),
+        }
     }
 
     pub fn counter(&mut self, name: &'static str, help: &'static str) -> IntCounter {
@@ -87,8 +96,8 @@ impl Families {
     ) -> IntCounterVec {
         self.declare(FamilyKind::Counter, name, help, &labels);
         let names = labels.each_ref().map(|label| label.name);
-        let counters =
-            IntCounterVec::new(Opts::new(name, help), &names).expect("the name and labels are valid");
+        let counters = IntCounterVec::new(Opts::new(name, help), &names)
+            .expect("the name and labels are valid");
         zeros(&labels, |values| drop(counters.with_label_values(values)));
         self.keep(counters)
     }
@@ -106,7 +115,8 @@ impl Families {
     ) -> IntGaugeVec {
         self.declare(FamilyKind::Gauge, name, help, &labels);
         let names = labels.each_ref().map(|label| label.name);
-        let gauges = IntGaugeVec::new(Opts::new(name, help), &names).expect("the name and labels are valid");
+        let gauges =
+            IntGaugeVec::new(Opts::new(name, help), &names).expect("the name and labels are valid");
         zeros(&labels, |values| drop(gauges.with_label_values(values)));
         self.keep(gauges)
     }
@@ -117,7 +127,12 @@ impl Families {
         self.keep(Gauge::new(name, help).expect("the name is valid"))
     }
 
-    pub fn histogram(&mut self, name: &'static str, help: &'static str, buckets: &[f64]) -> Histogram {
+    pub fn histogram(
+        &mut self,
+        name: &'static str,
+        help: &'static str,
+        buckets: &[f64],
+    ) -> Histogram {
         self.declare(FamilyKind::Histogram, name, help, &[]);
         let options = HistogramOpts::new(name, help).buckets(buckets.to_vec());
         self.keep(Histogram::with_opts(options).expect("the name is valid"))
@@ -153,10 +168,16 @@ impl Families {
         let process = prometheus::process_collector::ProcessCollector::for_self();
         for desc in process.desc() {
             let is_total = desc.fq_name.ends_with("_total");
-            let kind = if is_total { FamilyKind::Counter } else { FamilyKind::Gauge };
+            let kind = if is_total {
+                FamilyKind::Counter
+            } else {
+                FamilyKind::Gauge
+            };
             self.declare(kind, &desc.fq_name, &desc.help, &[]);
         }
-        self.registry.register(Box::new(process)).expect("each metric is registered once");
+        self.registry
+            .register(Box::new(process))
+            .expect("each metric is registered once");
     }
 
     /// All of them, in the order of their declaration.
@@ -168,15 +189,28 @@ impl Families {
         &self.registry
     }
 
-    fn declare(&mut self, kind: FamilyKind, name: &str, help: &str, labels: &[Label]) -> Arc<Family> {
-        let family = Family { name: name.into(), kind, help: help.into(), labels: labels.to_vec() };
+    fn declare(
+        &mut self,
+        kind: FamilyKind,
+        name: &str,
+        help: &str,
+        labels: &[Label],
+    ) -> Arc<Family> {
+        let family = Family {
+            name: name.into(),
+            kind,
+            help: help.into(),
+            labels: labels.to_vec(),
+        };
         let family = Arc::new(family);
         self.all.push(family.clone());
         family
     }
 
     fn keep<C: Collector + Clone + 'static>(&self, collector: C) -> C {
-        self.registry.register(Box::new(collector.clone())).expect("each metric is registered once");
+        self.registry
+            .register(Box::new(collector.clone()))
+            .expect("each metric is registered once");
         collector
     }
 }
@@ -191,10 +225,14 @@ impl Default for Families {
 fn zeros(labels: &[Label], mut make: impl FnMut(&[&str])) {
     let mut combinations: Vec<Vec<&str>> = vec![Vec::new()];
     for label in labels {
-        let LabelValues::Known(values) = &label.values else { return };
-        let longer = combinations
-            .iter()
-            .flat_map(|start| values.iter().map(|value| [&start[..], &[*value][..]].concat()));
+        let LabelValues::Known(values) = &label.values else {
+            return;
+        };
+        let longer = combinations.iter().flat_map(|start| {
+            values
+                .iter()
+                .map(|value| [&start[..], &[*value][..]].concat())
+        });
         combinations = longer.collect();
     }
     combinations.iter().for_each(|values| make(values));
@@ -223,7 +261,10 @@ impl Family {
             ("_per_second", "per second"),
         ];
         let name = self.name.strip_suffix("_total").unwrap_or(&self.name);
-        UNITS.iter().find(|(suffix, _)| name.ends_with(suffix)).map_or("", |(_, unit)| unit)
+        UNITS
+            .iter()
+            .find(|(suffix, _)| name.ends_with(suffix))
+            .map_or("", |(_, unit)| unit)
     }
 }
 
@@ -244,11 +285,21 @@ mod tests {
     #[test]
     fn every_combination_of_known_values_is_there_before_the_first_event() {
         let mut families = Families::new();
-        families.counters("a_total", "Of two labels.", [known("x", ["1", "2"]), known("y", ["3", "4"])]);
-        families.counters("b_total", "Of an open one.", [known("x", ["1"]), open("y", "a bound")]);
+        families.counters(
+            "a_total",
+            "Of two labels.",
+            [known("x", ["1", "2"]), known("y", ["3", "4"])],
+        );
+        families.counters(
+            "b_total",
+            "Of an open one.",
+            [known("x", ["1"]), open("y", "a bound")],
+        );
         let gathered = families.registry().gather();
-        let names: Vec<_> =
-            gathered.iter().map(|family| (family.name(), family.get_metric().len())).collect();
+        let names: Vec<_> = gathered
+            .iter()
+            .map(|family| (family.name(), family.get_metric().len()))
+            .collect();
         assert_eq!(names, [("a_total", 4)]);
         assert_eq!(families.all().len(), 2, "both are declared");
     }

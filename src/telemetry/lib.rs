@@ -39,7 +39,9 @@ mod usage;
 mod work_kind;
 
 use family::{Families, open};
-use prometheus::{Gauge, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
+use prometheus::{
+    Gauge, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
+};
 
 pub(crate) use autoscaling::AutoscalingMetrics;
 pub(crate) use conflicts::ConflictMetrics;
@@ -187,7 +189,9 @@ impl Metrics {
     /// The kept families in Prometheus' text format.
     pub fn render(&self) -> String {
         let mut text = Vec::new();
-        scrape::Scrape::new(&mut text).kept(&self.families).expect("writing to memory does not fail");
+        scrape::Scrape::new(&mut text)
+            .kept(&self.families)
+            .expect("writing to memory does not fail");
         String::from_utf8(text).expect("the text format is UTF-8")
     }
 }
@@ -199,7 +203,9 @@ fn build(families: &mut Families) {
         "1; the labels say which build this is.",
         [open("version", "one"), open("commit", "one")],
     );
-    build.with_label_values(&[build_info::VERSION, build_info::COMMIT.unwrap_or("unknown")]).set(1);
+    build
+        .with_label_values(&[build_info::VERSION, build_info::COMMIT.unwrap_or("unknown")])
+        .set(1);
     families.process();
 }
 

@@ -37,7 +37,11 @@ pub fn guarded(router: Router, at: IpAddr) -> Router {
 /// Loopback has no token that a browser would lack: whoever makes a name resolve to it would have its pages read by a browser on
 /// this machine (DNS rebinding). No name stands for a number or for `localhost`.
 fn refusal(at: IpAddr, method: &Method, headers: &HeaderMap) -> Option<(StatusCode, &'static str)> {
-    let text = |name: HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or_default());
+    let text = |name: HeaderName| {
+        headers
+            .get(name)
+            .map(|value| value.to_str().unwrap_or_default())
+    };
     let host = text(header::HOST);
     if at.to_canonical().is_loopback() && host.is_some_and(|host| !is_local(host)) {
         let text = "this address is on loopback: write localhost or an IP address in place of another name\n";
@@ -46,21 +50,35 @@ fn refusal(at: IpAddr, method: &Method, headers: &HeaderMap) -> Option<(StatusCo
     if [Method::GET, Method::HEAD].contains(method) {
         return None;
     }
-    let is_other_site = text(FETCH_SITE).is_some_and(|site| !["same-origin", "none"].contains(&site));
-    let is_of = |origin: &str| origin.split_once("://").is_some_and(|(_, from)| host == Some(from));
+    let is_other_site =
+        text(FETCH_SITE).is_some_and(|site| !["same-origin", "none"].contains(&site));
+    let is_of = |origin: &str| {
+        origin
+            .split_once("://")
+            .is_some_and(|(_, from)| host == Some(from))
+    };
     let is_other_origin = text(header::ORIGIN).is_some_and(|origin| !is_of(origin));
-    (is_other_site || is_other_origin).then_some((StatusCode::FORBIDDEN, "a page of another site asked\n"))
+    (is_other_site || is_other_origin)
+        .then_some((StatusCode::FORBIDDEN, "a page of another site asked\n"))
 }
 
 fn is_local(host: &str) -> bool {
-    let Ok(authority) = host.parse::<Authority>() else { return false };
-    let name = authority.host().trim_start_matches('[').trim_end_matches(']');
+    let Ok(authority) = host.parse::<Authority>() else {
+        return false;
+    };
+    let name = authority
+        .host()
+        .trim_start_matches('[')
+        .trim_end_matches(']');
     name.parse::<IpAddr>().is_ok() || name.eq_ignore_ascii_case("localhost")
 }
 
 /// Not of the port.
 fn is_of_family(error: &io::Error) -> bool {
-    !matches!(error.kind(), ErrorKind::AddrInUse | ErrorKind::PermissionDenied)
+    !matches!(
+        error.kind(),
+        ErrorKind::AddrInUse | ErrorKind::PermissionDenied
+    )
 }
 
 #[cfg(test)]
@@ -70,32 +88,50 @@ mod tests {
     use std::net::TcpStream;
 
     fn status(at: &str, method: Method, headers: &[(HeaderName, &str)]) -> Option<u16> {
-        let headers =
-            headers.iter().map(|(name, value)| (name.clone(), HeaderValue::from_str(value).unwrap()));
+        let headers = headers
+            .iter()
+            .map(|(name, value)| (name.clone(), HeaderValue::from_str(value).unwrap()));
         refusal(at.parse().unwrap(), &method, &headers.collect()).map(|(status, _)| status.as_u16())
     }
 
     #[test]
     fn a_name_that_was_made_to_resolve_to_loopback_reads_nothing_there() {
         let at = |at: &str, host: &str| status(at, Method::GET, &[(header::HOST, host)]);
-        for host in ["localhost:9445", "LocalHost", "127.0.0.1:9445", "[::1]:1", "127.1.2.3", "10.0.0.7:80"] {
+        for host in [
+            "localhost:9445",
+            "LocalHost",
+            "127.0.0.1:9445",
+            "[::1]:1",
+            "127.1.2.3",
+            "10.0.0.7:80",
+        ] {
             assert_eq!(at("127.0.0.1", host), None, "{host}");
         }
-        for host in
-            ["evil.example:9445", "localhost.evil.example", "127.0.0.1.evil.example", "", "a@b:c", "stowage"]
-        {
+        for host in [
+            "evil.example:9445",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "",
+            "a@b:c",
+            "stowage",
+        ] {
             assert_eq!(at("127.0.0.1", host), Some(421), "{host}");
             assert_eq!(at("::ffff:127.0.0.1", host), Some(421), "{host}");
             // Behind tokens or certificates any name may stand: a Service's, an ingress'.
             assert_eq!(at("10.0.0.7", host), None, "{host}");
         }
-        assert_eq!(status("127.0.0.1", Method::GET, &[]), None, "a browser always says which host");
+        assert_eq!(
+            status("127.0.0.1", Method::GET, &[]),
+            None,
+            "a browser always says which host"
+        );
     }
 
     #[test]
     fn nothing_that_acts_answers_a_page_of_another_site() {
         let own = (header::HOST, "localhost:9444");
-        let post = |other: (HeaderName, &str)| status("127.0.0.1", Method::POST, &[own.clone(), other]);
+        let post =
+            |other: (HeaderName, &str)| status("127.0.0.1", Method::POST, &[own.clone(), other]);
         assert_eq!(post((FETCH_SITE, "cross-site")), Some(403));
         assert_eq!(post((FETCH_SITE, "same-site")), Some(403));
         assert_eq!(post((header::ORIGIN, "https://evil.example")), Some(403));
@@ -112,7 +148,10 @@ mod tests {
             None,
             "kube-scheduler is no browser"
         );
-        assert_eq!(status("10.0.0.7", Method::POST, &[own, (FETCH_SITE, "cross-site")]), Some(403));
+        assert_eq!(
+            status("10.0.0.7", Method::POST, &[own, (FETCH_SITE, "cross-site")]),
+            Some(403)
+        );
     }
 
     #[test]

@@ -94,21 +94,29 @@ impl ModelMetrics {
         });
         page.sampled(&self.replicas, replicas)?;
         let figures: [(&Sampled, Figure); 5] = [
-            (&self.kv_cache, |one| (one.kv_cache.0 > 0).then(|| one.kv_cache.1 / one.kv_cache.0 as f64)),
-            (&self.kv_cache_max, |one| (one.kv_cache.0 > 0).then_some(one.kv_cache.2)),
+            (&self.kv_cache, |one| {
+                (one.kv_cache.0 > 0).then(|| one.kv_cache.1 / one.kv_cache.0 as f64)
+            }),
+            (&self.kv_cache_max, |one| {
+                (one.kv_cache.0 > 0).then_some(one.kv_cache.2)
+            }),
             (&self.waiting, |one| one.waiting.map(|count| count as f64)),
             (&self.running, |one| one.running.map(|count| count as f64)),
             (&self.tokens, |one| one.tokens_per_second),
         ];
         for (family, figure) in figures {
-            let samples = models.iter().filter_map(|(model, one)| Some(([model.as_str()], figure(one)?)));
+            let samples = models
+                .iter()
+                .filter_map(|(model, one)| Some(([model.as_str()], figure(one)?)));
             page.sampled(family, samples)?;
         }
         page.one(&self.not_exported, not_exported as f64)
     }
 }
 
-fn by_model<'e>(engines: impl IntoIterator<Item = &'e EngineSummary>) -> BTreeMap<&'e ModelId, ModelFigures> {
+fn by_model<'e>(
+    engines: impl IntoIterator<Item = &'e EngineSummary>,
+) -> BTreeMap<&'e ModelId, ModelFigures> {
     let mut models: BTreeMap<&ModelId, ModelFigures> = BTreeMap::new();
     for engine in engines {
         models.entry(&engine.model).or_default().add(engine);
@@ -218,16 +226,29 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line}{text}");
         }
-        assert!(!text.contains("stowage_model_running_requests{"), "none says it: unknown is not zero");
+        assert!(
+            !text.contains("stowage_model_running_requests{"),
+            "none says it: unknown is not zero"
+        );
     }
 
     #[test]
     fn pods_that_name_very_many_models_make_no_more_series() {
-        let hostile = (0..3000).map(|n| engine(&format!("made-up-{n:04}"), EngineState::Serving, Some(0.5)));
+        let hostile =
+            (0..3000).map(|n| engine(&format!("made-up-{n:04}"), EngineState::Serving, Some(0.5)));
         let served = (0..2).map(|_| engine("served", EngineState::Serving, Some(0.5)));
         let text = page(&hostile.chain(served).collect::<Vec<_>>());
-        assert_eq!(text.matches("stowage_model_kv_cache_usage_ratio{").count(), MOST_MODELS);
-        assert!(text.contains("{model=\"served\"}"), "it has the most engines");
-        assert!(text.contains("stowage_models_not_exported 2501\n"), "{text}");
+        assert_eq!(
+            text.matches("stowage_model_kv_cache_usage_ratio{").count(),
+            MOST_MODELS
+        );
+        assert!(
+            text.contains("{model=\"served\"}"),
+            "it has the most engines"
+        );
+        assert!(
+            text.contains("stowage_models_not_exported 2501\n"),
+            "{text}"
+        );
     }
 }

@@ -65,22 +65,35 @@ mod tests {
     #[test]
     fn the_worst_hundred_pods_are_named_and_the_others_counted() {
         let metrics = OveruseMetrics::new(&mut Families::new());
-        let keys: Vec<PodKey> = (0..103).map(|n| PodKey::parse("team", &format!("p{n}")).unwrap()).collect();
+        let keys: Vec<PodKey> = (0..103)
+            .map(|n| PodKey::parse("team", &format!("p{n}")).unwrap())
+            .collect();
         let rendered = |over: Vec<(&PodKey, Bytes)>| {
             let mut page = Vec::new();
-            metrics.write(&mut Scrape::new(&mut page), over.into_iter()).unwrap();
+            metrics
+                .write(&mut Scrape::new(&mut page), over.into_iter())
+                .unwrap();
             String::from_utf8(page).unwrap()
         };
-        let text = rendered(keys.iter().zip(1..).map(|(key, gib)| (key, Bytes::gib(gib))).collect());
+        let text = rendered(
+            keys.iter()
+                .zip(1..)
+                .map(|(key, gib)| (key, Bytes::gib(gib)))
+                .collect(),
+        );
         assert_eq!(text.matches("stowage_pod_over_grant_bytes{").count(), 100);
-        assert!(!text.contains("pod=\"p2\"") && text.contains("pod=\"p3\""), "{text}");
+        assert!(
+            !text.contains("pod=\"p2\"") && text.contains("pod=\"p3\""),
+            "{text}"
+        );
         assert!(
             text.contains("stowage_pods_over_grant 103\n")
                 && text.contains("stowage_pods_over_grant_unnamed 3\n")
         );
         let text = rendered(Vec::new());
         assert!(
-            !text.contains("stowage_pod_over_grant_bytes{") && text.contains("stowage_pods_over_grant 0\n")
+            !text.contains("stowage_pod_over_grant_bytes{")
+                && text.contains("stowage_pods_over_grant 0\n")
         );
     }
 }

@@ -28,14 +28,20 @@ impl PlannerMetrics {
             runs: families.counters(
                 "stowage_planner_runs_total",
                 "Planning runs, by outcome.",
-                [known("outcome", ["complete", "limited", "cancelled", "failed"])],
+                [known(
+                    "outcome",
+                    ["complete", "limited", "cancelled", "failed"],
+                )],
             ),
             run_seconds: families.histogram(
                 "stowage_planner_run_duration_seconds",
                 "Duration of planning runs.",
                 &SECONDS,
             ),
-            waiting: families.gauge("stowage_planner_waiting_pods", "Pods that wait to be planned."),
+            waiting: families.gauge(
+                "stowage_planner_waiting_pods",
+                "Pods that wait to be planned.",
+            ),
             left_over: families.gauge(
                 "stowage_planner_unprocessed_pods",
                 "Pods that the latest planning run did not reach.",
@@ -48,7 +54,17 @@ impl PlannerMetrics {
             overuse_evictions: families.counters(
                 "stowage_overuse_evictions_total",
                 "Evictions of pods that used more VRAM than they were granted, by outcome.",
-                [known("outcome", ["written", "gone", "later", "called-off", "refused", "unknown"])],
+                [known(
+                    "outcome",
+                    [
+                        "written",
+                        "gone",
+                        "later",
+                        "called-off",
+                        "refused",
+                        "unknown",
+                    ],
+                )],
             ),
         }
     }

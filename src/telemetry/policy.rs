@@ -59,7 +59,10 @@ impl PolicyMetrics {
         let mut shown = self.shown.lock();
         // The new one first: a scrape in between sees two, never none.
         self.info.with_label_values(&labels).set(1);
-        if let Some(before) = shown.replace(labels.clone()).filter(|before| *before != labels) {
+        if let Some(before) = shown
+            .replace(labels.clone())
+            .filter(|before| *before != labels)
+        {
             // It is there: it was shown.
             let _ = self.info.remove_label_values(&before);
         }
@@ -83,15 +86,19 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         let mut policy = Policy::default();
-        for (digest, mode, name) in
-            [(1, Mode::Enforce, "enforce"), (2, Mode::Enforce, "enforce"), (2, Mode::Shadow, "shadow")]
-        {
+        for (digest, mode, name) in [
+            (1, Mode::Enforce, "enforce"),
+            (2, Mode::Enforce, "enforce"),
+            (2, Mode::Shadow, "shadow"),
+        ] {
             (policy.digest, policy.mode) = (Digest(digest), mode);
             for _ in 0..2 {
                 metrics.policy.set_in_force(&policy);
                 assert_eq!(
                     shown(),
-                    [format!("stowage_policy_info{{digest=\"{digest:016x}\",mode=\"{name}\"}} 1")]
+                    [format!(
+                        "stowage_policy_info{{digest=\"{digest:016x}\",mode=\"{name}\"}} 1"
+                    )]
                 );
             }
         }

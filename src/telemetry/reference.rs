@@ -51,11 +51,21 @@ fn section(text: &mut String, head: &str, families: &Families) {
     let mut all: Vec<&Family> = families.all().iter().map(|family| &**family).collect();
     all.sort_by(|one, other| one.name.cmp(&other.name));
     for family in all {
-        let Family { name, kind, help, labels } = family;
+        let Family {
+            name,
+            kind,
+            help,
+            labels,
+        } = family;
         let labels = labels.iter().map(described).collect::<Vec<_>>().join("; ");
         let help = cell(help);
-        writeln!(text, "| `{name}` | {} | {} | {labels} | {help} |", kind.name(), family.unit())
-            .expect("a String takes any text");
+        writeln!(
+            text,
+            "| `{name}` | {} | {} | {labels} | {help} |",
+            kind.name(),
+            family.unit()
+        )
+        .expect("a String takes any text");
     }
 }
 

@@ -8,7 +8,13 @@ use stowage_report::ReportPart;
 /// Outcomes of a token's review.
 pub(super) fn reviews() -> Label {
     let refusals = AuthError::CODES.iter().copied();
-    known("outcome", ["accepted"].into_iter().chain(refusals).chain(["abandoned"]))
+    known(
+        "outcome",
+        ["accepted"]
+            .into_iter()
+            .chain(refusals)
+            .chain(["abandoned"]),
+    )
 }
 
 pub fn reports(families: &mut Families) -> IntCounterVec {
@@ -17,14 +23,24 @@ pub fn reports(families: &mut Families) -> IntCounterVec {
         "Agent reports, by outcome: accepted, old, or the reason of a rejection.",
         [open("outcome", "the codes of the source, some twenty")],
     );
-    for outcome in ["accepted", "old", "malformed", "unknown-node", "wrong-node", "replaced-node"] {
+    for outcome in [
+        "accepted",
+        "old",
+        "malformed",
+        "unknown-node",
+        "wrong-node",
+        "replaced-node",
+    ] {
         reports.with_label_values(&[outcome]);
     }
     reports
 }
 
 pub fn bytes(families: &mut Families) -> IntCounter {
-    families.counter("stowage_agent_report_bytes_total", "Bytes of agent reports received.")
+    families.counter(
+        "stowage_agent_report_bytes_total",
+        "Bytes of agent reports received.",
+    )
 }
 
 pub fn gpus_delayed(families: &mut Families) -> IntCounter {
@@ -44,9 +60,12 @@ pub fn missing(families: &mut Families) -> IntCounterVec {
 }
 
 pub fn findings(families: &mut Families) -> IntCounterVec {
-    let help =
-        "Pods found to run on other GPUs (drift) or to use more VRAM (over-grant) than recorded, by kind.";
-    families.counters("stowage_agent_findings_total", help, [known("kind", ["drift", "over-grant"])])
+    let help = "Pods found to run on other GPUs (drift) or to use more VRAM (over-grant) than recorded, by kind.";
+    families.counters(
+        "stowage_agent_findings_total",
+        help,
+        [known("kind", ["drift", "over-grant"])],
+    )
 }
 
 pub fn token_reviews(families: &mut Families) -> IntCounterVec {

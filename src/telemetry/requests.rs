@@ -12,14 +12,22 @@ pub const VERBS: [&str; 4] = ["filter", "prioritize", "preempt", "bind"];
 pub const NO_CODE: &str = "none";
 
 /// From 50 µs, below which latency does not matter, to 3 s, beyond which kube-scheduler has given up.
-const SECONDS: [f64; 12] = [50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 50e-3, 0.25, 1.0, 3.0];
+const SECONDS: [f64; 12] = [
+    50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 50e-3, 0.25, 1.0, 3.0,
+];
 /// From a second, within which kube-scheduler tries again, to a day.
-const WAITS: [f64; 14] =
-    [0.0, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 150.0, 300.0, 900.0, 1800.0, 3600.0, 14_400.0, 86_400.0];
+const WAITS: [f64; 14] = [
+    0.0, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 150.0, 300.0, 900.0, 1800.0, 3600.0, 14_400.0, 86_400.0,
+];
 
 pub fn verb_seconds(families: &mut Families) -> HistogramVec {
     let help = "Time to answer the scheduler, by verb.";
-    families.histograms("stowage_verb_duration_seconds", help, [known("verb", VERBS)], &SECONDS)
+    families.histograms(
+        "stowage_verb_duration_seconds",
+        help,
+        [known("verb", VERBS)],
+        &SECONDS,
+    )
 }
 
 pub fn answers(families: &mut Families) -> IntCounterVec {
@@ -42,17 +50,31 @@ pub fn answers(families: &mut Families) -> IntCounterVec {
                     "unbound",
                 ],
             ),
-            open("code", "the reason codes of the source, some forty; none where the outcome says all"),
+            open(
+                "code",
+                "the reason codes of the source, some forty; none where the outcome says all",
+            ),
         ],
     );
-    let usual = [("filter", "passed"), ("prioritize", "ranked"), ("preempt", "reserved"), ("bind", "bound")];
-    usual.iter().for_each(|(verb, outcome)| drop(answers.with_label_values(&[*verb, *outcome, NO_CODE])));
+    let usual = [
+        ("filter", "passed"),
+        ("prioritize", "ranked"),
+        ("preempt", "reserved"),
+        ("bind", "bound"),
+    ];
+    usual
+        .iter()
+        .for_each(|(verb, outcome)| drop(answers.with_label_values(&[*verb, *outcome, NO_CODE])));
     answers
 }
 
 pub fn refusals(families: &mut Families) -> IntCounterVec {
     let help = "Nodes rejected by filter, by reason code.";
-    families.counters("stowage_nodes_rejected_total", help, [known("code", Misfit::CODES.iter().copied())])
+    families.counters(
+        "stowage_nodes_rejected_total",
+        help,
+        [known("code", Misfit::CODES.iter().copied())],
+    )
 }
 
 pub fn bad_requests(families: &mut Families) -> IntCounterVec {
@@ -60,7 +82,10 @@ pub fn bad_requests(families: &mut Families) -> IntCounterVec {
     let bad = families.counters(
         "stowage_bad_requests_total",
         "Invalid requests, by verb (reports of those to the agents' address) and code.",
-        [known("verb", verbs.clone()), open("code", "the codes of the source, some forty")],
+        [
+            known("verb", verbs.clone()),
+            open("code", "the codes of the source, some forty"),
+        ],
     );
     verbs.for_each(|verb| drop(bad.with_label_values(&[verb, "malformed"])));
     bad

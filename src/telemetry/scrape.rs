@@ -24,7 +24,11 @@ impl<'o> Scrape<'o> {
     /// All kept families that have a series.
     pub fn kept(&mut self, families: &Families) -> io::Result<()> {
         let gathered = families.registry().gather();
-        debug_assert_eq!(strays(families, &gathered), Vec::<String>::new(), "declare what a label may be");
+        debug_assert_eq!(
+            strays(families, &gathered),
+            Vec::<String>::new(),
+            "declare what a label may be"
+        );
         self.encode(&gathered)
     }
 
@@ -35,8 +39,10 @@ impl<'o> Scrape<'o> {
         samples: impl IntoIterator<Item = ([L; N], f64)>,
     ) -> io::Result<()> {
         debug_assert_eq!(family.labels.len(), N, "{}", family.name);
-        let metrics: Vec<Metric> =
-            samples.into_iter().map(|(values, value)| metric(family, &values, value)).collect();
+        let metrics: Vec<Metric> = samples
+            .into_iter()
+            .map(|(values, value)| metric(family, &values, value))
+            .collect();
         if metrics.is_empty() {
             return Ok(());
         }
@@ -54,10 +60,12 @@ impl<'o> Scrape<'o> {
     }
 
     fn encode(&mut self, families: &[MetricFamily]) -> io::Result<()> {
-        TextEncoder::new().encode(families, &mut self.out).map_err(|error| match error {
-            prometheus::Error::Io(error) => error,
-            other => io::Error::other(other.to_string()),
-        })
+        TextEncoder::new()
+            .encode(families, &mut self.out)
+            .map_err(|error| match error {
+                prometheus::Error::Io(error) => error,
+                other => io::Error::other(other.to_string()),
+            })
     }
 }
 
@@ -79,11 +87,23 @@ fn metric<const N: usize, L: AsRef<str>>(family: &Family, values: &[L; N], value
 fn strays(families: &Families, gathered: &[MetricFamily]) -> Vec<String> {
     let mut strays = Vec::new();
     for found in gathered {
-        let declared = families.all().iter().find(|family| family.name == found.name());
+        let declared = families
+            .all()
+            .iter()
+            .find(|family| family.name == found.name());
         for metric in found.get_metric() {
-            let labels = || metric.get_label().iter().map(|pair| (pair.name(), pair.value()));
+            let labels = || {
+                metric
+                    .get_label()
+                    .iter()
+                    .map(|pair| (pair.name(), pair.value()))
+            };
             if !declared.is_some_and(|family| family.admits(labels())) {
-                strays.push(format!("{}{:?}", found.name(), labels().collect::<Vec<_>>()));
+                strays.push(format!(
+                    "{}{:?}",
+                    found.name(),
+                    labels().collect::<Vec<_>>()
+                ));
             }
         }
     }
@@ -101,7 +121,9 @@ mod tests {
         let family = families.sampled("x", "What \\ it\nis.", [open("model", "few")]);
         let mut page = Vec::new();
         let hostile = "a\"} 1\nstowage_leader 1\n\\é";
-        Scrape::new(&mut page).sampled(&family, [([hostile], 0.5)]).unwrap();
+        Scrape::new(&mut page)
+            .sampled(&family, [([hostile], 0.5)])
+            .unwrap();
         let text = String::from_utf8(page).unwrap();
         let expected = "# HELP x What \\\\ it\\nis.\n# TYPE x gauge\nx{model=\"a\\\"} 1\\nstowage_leader 1\\n\\\\é\"} 0.5\n";
         assert_eq!(text, expected);
@@ -112,7 +134,9 @@ mod tests {
         let mut families = Families::new();
         let family = families.sampled("x", "Nothing.", [open("node", "nodes")]);
         let mut page = Vec::new();
-        Scrape::new(&mut page).sampled::<1, &str>(&family, []).unwrap();
+        Scrape::new(&mut page)
+            .sampled::<1, &str>(&family, [])
+            .unwrap();
         assert_eq!(page, b"");
     }
 }

@@ -16,7 +16,9 @@ pub struct StartMetrics {
 }
 
 /// From an engine that wakes to a 400 GB model that is fetched over a slow network.
-const SECONDS: [f64; 12] = [1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0, 2560.0];
+const SECONDS: [f64; 12] = [
+    1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0, 2560.0,
+];
 
 impl StartMetrics {
     pub(super) fn new(families: &mut Families) -> Self {
@@ -57,17 +59,31 @@ impl StartMetrics {
     /// An engine has started.
     pub fn note(&self, start: &TimedStart) {
         let engine = [start.engine.name()];
-        self.observed.with_label_values(&engine).observe(start.observed.0 as f64 / 1e3);
-        self.expected.with_label_values(&engine).observe(start.expected.0 as f64 / 1e3);
+        self.observed
+            .with_label_values(&engine)
+            .observe(start.observed.0 as f64 / 1e3);
+        self.expected
+            .with_label_values(&engine)
+            .observe(start.expected.0 as f64 / 1e3);
     }
 
     pub fn write(&self, page: &mut Scrape<'_>, errors: &StartErrors) -> io::Result<()> {
         let bases = [("calibrated", errors.expected), ("policy", errors.prior)];
         // Without a start there is no error, not one of zero.
-        let bases = if errors.starts == 0 { &[][..] } else { &bases[..] };
+        let bases = if errors.starts == 0 {
+            &[][..]
+        } else {
+            &bases[..]
+        };
         let of = |thousandths: u64| thousandths as f64 / 1e3;
-        page.sampled(&self.median_error, bases.iter().map(|(basis, error)| ([basis], of(error.p50))))?;
-        page.sampled(&self.high_error, bases.iter().map(|(basis, error)| ([basis], of(error.p90))))?;
+        page.sampled(
+            &self.median_error,
+            bases.iter().map(|(basis, error)| ([basis], of(error.p50))),
+        )?;
+        page.sampled(
+            &self.high_error,
+            bases.iter().map(|(basis, error)| ([basis], of(error.p90))),
+        )?;
         page.one(&self.starts, errors.starts as f64)
     }
 }
@@ -84,7 +100,12 @@ mod tests {
         let metrics = Metrics::new();
         let seconds = Millis::seconds;
         let (engine, prior) = (Engine::Vllm, seconds(30));
-        metrics.starts.note(&TimedStart { engine, expected: seconds(80), prior, observed: seconds(100) });
+        metrics.starts.note(&TimedStart {
+            engine,
+            expected: seconds(80),
+            prior,
+            observed: seconds(100),
+        });
         let errors = StartErrors {
             starts: 1,
             expected: Percentiles { p50: 200, p90: 200 },

@@ -12,7 +12,11 @@ use std::sync::Arc;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TrustError {
     #[error("cannot read {what} from {}: {error}", .path.display())]
-    Read { what: &'static str, path: PathBuf, error: String },
+    Read {
+        what: &'static str,
+        path: PathBuf,
+        error: String,
+    },
     #[error("{} should hold a token and holds none", .path.display())]
     NoToken { path: PathBuf },
     #[error("{} should hold the extenders' CA and holds no certificate", .path.display())]
@@ -24,7 +28,9 @@ pub enum TrustError {
 /// The present `Authorization` header. The file is small and in memory, so it is read each time.
 pub fn authorization(token_file: &Path) -> Result<HeaderValue, TrustError> {
     let text = read("the token", token_file)?;
-    let no_token = || TrustError::NoToken { path: token_file.into() };
+    let no_token = || TrustError::NoToken {
+        path: token_file.into(),
+    };
     let token = std::str::from_utf8(&text).map_err(|_| no_token())?;
     bearer(token).ok_or_else(no_token)
 }
@@ -55,7 +61,11 @@ impl Trust {
                 (text, roots)
             }
         };
-        Ok(Self { path, text, config: config(roots) })
+        Ok(Self {
+            path,
+            text,
+            config: config(roots),
+        })
     }
 
     /// The same for an agent, which may start before its CA is published: a file that is not there yet, or holds nothing yet, is
@@ -65,7 +75,14 @@ impl Trust {
             Ok(trust) => Ok((trust, None)),
             Err(error @ (TrustError::Read { .. } | TrustError::NoCertificate { .. })) => {
                 let config = config(RootCertStore::empty());
-                Ok((Self { path, text: Vec::new(), config }, Some(error)))
+                Ok((
+                    Self {
+                        path,
+                        text: Vec::new(),
+                        config,
+                    },
+                    Some(error),
+                ))
             }
             Err(error) => Err(error),
         }
@@ -73,13 +90,19 @@ impl Trust {
 
     /// Trusts certificates that the CA in this text has signed; `origin` is for errors.
     pub fn of_text(text: &[u8], origin: &str) -> Result<Self, TrustError> {
-        Ok(Self { path: None, text: Vec::new(), config: config(roots(Path::new(origin), text)?) })
+        Ok(Self {
+            path: None,
+            text: Vec::new(),
+            config: config(roots(Path::new(origin), text)?),
+        })
     }
 
     /// Reads the file again; `true` if it has changed and connections must be made again. A file that cannot be used changes
     /// nothing.
     pub fn renew(&mut self) -> Result<bool, TrustError> {
-        let Some(path) = &self.path else { return Ok(false) };
+        let Some(path) = &self.path else {
+            return Ok(false);
+        };
         let text = read("the extenders' CA", path)?;
         if text == self.text {
             return Ok(false);
@@ -99,22 +122,29 @@ fn read(what: &'static str, path: &Path) -> Result<Vec<u8>, TrustError> {
 }
 
 fn roots(path: &Path, text: &[u8]) -> Result<RootCertStore, TrustError> {
-    let unusable =
-        |error: &dyn std::fmt::Display| TrustError::Unusable { path: path.into(), error: error.to_string() };
+    let unusable = |error: &dyn std::fmt::Display| TrustError::Unusable {
+        path: path.into(),
+        error: error.to_string(),
+    };
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(text) {
         let certificate = certificate.map_err(|error| unusable(&error))?;
         roots.add(certificate).map_err(|error| unusable(&error))?;
     }
-    if roots.is_empty() { Err(TrustError::NoCertificate { path: path.into() }) } else { Ok(roots) }
+    if roots.is_empty() {
+        Err(TrustError::NoCertificate { path: path.into() })
+    } else {
+        Ok(roots)
+    }
 }
 
 fn config(roots: RootCertStore) -> Arc<ClientConfig> {
-    let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .expect("the provider knows the protocol's versions")
-        .with_root_certificates(roots)
-        .with_no_client_auth();
+    let config =
+        ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .expect("the provider knows the protocol's versions")
+            .with_root_certificates(roots)
+            .with_no_client_auth();
     Arc::new(config)
 }
 
@@ -127,7 +157,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("token");
         let missing = authorization(&file).unwrap_err().to_string();
-        assert!(missing.contains("cannot read the token from") && missing.contains("token"), "{missing}");
+        assert!(
+            missing.contains("cannot read the token from") && missing.contains("token"),
+            "{missing}"
+        );
         for token in ["first", "second\n"] {
             std::fs::write(&file, token).unwrap();
             let value = authorization(&file).unwrap();
@@ -137,7 +170,11 @@ mod tests {
         for none in ["", " \n", "two\nlines"] {
             std::fs::write(&file, none).unwrap();
             let error = authorization(&file).unwrap_err();
-            assert_eq!(error, TrustError::NoToken { path: file.clone() }, "{none:?}");
+            assert_eq!(
+                error,
+                TrustError::NoToken { path: file.clone() },
+                "{none:?}"
+            );
         }
     }
 
@@ -147,32 +184,59 @@ mod tests {
         let file = folder.path().join("ca.crt");
         let (mut trust, waits_for) = Trust::awaiting(Some(file.clone())).unwrap();
         assert!(matches!(waits_for, Some(TrustError::Read { .. })));
-        assert!(matches!(trust.renew(), Err(TrustError::Read { .. })), "still");
+        assert!(
+            matches!(trust.renew(), Err(TrustError::Read { .. })),
+            "still"
+        );
         std::fs::write(&file, "").unwrap();
         assert!(matches!(
             Trust::awaiting(Some(file.clone())),
             Ok((_, Some(TrustError::NoCertificate { .. })))
         ));
-        let ca = || rcgen::generate_simple_self_signed(["ca".to_owned()]).unwrap().cert.pem();
+        let ca = || {
+            rcgen::generate_simple_self_signed(["ca".to_owned()])
+                .unwrap()
+                .cert
+                .pem()
+        };
         std::fs::write(&file, ca() + &ca()).unwrap();
         assert_eq!(trust.renew(), Ok(true), "a bundle of two");
         assert!(matches!(Trust::awaiting(Some(file.clone())), Ok((_, None))));
-        std::fs::write(&file, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").unwrap();
-        assert!(matches!(Trust::awaiting(Some(file)), Err(TrustError::Unusable { .. })));
+        std::fs::write(
+            &file,
+            "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+        )
+        .unwrap();
+        assert!(matches!(
+            Trust::awaiting(Some(file)),
+            Err(TrustError::Unusable { .. })
+        ));
     }
 
     #[test]
     fn a_ca_that_changes_is_taken_and_one_that_breaks_is_not() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("ca.crt");
-        let ca = || rcgen::generate_simple_self_signed(["ca".to_owned()]).unwrap().cert.pem();
+        let ca = || {
+            rcgen::generate_simple_self_signed(["ca".to_owned()])
+                .unwrap()
+                .cert
+                .pem()
+        };
         std::fs::write(&file, "").unwrap();
-        assert!(matches!(Trust::new(Some(file.clone())), Err(TrustError::NoCertificate { .. })));
+        assert!(matches!(
+            Trust::new(Some(file.clone())),
+            Err(TrustError::NoCertificate { .. })
+        ));
         std::fs::write(&file, ca()).unwrap();
         let mut trust = Trust::new(Some(file.clone())).unwrap();
         assert_eq!(trust.renew(), Ok(false));
         let before = trust.config.clone();
-        std::fs::write(&file, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").unwrap();
+        std::fs::write(
+            &file,
+            "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+        )
+        .unwrap();
         assert!(matches!(trust.renew(), Err(TrustError::Unusable { .. })));
         assert!(Arc::ptr_eq(&before, &trust.config));
         std::fs::write(&file, ca()).unwrap();

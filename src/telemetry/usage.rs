@@ -56,7 +56,14 @@ struct TenantFamilies {
 
 impl UsageMetrics {
     pub(super) fn new(families: &mut Families) -> Self {
-        let states = ["waiting", "assumed", "bound", "unplaced", "reserved", "soft-reserved"];
+        let states = [
+            "waiting",
+            "assumed",
+            "bound",
+            "unplaced",
+            "reserved",
+            "soft-reserved",
+        ];
         Self {
             ledger_pods: families.sampled(
                 "stowage_ledger_pods",
@@ -114,7 +121,12 @@ impl UsageMetrics {
     }
 
     pub fn write(&self, page: &mut Scrape<'_>, sample: &UsageSample<'_>) -> io::Result<()> {
-        let UsageSample { totals, usage, fragmented, spare } = sample;
+        let UsageSample {
+            totals,
+            usage,
+            fragmented,
+            spare,
+        } = sample;
         let pods = [
             ("waiting", totals.waiting),
             ("assumed", totals.assumed),
@@ -123,7 +135,10 @@ impl UsageMetrics {
             ("reserved", totals.reservations),
             ("soft-reserved", totals.soft_reservations),
         ];
-        page.sampled(&self.ledger_pods, pods.map(|(state, count)| ([state], count as f64)))?;
+        page.sampled(
+            &self.ledger_pods,
+            pods.map(|(state, count)| ([state], count as f64)),
+        )?;
         page.one(&self.nodes, totals.nodes as f64)?;
         page.one(&self.dra_nodes, totals.dra_nodes as f64)?;
         page.one(&self.gpus, totals.gpus as f64)?;
@@ -133,7 +148,10 @@ impl UsageMetrics {
         page.one(&self.vram_lent, bytes(totals.lent))?;
         page.one(&self.borrowers, totals.borrowing as f64)?;
         page.one(&self.reusable_engines, totals.reusable_engines as f64)?;
-        page.sampled(&self.spare, spare.iter().enumerate().flat_map(spare_samples))?;
+        page.sampled(
+            &self.spare,
+            spare.iter().enumerate().flat_map(spare_samples),
+        )?;
         page.one(&self.reservations, totals.reservations as f64)?;
         page.one(&self.reservation_age, seconds(usage.oldest_reservation))?;
         self.class.write(page, &usage.classes)?;
@@ -166,13 +184,21 @@ impl ClassFamilies {
     }
 
     fn write(&self, page: &mut Scrape<'_>, classes: &[ClassUsage]) -> io::Result<()> {
-        let of = |figure: fn(&ClassUsage) -> f64| classes.iter().map(move |one| ([&one.name], figure(one)));
+        let of = |figure: fn(&ClassUsage) -> f64| {
+            classes.iter().map(move |one| ([&one.name], figure(one)))
+        };
         page.sampled(&self.allocated, of(|class| bytes(class.allocated)))?;
         page.sampled(&self.borrowed, of(|class| bytes(class.borrowed)))?;
-        page.sampled(&self.oldest_pending, of(|class| seconds(class.oldest_pending)))?;
+        page.sampled(
+            &self.oldest_pending,
+            of(|class| seconds(class.oldest_pending)),
+        )?;
         let pods = classes.iter().flat_map(|one| {
             let name = one.name.as_str();
-            [([name, "pending"], one.pending as f64), ([name, "bound"], one.bound as f64)]
+            [
+                ([name, "pending"], one.pending as f64),
+                ([name, "bound"], one.bound as f64),
+            ]
         });
         page.sampled(&self.pods, pods)
     }
@@ -207,7 +233,9 @@ impl TenantFamilies {
 
     fn write(&self, page: &mut Scrape<'_>, tenants: &[TenantShare]) -> io::Result<()> {
         let of = |figure: fn(&TenantShare) -> Option<f64>| {
-            tenants.iter().filter_map(move |one| Some(([&one.name], figure(one)?)))
+            tenants
+                .iter()
+                .filter_map(move |one| Some(([&one.name], figure(one)?)))
         };
         page.sampled(&self.allocated, of(|tenant| Some(bytes(tenant.allocated))))?;
         page.sampled(&self.guarantee, of(|tenant| tenant.guarantee.map(bytes)))?;
@@ -218,10 +246,15 @@ impl TenantFamilies {
 }
 
 /// Two rules may be for the same GPUs, so each has its place in front.
-fn spare_samples((place, (rule, free)): (usize, &(&SpareRule, Option<u32>))) -> Vec<([String; 2], f64)> {
+fn spare_samples(
+    (place, (rule, free)): (usize, &(&SpareRule, Option<u32>)),
+) -> Vec<([String; 2], f64)> {
     let Some(free) = free else { return Vec::new() };
     let name = format!("{place}: {rule}");
-    vec![([name.clone(), "kept".into()], rule.gpus.into()), ([name, "free".into()], (*free).into())]
+    vec![
+        ([name.clone(), "kept".into()], rule.gpus.into()),
+        ([name, "free".into()], (*free).into()),
+    ]
 }
 
 pub(super) fn bytes(bytes: Bytes) -> f64 {

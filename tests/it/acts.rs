@@ -7,8 +7,8 @@ use std::time::Duration;
 use stowage_kubernetes_objects as objects;
 use stowage_kubernetes_objects::port::WriteTimes;
 use stowage_kubernetes_objects::port::{
-    ControlPlane, ControlPlaneError, EvictionCondition, EvictionOutcome, EvictionReason, PlanState, PodEvent,
-    PodEventReason, StatusChange,
+    ControlPlane, ControlPlaneError, EvictionCondition, EvictionOutcome, EvictionReason, PlanState,
+    PodEvent, PodEventReason, StatusChange,
 };
 use stowage_lab::demo::api_server::ApiServer;
 use stowage_lab::demo::api_server::faults::{InjectedFault, Operation};
@@ -44,8 +44,14 @@ impl Leader {
         let (told, notices) = EventRecorder::new(service.clone());
         let client = api.client("stowage").unwrap();
         let limits = WriteTimes::of(PATIENCE);
-        let control_plane = ApiControlPlane::new(client, service.clone(), told, CDI_KIND.into(), limits);
-        Self { api, service, control_plane, notices }
+        let control_plane =
+            ApiControlPlane::new(client, service.clone(), told, CDI_KIND.into(), limits);
+        Self {
+            api,
+            service,
+            control_plane,
+            notices,
+        }
     }
 
     /// The same leader's, for what is not answered.
@@ -71,9 +77,14 @@ impl Leader {
     fn running(&self, name: &str) -> PodUid {
         let uid = self.waiting(name, &[]);
         let path = format!("pods/default/{name}");
-        self.api.bind(&path, &json!({ "target": { "kind": "Node", "name": "n" } })).unwrap();
-        let status = json!({ "phase": "Running", "conditions": [{ "type": "Ready", "status": "True" }] });
-        self.api.patch_status(&path, &json!({ "status": status })).unwrap();
+        self.api
+            .bind(&path, &json!({ "target": { "kind": "Node", "name": "n" } }))
+            .unwrap();
+        let status =
+            json!({ "phase": "Running", "conditions": [{ "type": "Ready", "status": "True" }] });
+        self.api
+            .patch_status(&path, &json!({ "status": status }))
+            .unwrap();
         uid
     }
 
@@ -83,7 +94,9 @@ impl Leader {
         pod["spec"]["containers"][0]["resources"]["limits"] = json!({ "stowage.dev/vram": "1Gi" });
         let pod = serde_json::from_value(pod).unwrap();
         let seen = objects::observation(&pod, &Policy::default(), None, jiff::Timestamp::now());
-        self.service.cluster().apply(PodObserved(seen.expect("it is bound")));
+        self.service
+            .cluster()
+            .apply(PodObserved(seen.expect("it is bound")));
     }
 
     fn pod(&self, name: &str) -> Arc<Value> {
@@ -93,19 +106,32 @@ impl Leader {
     fn condition(&self, name: &str, kind: &str) -> Option<Value> {
         let pod = self.pod(name);
         let mut conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
-        conditions.find(|condition| condition["type"] == kind).cloned()
+        conditions
+            .find(|condition| condition["type"] == kind)
+            .cloned()
     }
 
     async fn evict(&self, name: &str, uid: &PodUid) -> EvictionOutcome {
-        self.control_plane.evict(&key(name), uid, &for_llama(), &|| true).await
+        self.control_plane
+            .evict(&key(name), uid, &for_llama(), &|| true)
+            .await
     }
 
-    async fn write(&self, name: &str, uid: &PodUid, change: StatusChange) -> Result<(), ControlPlaneError> {
-        self.control_plane.write_status(&key(name), uid, &change).await
+    async fn write(
+        &self,
+        name: &str,
+        uid: &PodUid,
+        change: StatusChange,
+    ) -> Result<(), ControlPlaneError> {
+        self.control_plane
+            .write_status(&key(name), uid, &change)
+            .await
     }
 
     async fn lift(&self, name: &str, uid: &PodUid) -> Result<(), ControlPlaneError> {
-        self.control_plane.remove_scheduling_gate(&key(name), uid).await
+        self.control_plane
+            .remove_scheduling_gate(&key(name), uid)
+            .await
     }
 
     fn is_leaving(&self, name: &str) -> bool {
@@ -114,12 +140,22 @@ impl Leader {
 
     /// Over all reasons.
     fn evictions(&self) -> u64 {
-        let of = |reason: &&str| self.service.metrics.evictions.with_label_values(&[*reason]).get();
+        let of = |reason: &&str| {
+            self.service
+                .metrics
+                .evictions
+                .with_label_values(&[*reason])
+                .get()
+        };
         EvictionReason::CODES.iter().map(of).sum()
     }
 
     fn writes(&self, kind: &str, outcome: &str) -> u64 {
-        self.service.metrics.writes.with_label_values(&[kind, outcome]).get()
+        self.service
+            .metrics
+            .writes
+            .with_label_values(&[kind, outcome])
+            .get()
     }
 }
 
@@ -136,7 +172,9 @@ fn foreign_pod() -> PodUid {
 }
 
 fn for_llama() -> EvictionReason {
-    EvictionReason::Preempted { by: PodKey::parse("team-a", "llama").unwrap() }
+    EvictionReason::Preempted {
+        by: PodKey::parse("team-a", "llama").unwrap(),
+    }
 }
 
 #[tokio::test]
@@ -145,16 +183,34 @@ async fn an_eviction_is_explained_by_a_condition_and_an_event() {
     let uid = leader.running("victim");
     assert_eq!(leader.evict("victim", &uid).await, EvictionOutcome::Evicted);
     assert!(leader.is_leaving("victim"));
-    let condition = leader.condition("victim", objects::DISRUPTION_TARGET_CONDITION).unwrap();
-    assert_eq!((&condition["status"], &condition["reason"]), (&json!("True"), &json!("Preempted")));
+    let condition = leader
+        .condition("victim", objects::DISRUPTION_TARGET_CONDITION)
+        .unwrap();
+    assert_eq!(
+        (&condition["status"], &condition["reason"]),
+        (&json!("True"), &json!("Preempted"))
+    );
     // The owner of the victim need not be allowed to read team-a.
     let told = "Preempted by a pod of another namespace, which has a higher priority.";
     assert_eq!(condition["message"], told);
     let notice = leader.notices.try_recv().unwrap();
-    assert_eq!((notice.kind, notice.key, notice.uid), (PodEventReason::Evicted, key("victim"), uid));
+    assert_eq!(
+        (notice.kind, notice.key, notice.uid),
+        (PodEventReason::Evicted, key("victim"), uid)
+    );
     assert_eq!(notice.text, told);
-    assert_eq!((leader.writes("evict", "written"), leader.writes("eviction-reason", "written")), (1, 1));
-    assert_eq!(leader.evictions(), 1, "an eviction is counted once, by its reason");
+    assert_eq!(
+        (
+            leader.writes("evict", "written"),
+            leader.writes("eviction-reason", "written")
+        ),
+        (1, 1)
+    );
+    assert_eq!(
+        leader.evictions(),
+        1,
+        "an eviction is counted once, by its reason"
+    );
     assert_eq!(leader.api.calls().reads_by("stowage"), 0);
 }
 
@@ -162,31 +218,56 @@ async fn an_eviction_is_explained_by_a_condition_and_an_event() {
 async fn a_deleted_pod_or_its_namesake_is_reported_as_gone_and_not_evicted() {
     let mut leader = Leader::start().await;
     leader.running("victim");
-    assert_eq!(leader.evict("victim", &foreign_pod()).await, EvictionOutcome::Gone);
-    assert_eq!(leader.evict("nobody", &foreign_pod()).await, EvictionOutcome::Gone);
+    assert_eq!(
+        leader.evict("victim", &foreign_pod()).await,
+        EvictionOutcome::Gone
+    );
+    assert_eq!(
+        leader.evict("nobody", &foreign_pod()).await,
+        EvictionOutcome::Gone
+    );
     assert!(!leader.is_leaving("victim"));
-    assert_eq!(leader.condition("victim", objects::DISRUPTION_TARGET_CONDITION), None);
+    assert_eq!(
+        leader.condition("victim", objects::DISRUPTION_TARGET_CONDITION),
+        None
+    );
     assert!(leader.notices.try_recv().is_err());
     assert_eq!(
-        leader.write("victim", &foreign_pod(), StatusChange::touch()).await,
+        leader
+            .write("victim", &foreign_pod(), StatusChange::touch())
+            .await,
         Err(ControlPlaneError::Gone)
     );
     assert_eq!(
-        leader.write("nobody", &foreign_pod(), StatusChange::touch()).await,
+        leader
+            .write("nobody", &foreign_pod(), StatusChange::touch())
+            .await,
         Err(ControlPlaneError::Gone)
     );
-    assert_eq!(leader.lift("victim", &foreign_pod()).await, Err(ControlPlaneError::Gone));
-    assert_eq!(leader.lift("nobody", &foreign_pod()).await, Err(ControlPlaneError::Gone));
+    assert_eq!(
+        leader.lift("victim", &foreign_pod()).await,
+        Err(ControlPlaneError::Gone)
+    );
+    assert_eq!(
+        leader.lift("nobody", &foreign_pod()).await,
+        Err(ControlPlaneError::Gone)
+    );
 }
 
 #[tokio::test]
 async fn a_victim_is_evicted_even_if_its_condition_cannot_be_written_and_the_event_says_why() {
     let mut leader = Leader::start().await;
     let uid = leader.running("victim");
-    leader.api.faults().next(Operation::PodStatus, 1, InjectedFault::Fails);
+    leader
+        .api
+        .faults()
+        .next(Operation::PodStatus, 1, InjectedFault::Fails);
     assert_eq!(leader.evict("victim", &uid).await, EvictionOutcome::Evicted);
     assert!(leader.is_leaving("victim"));
-    assert_eq!(leader.notices.try_recv().unwrap().kind, PodEventReason::Evicted);
+    assert_eq!(
+        leader.notices.try_recv().unwrap().kind,
+        PodEventReason::Evicted
+    );
 }
 
 #[tokio::test]
@@ -199,23 +280,43 @@ async fn the_condition_is_written_before_the_eviction_and_not_again_when_a_budge
         "status": { "disruptionsAllowed": 0 },
     });
     leader.api.create("poddisruptionbudgets", budget).unwrap();
-    assert_eq!(leader.evict("victim", &uid).await, EvictionOutcome::TryLater { after: None });
+    assert_eq!(
+        leader.evict("victim", &uid).await,
+        EvictionOutcome::TryLater { after: None }
+    );
     assert!(!leader.is_leaving("victim") && leader.notices.try_recv().is_err());
     let told = leader.pod("victim");
     assert_eq!(
-        leader.condition("victim", objects::DISRUPTION_TARGET_CONDITION).unwrap()["status"],
+        leader
+            .condition("victim", objects::DISRUPTION_TARGET_CONDITION)
+            .unwrap()["status"],
         "True",
         "told first"
     );
-    assert_eq!(leader.evict("victim", &uid).await, EvictionOutcome::TryLater { after: None });
-    assert_eq!(leader.pod("victim")["metadata"]["resourceVersion"], told["metadata"]["resourceVersion"]);
+    assert_eq!(
+        leader.evict("victim", &uid).await,
+        EvictionOutcome::TryLater { after: None }
+    );
+    assert_eq!(
+        leader.pod("victim")["metadata"]["resourceVersion"],
+        told["metadata"]["resourceVersion"]
+    );
 
     leader
         .api
-        .patch_status("poddisruptionbudgets/default/pdb", &json!({ "status": { "disruptionsAllowed": 1 } }))
+        .patch_status(
+            "poddisruptionbudgets/default/pdb",
+            &json!({ "status": { "disruptionsAllowed": 1 } }),
+        )
         .unwrap();
     assert_eq!(leader.evict("victim", &uid).await, EvictionOutcome::Evicted);
-    assert_eq!((leader.writes("evict", "later"), leader.writes("evict", "written")), (2, 1));
+    assert_eq!(
+        (
+            leader.writes("evict", "later"),
+            leader.writes("evict", "written")
+        ),
+        (2, 1)
+    );
 }
 
 #[tokio::test]
@@ -227,9 +328,15 @@ async fn the_retry_after_of_the_api_server_is_passed_on() {
         "spec": { "selector": {} },
         "status": { "disruptionsAllowed": 5, "observedGeneration": 1 },
     });
-    leader.api.create("poddisruptionbudgets", uncounted).unwrap();
+    leader
+        .api
+        .create("poddisruptionbudgets", uncounted)
+        .unwrap();
     let after = Some(Duration::from_secs(10));
-    assert_eq!(leader.evict("victim", &uid).await, EvictionOutcome::TryLater { after });
+    assert_eq!(
+        leader.evict("victim", &uid).await,
+        EvictionOutcome::TryLater { after }
+    );
 }
 
 /// It would add to the load that the API server refuses, and bypass a webhook that protects the pod.
@@ -239,14 +346,23 @@ async fn a_pod_whose_class_ignores_budgets_is_not_deleted_because_its_eviction_i
     let uid = leader.running("victim");
     leader.observe("victim");
     let policy = Policy::default();
-    let ignoring = |class: &Class| Class { disruption_budgets: Protection::Ignore, ..class.clone() };
+    let ignoring = |class: &Class| Class {
+        disruption_budgets: Protection::Ignore,
+        ..class.clone()
+    };
     let classes = policy.classes().iter().map(ignoring).collect();
-    leader.service.set_policy(policy.with_classes(classes).unwrap());
-    for (fault, after) in
-        [(InjectedFault::TooMany, None), (InjectedFault::Throttles(7), Some(Duration::from_secs(7)))]
-    {
+    leader
+        .service
+        .set_policy(policy.with_classes(classes).unwrap());
+    for (fault, after) in [
+        (InjectedFault::TooMany, None),
+        (InjectedFault::Throttles(7), Some(Duration::from_secs(7))),
+    ] {
         leader.api.faults().next(Operation::Eviction, 1, fault);
-        assert_eq!(leader.evict("victim", &uid).await, EvictionOutcome::TryLater { after });
+        assert_eq!(
+            leader.evict("victim", &uid).await,
+            EvictionOutcome::TryLater { after }
+        );
         assert!(!leader.is_leaving("victim"), "{fault:?}");
     }
     let budget = json!({
@@ -255,7 +371,11 @@ async fn a_pod_whose_class_ignores_budgets_is_not_deleted_because_its_eviction_i
         "status": { "disruptionsAllowed": 0 },
     });
     leader.api.create("poddisruptionbudgets", budget).unwrap();
-    assert_eq!(leader.evict("victim", &uid).await, EvictionOutcome::Evicted, "that is what it ignores");
+    assert_eq!(
+        leader.evict("victim", &uid).await,
+        EvictionOutcome::Evicted,
+        "that is what it ignores"
+    );
 }
 
 #[tokio::test]
@@ -264,8 +384,13 @@ async fn every_other_eviction_response_has_its_outcome() {
     let (uid, hasty) = (leader.running("victim"), leader.hasty());
     let evict_in_vain = async |fault| {
         leader.api.faults().next(Operation::Eviction, 1, fault);
-        let outcome = hasty.evict(&key("victim"), &uid, &for_llama(), &|| true).await;
-        assert!(matches!(outcome, EvictionOutcome::Unknown { .. }), "{fault:?}: {outcome:?}");
+        let outcome = hasty
+            .evict(&key("victim"), &uid, &for_llama(), &|| true)
+            .await;
+        assert!(
+            matches!(outcome, EvictionOutcome::Unknown { .. }),
+            "{fault:?}: {outcome:?}"
+        );
         // If the limit passed before the request was sent, no request met the fault.
         leader.api.faults().clear();
     };
@@ -276,25 +401,38 @@ async fn every_other_eviction_response_has_its_outcome() {
             InjectedFault::Fails,
             (|outcome| matches!(outcome, EvictionOutcome::Unknown { .. })) as fn(_) -> bool,
         ),
-        (InjectedFault::TooMany, |outcome| outcome == EvictionOutcome::TryLater { after: None }),
+        (InjectedFault::TooMany, |outcome| {
+            outcome == EvictionOutcome::TryLater { after: None }
+        }),
         // A conflict, and the pod is the one that was meant.
-        (InjectedFault::Conflicts, |outcome| outcome == EvictionOutcome::TryLater { after: None }),
-        (InjectedFault::Forbids, |outcome| matches!(outcome, EvictionOutcome::Refused { .. })),
+        (InjectedFault::Conflicts, |outcome| {
+            outcome == EvictionOutcome::TryLater { after: None }
+        }),
+        (InjectedFault::Forbids, |outcome| {
+            matches!(outcome, EvictionOutcome::Refused { .. })
+        }),
     ] {
         leader.api.faults().next(Operation::Eviction, 1, fault);
         let outcome = leader.evict("victim", &uid).await;
         assert!(is_so(outcome.clone()), "{fault:?}: {outcome:?}");
         assert!(!leader.is_leaving("victim"));
     }
-    let condition = leader.condition("victim", objects::DISRUPTION_TARGET_CONDITION).unwrap();
-    assert_eq!((&condition["status"], &condition["reason"]), (&json!("False"), &json!("Cancelled")));
+    let condition = leader
+        .condition("victim", objects::DISRUPTION_TARGET_CONDITION)
+        .unwrap();
+    assert_eq!(
+        (&condition["status"], &condition["reason"]),
+        (&json!("False"), &json!("Cancelled"))
+    );
     // It is evicted all the same.
     let leaving = async {
         while !leader.is_leaving("victim") {
             evict_in_vain(InjectedFault::AnswersLate(PATIENCE)).await;
         }
     };
-    tokio::time::timeout(crate::client::PATIENCE, leaving).await.expect("it is evicted");
+    tokio::time::timeout(crate::client::PATIENCE, leaving)
+        .await
+        .expect("it is evicted");
 }
 
 #[tokio::test]
@@ -309,7 +447,10 @@ async fn a_status_change_is_one_write_and_keeps_other_writers_fields() {
     };
     let before = leader.api.calls().count("patch", "pods/status");
     let placed = PlanState::Nominated { node: node("n") };
-    let change = StatusChange::reservation(reservation).and_nominate(node("n")).and_touch().and_plan(placed);
+    let change = StatusChange::reservation(reservation)
+        .and_nominate(node("n"))
+        .and_touch()
+        .and_plan(placed);
     leader.write("p", &uid, change).await.unwrap();
     assert_eq!(leader.api.calls().count("patch", "pods/status"), before + 1);
     let pod = leader.pod("p");
@@ -320,22 +461,61 @@ async fn a_status_change_is_one_write_and_keeps_other_writers_fields() {
         (objects::PLACED_CONDITION, "True"),
         (objects::REQUEUED_CONDITION, "True"),
     ] {
-        assert_eq!(leader.condition("p", kind).unwrap()["status"], status, "{kind}");
+        assert_eq!(
+            leader.condition("p", kind).unwrap()["status"],
+            status,
+            "{kind}"
+        );
     }
 
-    leader.write("p", &uid, StatusChange::end_reservation()).await.unwrap();
-    assert_eq!(leader.pod("p")["status"]["nominatedNodeName"], "n", "not named, not changed");
-    leader.write("p", &uid, StatusChange::clear_nomination()).await.unwrap();
+    leader
+        .write("p", &uid, StatusChange::end_reservation())
+        .await
+        .unwrap();
+    assert_eq!(
+        leader.pod("p")["status"]["nominatedNodeName"],
+        "n",
+        "not named, not changed"
+    );
+    leader
+        .write("p", &uid, StatusChange::clear_nomination())
+        .await
+        .unwrap();
     assert!(leader.pod("p")["status"]["nominatedNodeName"].is_null());
-    assert_eq!(leader.condition("p", objects::RESERVED_CONDITION).unwrap()["status"], "False");
+    assert_eq!(
+        leader.condition("p", objects::RESERVED_CONDITION).unwrap()["status"],
+        "False"
+    );
     let told = EvictionCondition::Evicting(for_llama());
-    leader.write("p", &uid, StatusChange::eviction(told)).await.unwrap();
-    leader.write("p", &uid, StatusChange::eviction(EvictionCondition::Cancelled)).await.unwrap();
-    assert_eq!(leader.condition("p", objects::DISRUPTION_TARGET_CONDITION).unwrap()["status"], "False");
+    leader
+        .write("p", &uid, StatusChange::eviction(told))
+        .await
+        .unwrap();
+    leader
+        .write(
+            "p",
+            &uid,
+            StatusChange::eviction(EvictionCondition::Cancelled),
+        )
+        .await
+        .unwrap();
+    assert_eq!(
+        leader
+            .condition("p", objects::DISRUPTION_TARGET_CONDITION)
+            .unwrap()["status"],
+        "False"
+    );
 
     let writes = leader.api.calls().count("patch", "pods/status");
-    leader.write("p", &uid, StatusChange::default()).await.unwrap();
-    assert_eq!(leader.api.calls().count("patch", "pods/status"), writes, "nothing to write, nothing written");
+    leader
+        .write("p", &uid, StatusChange::default())
+        .await
+        .unwrap();
+    assert_eq!(
+        leader.api.calls().count("patch", "pods/status"),
+        writes,
+        "nothing to write, nothing written"
+    );
 }
 
 #[tokio::test]
@@ -344,38 +524,77 @@ async fn every_touch_changes_the_pod() {
     let uid = leader.waiting("p", &[]);
     let mut versions = Vec::new();
     for _ in 0..3 {
-        leader.write("p", &uid, StatusChange::touch()).await.unwrap();
+        leader
+            .write("p", &uid, StatusChange::touch())
+            .await
+            .unwrap();
         versions.push(leader.pod("p")["metadata"]["resourceVersion"].clone());
     }
     versions.dedup();
-    assert_eq!((versions.len(), leader.writes("requeue", "written")), (3, 3));
+    assert_eq!(
+        (versions.len(), leader.writes("requeue", "written")),
+        (3, 3)
+    );
 }
 
 #[tokio::test]
 async fn a_write_conflict_is_retried_once_and_its_result_reported() {
     let leader = Leader::start().await;
     let uid = leader.waiting("p", &[objects::PLAN_GATE]);
-    leader.api.faults().next(Operation::PodStatus, 1, InjectedFault::Conflicts);
-    leader.write("p", &uid, StatusChange::touch()).await.unwrap();
-    leader.api.faults().next(Operation::PodStatus, 2, InjectedFault::Conflicts);
+    leader
+        .api
+        .faults()
+        .next(Operation::PodStatus, 1, InjectedFault::Conflicts);
+    leader
+        .write("p", &uid, StatusChange::touch())
+        .await
+        .unwrap();
+    leader
+        .api
+        .faults()
+        .next(Operation::PodStatus, 2, InjectedFault::Conflicts);
     let twice = leader.write("p", &uid, StatusChange::touch()).await;
-    assert!(matches!(twice, Err(ControlPlaneError::Unknown(_))), "{twice:?}");
-    leader.api.faults().next(Operation::PodStatus, 1, InjectedFault::Hangs);
-    let hung = leader.hasty().write_status(&key("p"), &uid, &StatusChange::touch()).await;
-    assert!(matches!(hung, Err(ControlPlaneError::Unknown(_))), "{hung:?}");
+    assert!(
+        matches!(twice, Err(ControlPlaneError::Unknown(_))),
+        "{twice:?}"
+    );
+    leader
+        .api
+        .faults()
+        .next(Operation::PodStatus, 1, InjectedFault::Hangs);
+    let hung = leader
+        .hasty()
+        .write_status(&key("p"), &uid, &StatusChange::touch())
+        .await;
+    assert!(
+        matches!(hung, Err(ControlPlaneError::Unknown(_))),
+        "{hung:?}"
+    );
     // If the limit passed before the request was sent, no request met the fault.
     leader.api.faults().clear();
-    leader.api.faults().next(Operation::PodStatus, 1, InjectedFault::Forbids);
+    leader
+        .api
+        .faults()
+        .next(Operation::PodStatus, 1, InjectedFault::Forbids);
     let forbidden = leader.write("p", &uid, StatusChange::touch()).await;
-    assert!(matches!(forbidden, Err(ControlPlaneError::Refused(_))), "{forbidden:?}");
+    assert!(
+        matches!(forbidden, Err(ControlPlaneError::Refused(_))),
+        "{forbidden:?}"
+    );
 
-    leader.api.faults().next(Operation::Pod, 1, InjectedFault::Conflicts);
+    leader
+        .api
+        .faults()
+        .next(Operation::Pod, 1, InjectedFault::Conflicts);
     leader.lift("p", &uid).await.unwrap();
     assert_eq!(gates(&leader.pod("p")), [""; 0]);
 }
 
 fn gates(pod: &Value) -> Vec<&str> {
-    let gates = pod["spec"]["schedulingGates"].as_array().into_iter().flatten();
+    let gates = pod["spec"]["schedulingGates"]
+        .as_array()
+        .into_iter()
+        .flatten();
     gates.map(|gate| gate["name"].as_str().unwrap()).collect()
 }
 
@@ -384,7 +603,11 @@ async fn only_our_scheduling_gate_is_removed_and_removing_it_twice_is_no_error()
     let leader = Leader::start().await;
     for (name, others, left) in [
         ("first", vec![objects::PLAN_GATE, "quota"], vec!["quota"]),
-        ("last", vec!["quota", "team", objects::PLAN_GATE], vec!["quota", "team"]),
+        (
+            "last",
+            vec!["quota", "team", objects::PLAN_GATE],
+            vec!["quota", "team"],
+        ),
         ("only", vec![objects::PLAN_GATE], vec![]),
         ("none", vec!["quota"], vec!["quota"]),
     ] {
@@ -395,19 +618,37 @@ async fn only_our_scheduling_gate_is_removed_and_removing_it_twice_is_no_error()
         }
     }
     assert_eq!(leader.writes("gate", "written"), 8);
-    assert_eq!(leader.api.calls().reads_by("stowage"), 0, "one write each, and no read");
+    assert_eq!(
+        leader.api.calls().reads_by("stowage"),
+        0,
+        "one write each, and no read"
+    );
 }
 
 #[tokio::test]
 async fn a_replica_that_lost_leadership_writes_nothing() {
     let leader = Leader::start().await;
-    let (victim, waits) = (leader.running("victim"), leader.waiting("waits", &[objects::PLAN_GATE]));
+    let (victim, waits) = (
+        leader.running("victim"),
+        leader.waiting("waits", &[objects::PLAN_GATE]),
+    );
     let version = leader.api.subscribe();
     let before = *version.borrow();
     leader.service.set_tenure(Tenure::Standby);
-    assert_eq!(leader.evict("victim", &victim).await, EvictionOutcome::TryLater { after: None });
-    let written = leader.write("waits", &waits, StatusChange::nominate(node("n"))).await;
-    assert!(matches!(written, Err(ControlPlaneError::Refused(_))), "{written:?}");
-    assert!(matches!(leader.lift("waits", &waits).await, Err(ControlPlaneError::Refused(_))));
+    assert_eq!(
+        leader.evict("victim", &victim).await,
+        EvictionOutcome::TryLater { after: None }
+    );
+    let written = leader
+        .write("waits", &waits, StatusChange::nominate(node("n")))
+        .await;
+    assert!(
+        matches!(written, Err(ControlPlaneError::Refused(_))),
+        "{written:?}"
+    );
+    assert!(matches!(
+        leader.lift("waits", &waits).await,
+        Err(ControlPlaneError::Refused(_))
+    ));
     assert_eq!(*version.borrow(), before, "nothing was written");
 }

@@ -36,7 +36,11 @@ impl GuardedReports {
         let created = |name| Value::clone(&api.create("nodes", node(name)).unwrap());
         cluster.nodes.extend(["node-a", "node-b"].map(created));
         cluster.authority = Some(Arc::new(TokenReviews::new(client, account)));
-        Self { served: cluster.serve(), api, _runtime: runtime }
+        Self {
+            served: cluster.serve(),
+            api,
+            _runtime: runtime,
+        }
     }
 
     /// A token of the agent on that node.
@@ -51,11 +55,18 @@ impl GuardedReports {
 
     /// Refused before its body counts for anything; with its reason.
     fn refuses(&self, status: u16, code: &str, line: &str) -> String {
-        let (ledger, count) = (self.served.ledger(), self.served.bad_requests("reports", code));
+        let (ledger, count) = (
+            self.served.ledger(),
+            self.served.bad_requests("reports", code),
+        );
         let body = report("node-a", "boot", 1, 1).to_string();
         let answer = Client::connect(self.served.agents).post_with("/v1/reports", line, body);
         assert_eq!(answer.status, status, "{}", answer.text());
-        assert_eq!(self.served.bad_requests("reports", code), count + 1, "{code} is not counted");
+        assert_eq!(
+            self.served.bad_requests("reports", code),
+            count + 1,
+            "{code} is not counted"
+        );
         assert_eq!(self.served.ledger(), ledger);
         answer.json()["Error"].as_str().unwrap().to_owned()
     }
@@ -73,18 +84,44 @@ fn taken(accepted: u64) -> Value {
 fn an_agent_reports_for_its_own_node_only() {
     let guarded = GuardedReports::start();
     let token = guarded.token("node-a");
-    assert_eq!(guarded.post(&token, &report("node-a", "boot", 1, 2)).json(), taken(1));
+    assert_eq!(
+        guarded.post(&token, &report("node-a", "boot", 1, 2)).json(),
+        taken(1)
+    );
     let other = guarded.post(&token, &report("node-b", "boot", 1, 2));
     assert_eq!(other.status, 403);
-    assert!(other.text().contains("an agent on node-a, which cannot speak for node-b"), "{}", other.text());
+    assert!(
+        other
+            .text()
+            .contains("an agent on node-a, which cannot speak for node-b"),
+        "{}",
+        other.text()
+    );
     assert_eq!(guarded.served.bad_requests("reports", "wrong-node"), 1);
     let unknown = guarded.post(&token, &report("node-z", "boot", 1, 2));
-    assert_eq!(unknown.status, 403, "not even whether there is such a node is told");
-    let batch = json!([report("node-b", "boot", 1, 2), report("node-a", "boot", 2, 3)]);
+    assert_eq!(
+        unknown.status, 403,
+        "not even whether there is such a node is told"
+    );
+    let batch = json!([
+        report("node-b", "boot", 1, 2),
+        report("node-a", "boot", 2, 3)
+    ]);
     let answer = guarded.post(&token, &batch);
-    assert_eq!((answer.status, &answer.json()["accepted"]), (200, &json!(1)), "{}", answer.text());
+    assert_eq!(
+        (answer.status, &answer.json()["accepted"]),
+        (200, &json!(1)),
+        "{}",
+        answer.text()
+    );
     assert_eq!(answer.json()["refused"][0]["code"], "wrong-node");
-    assert_eq!((guarded.served.charged("node-a").len(), guarded.served.charged("node-b").len()), (3, 0));
+    assert_eq!(
+        (
+            guarded.served.charged("node-a").len(),
+            guarded.served.charged("node-b").len()
+        ),
+        (3, 0)
+    );
 }
 
 /// The stand-in API server puts the UID of the Node into a token, as Kubernetes does.
@@ -98,26 +135,52 @@ fn an_agent_of_another_node_object_of_the_name_does_not_count_yet() {
     let early = guarded.post(&coming, &report("node-a", "boot-2", 1, 2));
     assert_eq!(early.status, 422, "{}", early.text());
     assert_eq!(guarded.served.bad_requests("reports", "replaced-node"), 1);
-    assert_eq!(guarded.post(&present, &report("node-a", "boot", 1, 2)).json(), taken(1));
+    assert_eq!(
+        guarded
+            .post(&present, &report("node-a", "boot", 1, 2))
+            .json(),
+        taken(1)
+    );
 }
 
 #[test]
 fn a_report_without_a_valid_token_is_refused() {
     let guarded = GuardedReports::start();
-    for line in ["X: y", "Authorization: Basic YTpi", "Authorization: Bearer", "Authorization: Bearer  "] {
+    for line in [
+        "X: y",
+        "Authorization: Basic YTpi",
+        "Authorization: Bearer",
+        "Authorization: Bearer  ",
+    ] {
         let error = guarded.refuses(401, "no-token", line);
         assert!(error.contains("--token-file"), "{error}");
     }
     let endless = format!("Authorization: Bearer {}", "x".repeat(9000));
     guarded.refuses(401, "malformed-token", &endless);
     let made_up = guarded.refuses(401, "malformed-token", "Authorization: Bearer made-up");
-    assert!(made_up.contains("three parts of a JSON Web Token"), "{made_up}");
+    assert!(
+        made_up.contains("three parts of a JSON Web Token"),
+        "{made_up}"
+    );
     for (status, code, token) in [
-        (401, "wrong-audience", guarded.api.issue_token(ACCOUNT, Some("node-a"), "vault")),
-        (403, "wrong-account", guarded.api.issue_token("team-a/stowage-agent", Some("node-a"), AUDIENCE)),
+        (
+            401,
+            "wrong-audience",
+            guarded.api.issue_token(ACCOUNT, Some("node-a"), "vault"),
+        ),
+        (
+            403,
+            "wrong-account",
+            guarded
+                .api
+                .issue_token("team-a/stowage-agent", Some("node-a"), AUDIENCE),
+        ),
     ] {
         let error = guarded.refuses(status, code, &format!("Authorization: Bearer {token}"));
-        assert!(error.contains("vault") || error.contains("team-a"), "{error}");
+        assert!(
+            error.contains("vault") || error.contains("team-a"),
+            "{error}"
+        );
     }
     assert_eq!(guarded.reviews(), 0, "nothing to ask about");
 
@@ -125,9 +188,24 @@ fn a_report_without_a_valid_token_is_refused() {
     let expired = guarded.token("node-a");
     api.revoke_token(&expired);
     let cases = [
-        (401, "invalid-token", format!("{}x", guarded.token("node-a")), "invalid bearer token"),
-        (401, "invalid-token", expired, "service account token has expired"),
-        (403, "no-node-in-token", api.issue_token(ACCOUNT, None, AUDIENCE), "names no node"),
+        (
+            401,
+            "invalid-token",
+            format!("{}x", guarded.token("node-a")),
+            "invalid bearer token",
+        ),
+        (
+            401,
+            "invalid-token",
+            expired,
+            "service account token has expired",
+        ),
+        (
+            403,
+            "no-node-in-token",
+            api.issue_token(ACCOUNT, None, AUDIENCE),
+            "names no node",
+        ),
     ];
     for (status, code, token, reason) in cases {
         let error = guarded.refuses(status, code, &format!("Authorization: Bearer {token}"));
@@ -142,11 +220,18 @@ fn a_report_without_a_valid_token_is_refused() {
 fn the_body_of_an_unauthenticated_request_is_not_read() {
     let guarded = GuardedReports::start();
     let mut client = Client::connect(guarded.served.agents);
-    client.write(post_head("/v1/reports", "Content-Length: 73400320").as_bytes()).unwrap();
+    client
+        .write(post_head("/v1/reports", "Content-Length: 73400320").as_bytes())
+        .unwrap();
     assert_eq!(client.read_answer().unwrap().status, 401);
-    let line = format!("Content-Length: 73400320\r\nAuthorization: Bearer {}", guarded.token("node-a"));
+    let line = format!(
+        "Content-Length: 73400320\r\nAuthorization: Bearer {}",
+        guarded.token("node-a")
+    );
     let mut client = Client::connect(guarded.served.agents);
-    client.write(post_head("/v1/reports", &line).as_bytes()).unwrap();
+    client
+        .write(post_head("/v1/reports", &line).as_bytes())
+        .unwrap();
     assert_eq!(client.read_answer().unwrap().status, 413);
 }
 
@@ -155,16 +240,40 @@ fn while_the_api_server_fails_known_agents_report_and_unknown_ones_get_an_error(
     let guarded = GuardedReports::start();
     let [known, unknown] = ["node-a", "node-b"].map(|node| guarded.token(node));
     for sequence in 1..=5 {
-        assert_eq!(guarded.post(&known, &report("node-a", "boot", sequence, 1)).json(), taken(1));
+        assert_eq!(
+            guarded
+                .post(&known, &report("node-a", "boot", sequence, 1))
+                .json(),
+            taken(1)
+        );
     }
     assert_eq!(guarded.reviews(), 1, "five reports, one question");
-    guarded.api.faults().next(Operation::TokenReview, 2, InjectedFault::Fails);
-    assert_eq!(guarded.post(&known, &report("node-a", "boot", 6, 1)).json(), taken(1));
-    let error = guarded.refuses(503, "token-unchecked", &format!("Authorization: Bearer {unknown}"));
-    assert!(error.contains("cannot be checked now") && error.contains("a fault was ordered"), "{error}");
-    guarded.refuses(503, "token-unchecked", &format!("Authorization: Bearer {unknown}"));
+    guarded
+        .api
+        .faults()
+        .next(Operation::TokenReview, 2, InjectedFault::Fails);
     assert_eq!(
-        guarded.post(&unknown, &report("node-b", "boot", 1, 1)).json(),
+        guarded.post(&known, &report("node-a", "boot", 6, 1)).json(),
+        taken(1)
+    );
+    let error = guarded.refuses(
+        503,
+        "token-unchecked",
+        &format!("Authorization: Bearer {unknown}"),
+    );
+    assert!(
+        error.contains("cannot be checked now") && error.contains("a fault was ordered"),
+        "{error}"
+    );
+    guarded.refuses(
+        503,
+        "token-unchecked",
+        &format!("Authorization: Bearer {unknown}"),
+    );
+    assert_eq!(
+        guarded
+            .post(&unknown, &report("node-b", "boot", 1, 1))
+            .json(),
         taken(1),
         "as soon as it is back"
     );
@@ -174,7 +283,10 @@ fn while_the_api_server_fails_known_agents_report_and_unknown_ones_get_an_error(
 fn an_old_or_replayed_report_is_dropped_with_any_token() {
     let guarded = GuardedReports::start();
     let token = guarded.token("node-a");
-    assert_eq!(guarded.post(&token, &report("node-a", "boot", 2, 1)).json(), taken(1));
+    assert_eq!(
+        guarded.post(&token, &report("node-a", "boot", 2, 1)).json(),
+        taken(1)
+    );
     for sequence in [2, 1] {
         let answer = guarded.post(&token, &report("node-a", "boot", sequence, 4));
         assert_eq!(answer.json(), json!({ "accepted": 0, "dropped": 1 }));
@@ -192,10 +304,18 @@ fn the_agents_address_has_a_server_certificate_and_requires_no_client_certificat
     endpoints.agents.tls = Some(load_server(&ServerFiles { cert, key }).unwrap());
     let stop = CancellationToken::new();
     let served = &guarded.served;
-    let serving = served.spawn(server::serve(served.extender.clone(), endpoints, stop.clone()));
+    let serving = served.spawn(server::serve(
+        served.extender.clone(),
+        endpoints,
+        stop.clone(),
+    ));
     let line = format!("Authorization: Bearer {}", guarded.token("node-a"));
     let mut agent = crate::tls::connect(address, &ca.pem, None);
-    let answer = agent.post_with("/v1/reports", &line, report("node-a", "boot", 1, 2).to_string());
+    let answer = agent.post_with(
+        "/v1/reports",
+        &line,
+        report("node-a", "boot", 1, 2).to_string(),
+    );
     assert_eq!(answer.json(), taken(1));
     drop(agent);
     stop.cancel();

@@ -19,12 +19,20 @@ const RUNBOOKS: &str = "https://github.com/stowage-dev/stowage/blob/main/";
 
 /// What promtool prints on success; `None`, with a line that says so, where there is none.
 fn promtool(arguments: &[&str]) -> Option<String> {
-    let Ok(ran) = Command::new("promtool").args(arguments).current_dir(root()).output() else {
+    let Ok(ran) = Command::new("promtool")
+        .args(arguments)
+        .current_dir(root())
+        .output()
+    else {
         not_installed("promtool", "prometheus");
         return None;
     };
     let said = String::from_utf8([ran.stdout, ran.stderr].concat()).unwrap();
-    assert!(ran.status.success(), "promtool {}: {said}", arguments.join(" "));
+    assert!(
+        ran.status.success(),
+        "promtool {}: {said}",
+        arguments.join(" ")
+    );
     Some(said)
 }
 
@@ -32,12 +40,16 @@ fn promtool(arguments: &[&str]) -> Option<String> {
 fn unit_tests() -> Vec<String> {
     let files = std::fs::read_dir(root().join("tests/prometheus")).unwrap();
     let files = files.map(|file| file.unwrap().file_name().into_string().unwrap());
-    files.map(|file| format!("tests/prometheus/{file}")).collect()
+    files
+        .map(|file| format!("tests/prometheus/{file}"))
+        .collect()
 }
 
 #[test]
 fn promtool_loads_the_rules() {
-    let Some(said) = promtool(&["check", "rules", RULES]) else { return };
+    let Some(said) = promtool(&["check", "rules", RULES]) else {
+        return;
+    };
     let count = alerts().len() + recorded().len();
     assert!(said.contains(&format!("{count} rules found")), "{said}");
 }
@@ -45,9 +57,13 @@ fn promtool_loads_the_rules() {
 #[test]
 fn promtools_unit_tests_pass() {
     let files = unit_tests();
-    let arguments: Vec<&str> =
-        ["test", "rules"].into_iter().chain(files.iter().map(String::as_str)).collect();
-    let Some(said) = promtool(&arguments) else { return };
+    let arguments: Vec<&str> = ["test", "rules"]
+        .into_iter()
+        .chain(files.iter().map(String::as_str))
+        .collect();
+    let Some(said) = promtool(&arguments) else {
+        return;
+    };
     assert_eq!(said.matches("SUCCESS").count(), files.len(), "{said}");
 }
 
@@ -86,9 +102,17 @@ fn the_operators_object_has_the_same_groups() {
     if std::env::var_os("STOWAGE_BLESS").is_some() {
         std::fs::write(root().join(OBJECT), &generated).unwrap();
     }
-    assert_eq!(text(OBJECT), generated, "STOWAGE_BLESS=1 writes {OBJECT} again");
+    assert_eq!(
+        text(OBJECT),
+        generated,
+        "STOWAGE_BLESS=1 writes {OBJECT} again"
+    );
     let parse = |text: &str| serde_saphyr::from_str::<Value>(text).unwrap();
-    assert_eq!(parse(&generated)["spec"], parse(&rules), "indented, it says the same");
+    assert_eq!(
+        parse(&generated)["spec"],
+        parse(&rules),
+        "indented, it says the same"
+    );
 }
 
 #[test]
@@ -96,25 +120,53 @@ fn every_alert_has_a_severity_words_and_a_runbook_of_its_own() {
     let mut pages = BTreeSet::new();
     for Alert { name, rule, .. } in alerts() {
         let severity = rule["labels"]["severity"].as_str().unwrap_or_default();
-        assert!(["critical", "warning", "info"].contains(&severity), "{name}: {severity:?}");
+        assert!(
+            ["critical", "warning", "info"].contains(&severity),
+            "{name}: {severity:?}"
+        );
         for annotation in ["summary", "description"] {
             let words = rule["annotations"][annotation].as_str().unwrap_or_default();
-            assert!(words.ends_with('.') && words.len() > 20, "{name}: {annotation}: {words:?}");
+            assert!(
+                words.ends_with('.') && words.len() > 20,
+                "{name}: {annotation}: {words:?}"
+            );
         }
         let description = rule["annotations"]["description"].as_str().unwrap();
-        assert!(description.chars().any(|c| c.is_ascii_digit()) || description.contains("$value"), "{name}");
-        let url = rule["annotations"]["runbook_url"].as_str().unwrap_or_default();
-        let page = url.strip_prefix(RUNBOOKS).unwrap_or_else(|| panic!("{name}: {url:?}"));
-        assert_eq!(text(page).lines().next(), Some(&*format!("# {name}")), "{page}");
+        assert!(
+            description.chars().any(|c| c.is_ascii_digit()) || description.contains("$value"),
+            "{name}"
+        );
+        let url = rule["annotations"]["runbook_url"]
+            .as_str()
+            .unwrap_or_default();
+        let page = url
+            .strip_prefix(RUNBOOKS)
+            .unwrap_or_else(|| panic!("{name}: {url:?}"));
+        assert_eq!(
+            text(page).lines().next(),
+            Some(&*format!("# {name}")),
+            "{page}"
+        );
         assert!(pages.insert(page.to_owned()), "{page} is of two alerts");
         let operations = text("docs/operations.md");
         let link = format!("[{name}]({})", page.strip_prefix("docs/").unwrap());
-        assert!(operations.contains(&link), "docs/operations.md lacks {link}");
+        assert!(
+            operations.contains(&link),
+            "docs/operations.md lacks {link}"
+        );
     }
     let files = std::fs::read_dir(root().join("docs/runbooks")).unwrap();
-    let files =
-        files.map(|file| format!("docs/runbooks/{}", file.unwrap().file_name().into_string().unwrap()));
-    assert_eq!(files.collect::<BTreeSet<_>>(), pages, "a page without an alert");
+    let files = files.map(|file| {
+        format!(
+            "docs/runbooks/{}",
+            file.unwrap().file_name().into_string().unwrap()
+        )
+    });
+    assert_eq!(
+        files.collect::<BTreeSet<_>>(),
+        pages,
+        "a page without an alert"
+    );
 }
 
 #[test]
@@ -122,8 +174,17 @@ fn a_runbook_says_what_it_means_what_users_feel_where_to_look_and_what_to_do() {
     for file in std::fs::read_dir(root().join("docs/runbooks")).unwrap() {
         let file = file.unwrap().path();
         let page = std::fs::read_to_string(&file).unwrap();
-        let places = ["\n**Meaning.** ", "\n**What users feel.** ", "\n**Look.**", "\n```sh\n", "\n**Do.** "]
-            .map(|part| page.find(part).unwrap_or_else(|| panic!("{}: no {part:?}", file.display())));
+        let places = [
+            "\n**Meaning.** ",
+            "\n**What users feel.** ",
+            "\n**Look.**",
+            "\n```sh\n",
+            "\n**Do.** ",
+        ]
+        .map(|part| {
+            page.find(part)
+                .unwrap_or_else(|| panic!("{}: no {part:?}", file.display()))
+        });
         assert!(places.is_sorted(), "{}: in this order", file.display());
     }
 }
@@ -133,14 +194,21 @@ fn every_metric_that_a_rule_reads_exists() {
     let file: Value = serde_saphyr::from_str(&text(RULES)).unwrap();
     let groups = file["groups"].as_array().unwrap().iter();
     let rules = groups.flat_map(|group| group["rules"].as_array().unwrap());
-    let expressions: Vec<String> = rules.map(|rule| rule["expr"].as_str().unwrap().to_owned()).collect();
+    let expressions: Vec<String> = rules
+        .map(|rule| rule["expr"].as_str().unwrap().to_owned())
+        .collect();
     rules::assert_known(&expressions);
 }
 
 #[test]
 fn an_alert_compares_one_left_side_with_one_number() {
     for alert in alerts() {
-        assert!(alert.right.parse::<f64>().is_ok(), "{}: {:?}", alert.name, alert.right);
+        assert!(
+            alert.right.parse::<f64>().is_ok(),
+            "{}: {:?}",
+            alert.name,
+            alert.right
+        );
         let depth = alert.left.chars().try_fold(0_i32, |depth, c| match c {
             '(' => Some(depth + 1),
             ')' if depth == 0 => None,
@@ -157,6 +225,12 @@ fn metric_names_are_found_beside_functions_labels_and_recorded_ones() {
     let names = metric_names(expression);
     assert_eq!(
         names,
-        ["stowage_gpus", "a:stowage_b:max", "process_cpu_seconds_total"].map(str::to_owned).into()
+        [
+            "stowage_gpus",
+            "a:stowage_b:max",
+            "process_cpu_seconds_total"
+        ]
+        .map(str::to_owned)
+        .into()
     );
 }

@@ -32,8 +32,13 @@ struct Driven {
 impl Driven {
     fn new() -> Self {
         let monotonic = || Duration::from_secs(SECONDS.load(Ordering::SeqCst));
-        let service =
-            Service::timed_by(TimeSource { monotonic, wall: jiff::Timestamp::now }, Policy::default());
+        let service = Service::timed_by(
+            TimeSource {
+                monotonic,
+                wall: jiff::Timestamp::now,
+            },
+            Policy::default(),
+        );
         let limits = json!({ "limits": { "stowage.dev/vram": "20Gi" } });
         let pod = |n: u32| {
             json!({
@@ -45,7 +50,8 @@ impl Driven {
         let items: Vec<Value> = std::iter::once(node).chain((0..4).map(pod)).collect();
         let dump = json!({ "items": items }).to_string();
         let dump = Dump::of(dump, Path::new("test"));
-        let control_plane = DumpControlPlane::load(&dump, &service, &mut ClusterIndex::default()).unwrap();
+        let control_plane =
+            DumpControlPlane::load(&dump, &service, &mut ClusterIndex::default()).unwrap();
         Self {
             extender: Extender::new(service, Arc::new(control_plane), RequestLimits::default()),
             sequence: 0,
@@ -67,7 +73,13 @@ impl Driven {
             "engines": (0..4).map(engine).collect::<Vec<_>>(),
         });
         let now = self.extender.service.now();
-        let taken = reports(&self.extender, &Sender::Anyone, now, report.to_string().as_bytes()).unwrap();
+        let taken = reports(
+            &self.extender,
+            &Sender::Anyone,
+            now,
+            report.to_string().as_bytes(),
+        )
+        .unwrap();
         assert_eq!(taken.accepted, 1);
         autoscaling::evaluate(&self.extender);
     }
@@ -75,9 +87,14 @@ impl Driven {
     async fn page(&self, query: &str) -> (u16, String) {
         let request = axum::http::Request::get(format!("{}{query}", autoscaling::PATH));
         let request = request.body(axum::body::Body::empty()).unwrap();
-        let answer = operators::router(self.extender.clone()).oneshot(request).await.unwrap();
+        let answer = operators::router(self.extender.clone())
+            .oneshot(request)
+            .await
+            .unwrap();
         let status = answer.status().as_u16();
-        let body = axum::body::to_bytes(answer.into_body(), 1 << 20).await.unwrap();
+        let body = axum::body::to_bytes(answer.into_body(), 1 << 20)
+            .await
+            .unwrap();
         (status, String::from_utf8(body.to_vec()).unwrap())
     }
 
@@ -101,7 +118,11 @@ async fn the_desired_replicas_follow_the_load_of_the_engines_and_fall_after_the_
     driven.passes_with(0.7, 0);
     assert_eq!(driven.desired().await, (4, "tolerance".to_owned()));
     driven.passes_with(1.0, 8);
-    assert_eq!(driven.desired().await, (7, "waiting".to_owned()), "32 waiting requests at 5 a replica");
+    assert_eq!(
+        driven.desired().await,
+        (7, "waiting".to_owned()),
+        "32 waiting requests at 5 a replica"
+    );
     let mut falls_after = 0;
     while driven.desired().await.0 == 7 {
         driven.passes_with(0.1, 0);
@@ -110,16 +131,25 @@ async fn the_desired_replicas_follow_the_load_of_the_engines_and_fall_after_the_
     }
     assert!(falls_after > 300, "it fell after {falls_after} s");
     let (status, text) = driven.page("?model=other").await;
-    assert!(status == 404 && text.contains("autoscaling.models"), "{status}: {text}");
+    assert!(
+        status == 404 && text.contains("autoscaling.models"),
+        "{status}: {text}"
+    );
     let (status, text) = driven.page("").await;
-    assert!(status == 400 && text.contains("?model=MODEL"), "{status}: {text}");
+    assert!(
+        status == 400 && text.contains("?model=MODEL"),
+        "{status}: {text}"
+    );
 }
 
 /// The metric as Prometheus would scrape it; `None` while the page does not name the model.
 fn scraped(setup: &Setup) -> Option<u32> {
     let answer = Client::connect(setup.stowage.addresses.operators).get_page("/metrics");
     let series = format!("stowage_model_desired_replicas{{model=\"{MODEL}\"}} ");
-    answer.text().lines().find_map(|line| line.strip_prefix(&series)?.parse().ok())
+    answer
+        .text()
+        .lines()
+        .find_map(|line| line.strip_prefix(&series)?.parse().ok())
 }
 
 async fn until_scraped(setup: &Setup, desired: u32) {
@@ -131,7 +161,10 @@ async fn until_scraped(setup: &Setup, desired: u32) {
         }
     };
     let came = tokio::time::timeout(PATIENCE, looking).await;
-    assert!(came.is_ok(), "it never came to {desired} replicas: {latest:?}");
+    assert!(
+        came.is_ok(),
+        "it never came to {desired} replicas: {latest:?}"
+    );
 }
 
 fn engine_pod(name: &str, port: u16) -> Value {
@@ -150,7 +183,13 @@ fn engine_pod(name: &str, port: u16) -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_metric_follows_what_the_engines_say_on_their_own_pages() {
-    const MACHINE: DemoMachine = DemoMachine { node: "node-a", model: "H100", gpus: 2, gib: 80, models: &[] };
+    const MACHINE: DemoMachine = DemoMachine {
+        node: "node-a",
+        model: "H100",
+        gpus: 2,
+        gib: 80,
+        models: &[],
+    };
     let mut policy = Policy::default();
     // What an engine's page last said counts, however late a busy machine makes the next report.
     policy.telemetry.fresh = Millis::seconds(24 * 3600);
@@ -161,17 +200,39 @@ async fn the_metric_follows_what_the_engines_say_on_their_own_pages() {
     let setup = Setup::by(policy, &[MACHINE]).await.unwrap();
     assert_eq!(scraped(&setup), None, "no engine, no load");
 
-    let calm = StubEngineLoad { kv_percent: 40, waiting: 0, running: 4 };
-    let engine = FakeEngine::start(setup.api.clone(), "one", MODEL, calm).await.unwrap();
-    setup.api.create("pods", engine_pod("one", engine.port())).unwrap();
+    let calm = StubEngineLoad {
+        kv_percent: 40,
+        waiting: 0,
+        running: 4,
+    };
+    let engine = FakeEngine::start(setup.api.clone(), "one", MODEL, calm)
+        .await
+        .unwrap();
+    setup
+        .api
+        .create("pods", engine_pod("one", engine.port()))
+        .unwrap();
     until_scraped(&setup, 1).await;
     // By the queue: 19 waiting requests at 5 a replica.
-    engine.set(StubEngineLoad { kv_percent: 95, waiting: 19, running: 32 });
+    engine.set(StubEngineLoad {
+        kv_percent: 95,
+        waiting: 19,
+        running: 32,
+    });
     until_scraped(&setup, 4).await;
     // By the KV caches of two engines: 1.9 at 0.7 a replica.
-    let full = StubEngineLoad { kv_percent: 95, waiting: 0, running: 32 };
-    let other = FakeEngine::start(setup.api.clone(), "two", MODEL, full).await.unwrap();
-    setup.api.create("pods", engine_pod("two", other.port())).unwrap();
+    let full = StubEngineLoad {
+        kv_percent: 95,
+        waiting: 0,
+        running: 32,
+    };
+    let other = FakeEngine::start(setup.api.clone(), "two", MODEL, full)
+        .await
+        .unwrap();
+    setup
+        .api
+        .create("pods", engine_pod("two", other.port()))
+        .unwrap();
     engine.set(full);
     until_scraped(&setup, 3).await;
     engine.set(calm);
@@ -181,12 +242,16 @@ async fn the_metric_follows_what_the_engines_say_on_their_own_pages() {
 }
 
 fn example(name: &str) -> Vec<Value> {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests/examples").join(name);
+    let file = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("manifests/examples")
+        .join(name);
     serde_saphyr::from_multiple(&std::fs::read_to_string(file).unwrap()).unwrap()
 }
 
 fn named<'a>(objects: &'a [Value], kind: &str, name: &str) -> &'a Value {
-    let found = objects.iter().find(|object| object["kind"] == kind && object["metadata"]["name"] == name);
+    let found = objects
+        .iter()
+        .find(|object| object["kind"] == kind && object["metadata"]["name"] == name);
     found.unwrap_or_else(|| panic!("no {kind} {name}"))
 }
 
@@ -203,22 +268,36 @@ fn model_of(target: &Value) -> String {
             deployment["spec"]["template"]["metadata"]["annotations"].clone()
         }
     };
-    annotations["stowage.dev/model"].as_str().unwrap().to_owned()
+    annotations["stowage.dev/model"]
+        .as_str()
+        .unwrap()
+        .to_owned()
 }
 
 #[test]
 fn each_example_of_an_hpa_reads_the_rule_of_the_model_that_it_scales() {
     let objects = example("autoscaling-hpa.yaml");
-    let rules = named(&objects, "ConfigMap", "adapter-config")["data"]["config.yaml"].as_str().unwrap();
+    let rules = named(&objects, "ConfigMap", "adapter-config")["data"]["config.yaml"]
+        .as_str()
+        .unwrap();
     let rules: Value = serde_saphyr::from_str(rules).unwrap();
     let rules = rules["externalRules"].as_array().unwrap();
-    let hpas: Vec<&Value> = objects.iter().filter(|one| one["kind"] == "HorizontalPodAutoscaler").collect();
+    let hpas: Vec<&Value> = objects
+        .iter()
+        .filter(|one| one["kind"] == "HorizontalPodAutoscaler")
+        .collect();
     assert_eq!((hpas.len(), rules.len()), (2, 2));
     for hpa in hpas {
         let model = model_of(&hpa["spec"]["scaleTargetRef"]);
         let external = &hpa["spec"]["metrics"][0]["external"];
-        assert_eq!(external["target"], json!({ "type": "AverageValue", "averageValue": "1" }));
-        let rule = rules.iter().find(|rule| rule["name"]["as"] == external["metric"]["name"]).unwrap();
+        assert_eq!(
+            external["target"],
+            json!({ "type": "AverageValue", "averageValue": "1" })
+        );
+        let rule = rules
+            .iter()
+            .find(|rule| rule["name"]["as"] == external["metric"]["name"])
+            .unwrap();
         let series = format!("stowage_model_desired_replicas{{model=\"{model}\"}}");
         assert_eq!(rule["seriesQuery"], *series);
         assert_eq!(rule["metricsQuery"], format!("max({series})"));
@@ -230,21 +309,35 @@ fn each_example_of_an_hpa_reads_the_rule_of_the_model_that_it_scales() {
 fn the_example_of_keda_asks_the_page_that_there_is_and_its_account_may_see_no_other() {
     let objects = example("autoscaling-keda.yaml");
     let scaled = named(&objects, "ScaledObject", "llama-3-1-8b");
-    let model = model_of(&json!({ "kind": "Deployment", "name": scaled["spec"]["scaleTargetRef"]["name"] }));
+    let model = model_of(
+        &json!({ "kind": "Deployment", "name": scaled["spec"]["scaleTargetRef"]["name"] }),
+    );
     let trigger = &scaled["spec"]["triggers"][0];
     let metadata = &trigger["metadata"];
-    let url = format!("https://stowage-agents.kube-system.svc:9445{}?model={model}", autoscaling::PATH);
+    let url = format!(
+        "https://stowage-agents.kube-system.svc:9445{}?model={model}",
+        autoscaling::PATH
+    );
     assert_eq!(metadata["url"], *url);
     assert_eq!(
         (&metadata["valueLocation"], &metadata["targetValue"]),
         (&"desiredReplicas".into(), &"1".into())
     );
-    assert_eq!((&metadata["unsafeSsl"], &metadata["authMode"]), (&"false".into(), &"bearer".into()));
+    assert_eq!(
+        (&metadata["unsafeSsl"], &metadata["authMode"]),
+        (&"false".into(), &"bearer".into())
+    );
     let authentication = trigger["authenticationRef"]["name"].as_str().unwrap();
-    let from = &named(&objects, "TriggerAuthentication", authentication)["spec"]["secretTargetRef"][0];
+    let from =
+        &named(&objects, "TriggerAuthentication", authentication)["spec"]["secretTargetRef"][0];
     let secret = named(&objects, "Secret", from["name"].as_str().unwrap());
-    let account = secret["metadata"]["annotations"]["kubernetes.io/service-account.name"].as_str().unwrap();
+    let account = secret["metadata"]["annotations"]["kubernetes.io/service-account.name"]
+        .as_str()
+        .unwrap();
     named(&objects, "ServiceAccount", account);
     let rules = &named(&objects, "ClusterRole", "stowage-autoscaling")["rules"];
-    assert_eq!(*rules, json!([{ "nonResourceURLs": [autoscaling::PATH], "verbs": ["get"] }]));
+    assert_eq!(
+        *rules,
+        json!([{ "nonResourceURLs": [autoscaling::PATH], "verbs": ["get"] }])
+    );
 }

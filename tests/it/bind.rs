@@ -8,7 +8,9 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use stowage_kubernetes_objects::binding;
-use stowage_kubernetes_objects::port::{BindOutcome, ControlPlaneError, PodEventReason, PodOnRecord};
+use stowage_kubernetes_objects::port::{
+    BindOutcome, ControlPlaneError, PodEventReason, PodOnRecord,
+};
 use stowage_scheduling::ids::{GpuUuid, LeaderEpoch, NodeName, PodUid};
 use stowage_scheduling::ledger::PodPhase;
 use stowage_scheduling::units::Bytes;
@@ -19,18 +21,23 @@ const TAKEN: [Bytes; 2] = [Bytes::gib(40), Bytes::ZERO];
 /// Two nodes of two GPUs, and a pod of 40 GiB that waits.
 fn served(outcomes: impl IntoIterator<Item = BindOutcome>) -> (Served, Value) {
     let llm = pod("llm", "40Gi");
-    let served = ServedCluster::of(&[("node-a", 2), ("node-b", 2)]).with([llm.clone()]).serve();
+    let served = ServedCluster::of(&[("node-a", 2), ("node-b", 2)])
+        .with([llm.clone()])
+        .serve();
     served.control_plane.binds.lock().extend(outcomes);
     (served, llm)
 }
 
 fn unknown() -> BindOutcome {
-    BindOutcome::Unknown { message: "timed out".into() }
+    BindOutcome::Unknown {
+        message: "timed out".into(),
+    }
 }
 
 /// What a fresh read shows.
 fn record(pod: &Value, node: Option<&str>, gpu: u32) -> PodOnRecord {
-    let device = |node| -> Arc<[GpuUuid]> { [GpuUuid::parse(&gpu_uuid(node, gpu)).unwrap()].into() };
+    let device =
+        |node| -> Arc<[GpuUuid]> { [GpuUuid::parse(&gpu_uuid(node, gpu)).unwrap()].into() };
     PodOnRecord {
         uid: uid_of(pod),
         node: node.map(|node| NodeName::parse(node).unwrap()),
@@ -47,7 +54,9 @@ fn will_read(served: &Served, record: Option<PodOnRecord>) {
 }
 
 fn unbound(served: &Served, code: &str) -> u64 {
-    served.metric(&format!("stowage_answers_total{{code=\"{code}\",outcome=\"unbound\",verb=\"bind\"}}"))
+    served.metric(&format!(
+        "stowage_answers_total{{code=\"{code}\",outcome=\"unbound\",verb=\"bind\"}}"
+    ))
 }
 
 fn orders(served: &Served) -> usize {
@@ -59,13 +68,22 @@ fn a_written_binding_is_confirmed_and_a_repeated_bind_is_ok() {
     let (served, llm) = served([BindOutcome::Written]);
     assert_eq!(served.bind(&llm, "node-a"), "");
     assert!(served.is_bound_to(&llm, "node-a"));
-    assert_eq!((served.charged("node-a"), served.charged("node-b")), (TAKEN.into(), FREE.into()));
+    assert_eq!(
+        (served.charged("node-a"), served.charged("node-b")),
+        (TAKEN.into(), FREE.into())
+    );
     assert_eq!(served.bind(&llm, "node-a"), "", "idempotent");
     assert_eq!(orders(&served), 1, "and not written twice");
-    assert_eq!(served.bind(&llm, "node-b"), "conflict: pod is bound to another node");
+    assert_eq!(
+        served.bind(&llm, "node-b"),
+        "conflict: pod is bound to another node"
+    );
     assert_eq!(orders(&served), 1);
     assert_eq!(served.charged("node-a"), TAKEN);
-    assert_eq!(served.metric("stowage_answers_total{code=\"none\",outcome=\"bound\",verb=\"bind\"}"), 2);
+    assert_eq!(
+        served.metric("stowage_answers_total{code=\"none\",outcome=\"bound\",verb=\"bind\"}"),
+        2
+    );
 }
 
 #[test]
@@ -73,11 +91,25 @@ fn the_binding_names_the_gpus_that_are_charged() {
     let (served, llm) = served([]);
     assert_eq!(served.bind(&llm, "node-b"), "");
     let (order, outcome) = served.control_plane.orders.lock()[0].clone();
-    assert_eq!((order.uid, order.key, outcome), (uid_of(&llm), key_of(&llm), Some(BindOutcome::Written)));
-    let devices: Vec<&str> = order.placement.devices.iter().map(GpuUuid::as_str).collect();
-    assert_eq!((order.placement.node.as_str(), devices), ("node-b", vec!["GPU-node-b-0"]));
     assert_eq!(
-        (order.placement.granted, order.placement.memory_fraction.to_string().as_str()),
+        (order.uid, order.key, outcome),
+        (uid_of(&llm), key_of(&llm), Some(BindOutcome::Written))
+    );
+    let devices: Vec<&str> = order
+        .placement
+        .devices
+        .iter()
+        .map(GpuUuid::as_str)
+        .collect();
+    assert_eq!(
+        (order.placement.node.as_str(), devices),
+        ("node-b", vec!["GPU-node-b-0"])
+    );
+    assert_eq!(
+        (
+            order.placement.granted,
+            order.placement.memory_fraction.to_string().as_str()
+        ),
         (Bytes::gib(40), "0.5000")
     );
     assert_eq!(served.charged("node-b"), TAKEN);
@@ -88,11 +120,20 @@ fn fractions(served: &Served, pod: &Value) -> BTreeMap<String, String> {
     assert_eq!(served.bind(pod, "node-a"), "");
     let (order, _) = served.control_plane.orders.lock().last().unwrap().clone();
     let epoch = LeaderEpoch::new("lease", 1, "nonce");
-    let binding =
-        binding(&order.key, &order.uid, &order.demand, &order.placement, Some("nvidia.com/gpu"), &epoch);
+    let binding = binding(
+        &order.key,
+        &order.uid,
+        &order.demand,
+        &order.placement,
+        Some("nvidia.com/gpu"),
+        &epoch,
+    );
     let annotations = binding.metadata.annotations.unwrap();
     let prefix = |key: &str| key.strip_suffix("/gpu-memory-fraction").map(str::to_owned);
-    annotations.into_iter().filter_map(|(key, value)| Some((prefix(&key)?, value))).collect()
+    annotations
+        .into_iter()
+        .filter_map(|(key, value)| Some((prefix(&key)?, value)))
+        .collect()
 }
 
 fn asking(name: &str, vram: &str) -> Value {
@@ -102,7 +143,11 @@ fn asking(name: &str, vram: &str) -> Value {
 #[test]
 fn each_container_that_asks_is_told_its_own_part_of_the_gpu() {
     let mut several = pod("several", "40Gi");
-    let (llm, embed, rerank) = (asking("llm", "32Gi"), asking("embed", "10Gi"), asking("rerank", "6Gi"));
+    let (llm, embed, rerank) = (
+        asking("llm", "32Gi"),
+        asking("embed", "10Gi"),
+        asking("rerank", "6Gi"),
+    );
     several["spec"]["containers"] = json!([llm, embed, rerank, { "name": "logs" }]);
     let mut prepared = pod("prepared", "10Gi");
     let mut watch = asking("watch", "2Gi");
@@ -115,7 +160,10 @@ fn each_container_that_asks_is_told_its_own_part_of_the_gpu() {
     };
     let of = |pod| fractions(&served(), pod).into_iter().collect::<Vec<_>>();
     let told = |parts: &[(&str, &str)]| -> Vec<_> {
-        parts.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect()
+        parts
+            .iter()
+            .map(|(key, value)| (key.to_string(), value.to_string()))
+            .collect()
     };
     assert_eq!(
         of(&several),
@@ -135,30 +183,61 @@ fn each_container_that_asks_is_told_its_own_part_of_the_gpu() {
             ("watch.container.stowage.dev", "0.0250"),
         ])
     );
-    assert_eq!(of(&one), told(&[("stowage.dev", "0.0031")]), "of one container it is the pod's");
+    assert_eq!(
+        of(&one),
+        told(&[("stowage.dev", "0.0031")]),
+        "of one container it is the pod's"
+    );
 }
 
 #[test]
 fn a_pod_over_unequal_gpus_is_told_the_smallest_of_its_fractions_and_why() {
     let two = over(pod("two", "40Gi"), 2);
-    let served = ServedCluster::of(&[("node-a", 2)]).with([two.clone()]).serve();
+    let served = ServedCluster::of(&[("node-a", 2)])
+        .with([two.clone()])
+        .serve();
     let mut unequal = report("node-a", "boot", 2, 2);
     unequal["gpus"][0]["totalBytes"] = json!(24u64 << 30);
-    assert_eq!(served.report(unequal).json(), json!({ "accepted": 1, "dropped": 0 }));
-    assert_eq!(fractions(&served, &two), [("stowage.dev".to_owned(), "0.2500".to_owned())].into());
-    let told = served.events().into_iter().find(|(pod, ..)| pod == "two").expect("an Event");
+    assert_eq!(
+        served.report(unequal).json(),
+        json!({ "accepted": 1, "dropped": 0 })
+    );
+    assert_eq!(
+        fractions(&served, &two),
+        [("stowage.dev".to_owned(), "0.2500".to_owned())].into()
+    );
+    let told = served
+        .events()
+        .into_iter()
+        .find(|(pod, ..)| pod == "two")
+        .expect("an Event");
     assert_eq!(told.1, PodEventReason::UnevenGpus);
-    assert!(told.2.contains("0.2500") && told.2.contains("0.8333"), "{}", told.2);
+    assert!(
+        told.2.contains("0.2500") && told.2.contains("0.8333"),
+        "{}",
+        told.2
+    );
     // Over equal ones there is nothing to say.
-    let served = ServedCluster::of(&[("node-a", 2)]).with([two.clone()]).serve();
-    assert_eq!(fractions(&served, &two), [("stowage.dev".to_owned(), "0.2500".to_owned())].into());
+    let served = ServedCluster::of(&[("node-a", 2)])
+        .with([two.clone()])
+        .serve();
+    assert_eq!(
+        fractions(&served, &two),
+        [("stowage.dev".to_owned(), "0.2500".to_owned())].into()
+    );
     assert_eq!(served.events(), []);
 }
 
 #[test]
 fn a_refused_binding_frees_its_gpu_and_can_be_retried() {
-    let (served, llm) = served([BindOutcome::Refused { message: "forbidden: quota 17 of 16".into() }]);
-    assert_eq!(served.bind(&llm, "node-a"), "the API server refused the binding", "without what changes");
+    let (served, llm) = served([BindOutcome::Refused {
+        message: "forbidden: quota 17 of 16".into(),
+    }]);
+    assert_eq!(
+        served.bind(&llm, "node-a"),
+        "the API server refused the binding",
+        "without what changes"
+    );
     assert!(matches!(served.phase(&llm), PodPhase::Waiting(_)));
     assert_eq!(served.charged("node-a"), FREE);
     assert_eq!(unbound(&served, "refused"), 1);
@@ -172,23 +251,36 @@ fn a_conflict_with_a_binding_to_the_same_node_is_ok_with_its_gpus() {
     will_read(&served, Some(record(&llm, Some("node-a"), 1)));
     assert_eq!(served.bind(&llm, "node-a"), "");
     assert!(served.is_bound_to(&llm, "node-a"));
-    assert_eq!(served.charged("node-a"), [Bytes::ZERO, Bytes::gib(40)], "not where it was assumed");
+    assert_eq!(
+        served.charged("node-a"),
+        [Bytes::ZERO, Bytes::gib(40)],
+        "not where it was assumed"
+    );
 }
 
 #[test]
 fn a_conflict_with_a_binding_to_another_node_is_an_error_and_moves_the_charge() {
     let (served, llm) = served([BindOutcome::Conflict]);
     will_read(&served, Some(record(&llm, Some("node-b"), 0)));
-    assert_eq!(served.bind(&llm, "node-a"), "conflict: pod is bound to another node");
+    assert_eq!(
+        served.bind(&llm, "node-a"),
+        "conflict: pod is bound to another node"
+    );
     assert!(served.is_bound_to(&llm, "node-b"));
-    assert_eq!((served.charged("node-a"), served.charged("node-b")), (FREE.into(), TAKEN.into()));
+    assert_eq!(
+        (served.charged("node-a"), served.charged("node-b")),
+        (FREE.into(), TAKEN.into())
+    );
     assert_eq!(unbound(&served, "bound-elsewhere"), 1);
 }
 
 #[test]
 fn a_conflict_with_a_foreign_binding_without_gpus_charges_all_gpus() {
     let (served, llm) = served([BindOutcome::Conflict]);
-    let stolen = PodOnRecord { devices: None, ..record(&llm, Some("node-a"), 0) };
+    let stolen = PodOnRecord {
+        devices: None,
+        ..record(&llm, Some("node-a"), 0)
+    };
     will_read(&served, Some(stolen));
     assert_eq!(served.bind(&llm, "node-a"), "", "it is where it was to be");
     assert_eq!(served.charged("node-a"), [Bytes::gib(40); 2]);
@@ -199,11 +291,16 @@ fn a_conflict_with_a_foreign_binding_without_gpus_charges_all_gpus() {
 fn a_conflict_over_a_deleted_or_recreated_pod_releases_it() {
     for found in [None, Some("uid-of-its-successor")] {
         let (served, llm) = served([BindOutcome::Conflict]);
-        let successor =
-            |uid| PodOnRecord { uid: PodUid::parse(uid).unwrap(), ..record(&llm, Some("node-a"), 0) };
+        let successor = |uid| PodOnRecord {
+            uid: PodUid::parse(uid).unwrap(),
+            ..record(&llm, Some("node-a"), 0)
+        };
         will_read(&served, found.map(successor));
         assert_eq!(served.bind(&llm, "node-a"), "conflict: pod is gone");
-        assert_eq!((served.entry(&llm), served.charged("node-a")), (None, FREE.into()));
+        assert_eq!(
+            (served.entry(&llm), served.charged("node-a")),
+            (None, FREE.into())
+        );
         assert_eq!(unbound(&served, "pod-gone"), 1);
     }
 }
@@ -221,7 +318,11 @@ fn a_conflict_over_an_unbound_pod_is_an_error_and_the_binding_is_retried() {
 fn a_binding_without_an_answer_keeps_its_gpu_until_a_read_confirms_it() {
     let (served, llm) = served([unknown()]);
     // The first read fails, too.
-    served.control_plane.reads.lock().push_back(Err(ControlPlaneError::Unknown("no answer".into())));
+    served
+        .control_plane
+        .reads
+        .lock()
+        .push_back(Err(ControlPlaneError::Unknown("no answer".into())));
     will_read(&served, Some(record(&llm, Some("node-a"), 0)));
     assert_eq!(
         served.bind(&llm, "node-a"),
@@ -231,7 +332,11 @@ fn a_binding_without_an_answer_keeps_its_gpu_until_a_read_confirms_it() {
     assert_eq!(unbound(&served, "unsettled"), 1);
     eventually("the read settles it", || served.is_bound_to(&llm, "node-a"));
     assert_eq!(served.charged("node-a"), TAKEN);
-    assert_eq!(served.bind(&llm, "node-a"), "", "which is what the scheduler asks next");
+    assert_eq!(
+        served.bind(&llm, "node-a"),
+        "",
+        "which is what the scheduler asks next"
+    );
     assert_eq!(orders(&served), 1);
 }
 
@@ -244,9 +349,15 @@ fn a_binding_without_an_answer_is_rewritten_if_a_read_does_not_show_it() {
     assert_eq!(served.charged("node-a"), TAKEN);
     eventually("it is written", || served.is_bound_to(&llm, "node-a"));
     let orders = served.control_plane.orders.lock();
-    let devices: Vec<_> = orders.iter().map(|(order, _)| order.placement.devices.clone()).collect();
+    let devices: Vec<_> = orders
+        .iter()
+        .map(|(order, _)| order.placement.devices.clone())
+        .collect();
     assert_eq!(devices.len(), 3, "asked for, sent again, sent again");
-    assert!(devices.iter().all(|same| *same == devices[0]), "and on the same GPUs each time");
+    assert!(
+        devices.iter().all(|same| *same == devices[0]),
+        "and on the same GPUs each time"
+    );
 }
 
 #[test]
@@ -270,11 +381,17 @@ fn an_unsettled_binding_keeps_its_gpu_and_its_node() {
         .lock()
         .extend((0..1000).map(|_| Err(ControlPlaneError::Unknown("no answer".into()))));
     assert_ne!(served.bind(&llm, "node-a"), "");
-    assert_eq!(served.bind(&llm, "node-b"), "conflict: an earlier binding is not settled");
+    assert_eq!(
+        served.bind(&llm, "node-b"),
+        "conflict: an earlier binding is not settled"
+    );
     assert_eq!(unbound(&served, "unsettled"), 2);
     let whole = pod("whole", "72Gi");
     assert_eq!(served.passed(&whole, &["node-a"]), ["node-a"]);
-    assert_eq!(served.passed(&crate::served::over(pod("two", "100Gi"), 2), &["node-a"]), [""; 0]);
+    assert_eq!(
+        served.passed(&crate::served::over(pod("two", "100Gi"), 2), &["node-a"]),
+        [""; 0]
+    );
     assert_eq!(served.charged("node-a"), TAKEN);
     // The watch may be faster than the reads.
     served.show(&on(llm.clone(), "node-a", &[0], 40 << 30));
@@ -284,14 +401,24 @@ fn an_unsettled_binding_keeps_its_gpu_and_its_node() {
 #[test]
 fn a_repeated_bind_during_an_unsettled_one_writes_the_same_gpus() {
     let (served, llm) = served([unknown(), BindOutcome::Conflict]);
-    served.control_plane.reads.lock().extend([Err(ControlPlaneError::Unknown("no answer".into()))]);
+    served
+        .control_plane
+        .reads
+        .lock()
+        .extend([Err(ControlPlaneError::Unknown("no answer".into()))]);
     assert_ne!(served.bind(&llm, "node-a"), "");
-    eventually("the first read has failed", || served.control_plane.reads.lock().is_empty());
+    eventually("the first read has failed", || {
+        served.control_plane.reads.lock().is_empty()
+    });
     will_read(&served, Some(record(&llm, Some("node-a"), 0)));
     assert_eq!(served.bind(&llm, "node-a"), "");
     assert!(served.is_bound_to(&llm, "node-a"));
     let orders = served.control_plane.orders.lock();
-    assert!(orders.iter().all(|(order, _)| order.placement == orders[0].0.placement));
+    assert!(
+        orders
+            .iter()
+            .all(|(order, _)| order.placement == orders[0].0.placement)
+    );
 }
 
 #[test]
@@ -300,15 +427,23 @@ fn a_bind_completes_after_its_connection_is_closed() {
     served.control_plane.permits.forget_permits(usize::MAX);
     let mut client = served.client();
     let body = bind_args(&llm, "node-a").to_string();
-    let head = crate::client::post_head("/scheduler/bind", &format!("Content-Length: {}", body.len()));
+    let head = crate::client::post_head(
+        "/scheduler/bind",
+        &format!("Content-Length: {}", body.len()),
+    );
     client.write((head + &body).as_bytes()).unwrap();
     eventually("the write is under way", || orders(&served) == 1);
     assert!(matches!(served.phase(&llm), PodPhase::Assumed(_)));
     drop(client);
     // The server has dropped the connection and the handler before the API server answers.
-    assert_eq!(served.passed(&pod("other", "10Gi"), &["node-a"]), ["node-a"]);
+    assert_eq!(
+        served.passed(&pod("other", "10Gi"), &["node-a"]),
+        ["node-a"]
+    );
     served.control_plane.permits.add_permits(1);
-    eventually("the bind is confirmed", || served.is_bound_to(&llm, "node-a"));
+    eventually("the bind is confirmed", || {
+        served.is_bound_to(&llm, "node-a")
+    });
     assert_eq!(served.charged("node-a"), TAKEN);
 }
 
@@ -318,13 +453,16 @@ fn a_cancelled_handler_lets_its_bind_complete() {
     served.control_plane.permits.forget_permits(usize::MAX);
     let extender = served.extender.clone();
     let args = serde_json::from_value(bind_args(&llm, "node-a")).unwrap();
-    let handler = served.spawn(async move { stowage_server::extender::bind::bind(&extender, &args).await });
+    let handler =
+        served.spawn(async move { stowage_server::extender::bind::bind(&extender, &args).await });
     eventually("the write is under way", || orders(&served) == 1);
     handler.abort();
     assert!(served.run(handler).unwrap_err().is_cancelled());
     assert!(matches!(served.phase(&llm), PodPhase::Assumed(_)));
     served.control_plane.permits.add_permits(1);
-    eventually("the bind is confirmed", || served.is_bound_to(&llm, "node-a"));
+    eventually("the bind is confirmed", || {
+        served.is_bound_to(&llm, "node-a")
+    });
 }
 
 #[test]
@@ -333,11 +471,16 @@ fn a_stop_waits_for_the_binds_in_progress_and_answers_them() {
     served.control_plane.permits.forget_permits(usize::MAX);
     let mut client = served.client();
     let body = bind_args(&llm, "node-a").to_string();
-    let head = crate::client::post_head("/scheduler/bind", &format!("Content-Length: {}", body.len()));
+    let head = crate::client::post_head(
+        "/scheduler/bind",
+        &format!("Content-Length: {}", body.len()),
+    );
     client.write((head + &body).as_bytes()).unwrap();
     eventually("the write is under way", || orders(&served) == 1);
     served.begin_stop();
-    eventually("no one new is let in", || std::net::TcpStream::connect(served.scheduler).is_err());
+    eventually("no one new is let in", || {
+        std::net::TcpStream::connect(served.scheduler).is_err()
+    });
     served.control_plane.permits.add_permits(1);
     assert_eq!(client.read_answer().unwrap().json(), json!({ "Error": "" }));
     served.stop();

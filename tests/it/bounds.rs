@@ -24,7 +24,8 @@ impl MemoryCgroup {
             let is_one = made.0.join("cgroup.procs").exists();
             (is_one && fs::write(made.0.join(limit), bytes.to_string()).is_ok()).then_some(made)
         };
-        of("/sys/fs/cgroup/memory", "memory.limit_in_bytes").or_else(|| of("/sys/fs/cgroup", "memory.max"))
+        of("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
+            .or_else(|| of("/sys/fs/cgroup", "memory.max"))
     }
 }
 
@@ -32,8 +33,14 @@ impl MemoryCgroup {
 fn inside(cgroup: Option<&MemoryCgroup>, command: Command) -> Command {
     let Some(cgroup) = cgroup else { return command };
     let mut inside = Command::new("sh");
-    let joined = format!("echo $$ > '{}' && exec \"$0\" \"$@\"", cgroup.0.join("cgroup.procs").display());
-    inside.args(["-c", &joined]).arg(command.get_program()).args(command.get_args());
+    let joined = format!(
+        "echo $$ > '{}' && exec \"$0\" \"$@\"",
+        cgroup.0.join("cgroup.procs").display()
+    );
+    inside
+        .args(["-c", &joined])
+        .arg(command.get_program())
+        .args(command.get_args());
     command.get_envs().for_each(|(name, value)| match value {
         Some(value) => drop(inside.env(name, value)),
         None => drop(inside.env_remove(name)),
@@ -49,25 +56,47 @@ impl Drop for MemoryCgroup {
 
 /// The least that this manifest gives a container, in bytes.
 fn shipped(manifest: &str) -> u64 {
-    let text =
-        fs::read_to_string(format!("{}/manifests/base/{manifest}", env!("CARGO_MANIFEST_DIR"))).unwrap();
-    let limits =
-        text.lines().filter_map(|line| line.trim().strip_prefix("limits: { memory: ")?.strip_suffix(" }"));
-    let bytes = |limit: &str| stowage_scheduling::units::Bytes::parse_quantity(limit).unwrap().0;
+    let text = fs::read_to_string(format!(
+        "{}/manifests/base/{manifest}",
+        env!("CARGO_MANIFEST_DIR")
+    ))
+    .unwrap();
+    let limits = text.lines().filter_map(|line| {
+        line.trim()
+            .strip_prefix("limits: { memory: ")?
+            .strip_suffix(" }")
+    });
+    let bytes = |limit: &str| {
+        stowage_scheduling::units::Bytes::parse_quantity(limit)
+            .unwrap()
+            .0
+    };
     limits.map(bytes).min().unwrap()
 }
 
 /// Fails if the process had more than the manifests give it, and says how that was found out.
 fn fits(what: &str, peak_kib: u64, limit: u64, cgroup: Option<&MemoryCgroup>) {
-    let how =
-        if cgroup.is_some() { "in a memory cgroup of" } else { "without a memory cgroup; the limit is" };
-    println!("{what}: {} MiB at most, {how} {} MiB", peak_kib >> 10, limit >> 20);
+    let how = if cgroup.is_some() {
+        "in a memory cgroup of"
+    } else {
+        "without a memory cgroup; the limit is"
+    };
+    println!(
+        "{what}: {} MiB at most, {how} {} MiB",
+        peak_kib >> 10,
+        limit >> 20
+    );
     // A cgroup kills, and does not count the pages of the program.
-    assert!(cgroup.is_some() || peak_kib << 10 <= limit, "{what}: {peak_kib} KiB");
+    assert!(
+        cgroup.is_some() || peak_kib << 10 <= limit,
+        "{what}: {peak_kib} KiB"
+    );
 }
 
 fn env(entries: usize) -> Value {
-    (0..entries).map(|n| json!({ "name": format!("E{n}") })).collect()
+    (0..entries)
+        .map(|n| json!({ "name": format!("E{n}") }))
+        .collect()
 }
 
 /// A pod that asks for nothing, and says much.
@@ -82,7 +111,10 @@ fn wordy(name: &str, entries: usize) -> Value {
 fn a_replica_goes_on_deciding_whatever_a_tenant_writes() {
     let world = AgentNode::of([]);
     for n in 0..16 {
-        world.api.create("pods", wordy(&format!("wordy-{n}"), 200_000)).unwrap();
+        world
+            .api
+            .create("pods", wordy(&format!("wordy-{n}"), 200_000))
+            .unwrap();
     }
     for n in 0..60 {
         let values: Vec<String> = (0..20_000).map(|value| format!("v{value}")).collect();
@@ -95,35 +127,46 @@ fn a_replica_goes_on_deciding_whatever_a_tenant_writes() {
     }
     // Pages of pods that are just within their bound, by what they take and by their text.
     for n in 0..250 {
-        let containers: Vec<Value> =
-            (0..40).map(|c| json!({ "name": format!("c{c}"), "image": "i" })).collect();
-        let volumes: Vec<Value> =
-            (0..35).map(|v| json!({ "name": format!("v{v}"), "emptyDir": {} })).collect();
+        let containers: Vec<Value> = (0..40)
+            .map(|c| json!({ "name": format!("c{c}"), "image": "i" }))
+            .collect();
+        let volumes: Vec<Value> = (0..35)
+            .map(|v| json!({ "name": format!("v{v}"), "emptyDir": {} }))
+            .collect();
         let spec = json!({ "containers": containers, "volumes": volumes });
         let pod = json!({ "metadata": { "name": format!("full-{n}"), "namespace": "tenant" }, "spec": spec });
         world.api.create("pods", pod).unwrap();
-        let labels: BTreeMap<String, String> =
-            (0..2_000).map(|l| (format!("tenant.example/label-{l}"), "x".repeat(50))).collect();
+        let labels: BTreeMap<String, String> = (0..2_000)
+            .map(|l| (format!("tenant.example/label-{l}"), "x".repeat(50)))
+            .collect();
         let mut pod = wordy(&format!("labels-{n}"), 0);
         pod["metadata"]["labels"] = json!(labels);
         world.api.create("pods", pod).unwrap();
     }
     // Beyond what is kept of any pod: it is there, and named.
-    let ports: Vec<Value> = (0..20_000).map(|port| json!({ "containerPort": port })).collect();
+    let ports: Vec<Value> = (0..20_000)
+        .map(|port| json!({ "containerPort": port }))
+        .collect();
     let mut large = wordy("large", 0);
     large["spec"]["containers"][0]["ports"] = json!(ports);
     world.api.create("pods", large).unwrap();
     let limit = shipped("stowage.yaml");
     let cgroup = MemoryCgroup::of("serve", limit);
-    let command = RunningServe::command_of_api_server(&world.kubeconfig(), &["--admin", "127.0.0.1:0"]);
+    let command =
+        RunningServe::command_of_api_server(&world.kubeconfig(), &["--admin", "127.0.0.1:0"]);
     let mut command = inside(cgroup.as_ref(), command);
     let running = RunningServe::run(&mut command);
     let log = running.lines_until("the watches have synced");
-    let is_named =
-        |line: &String| line.contains("tenant/large\"") && line.contains("larger than Stowage reads");
+    let is_named = |line: &String| {
+        line.contains("tenant/large\"") && line.contains("larger than Stowage reads")
+    };
     assert!(log.iter().any(is_named), "{log:#?}");
     let metrics = Client::connect(running.operators).get_page("/metrics");
-    for (resource, is_beyond) in [("pods", true), ("poddisruptionbudgets", true), ("nodes", false)] {
+    for (resource, is_beyond) in [
+        ("pods", true),
+        ("poddisruptionbudgets", true),
+        ("nodes", false),
+    ] {
         let none = format!("stowage_bounds_reached_total{{resource=\"{resource}\"}} 0\n");
         assert_eq!(metrics.text().contains(&none), !is_beyond, "{resource}");
     }
@@ -154,14 +197,20 @@ fn an_agent_goes_on_reporting_whatever_pods_and_models_are_on_its_node() {
             tensor += 1;
         }
         index += "\"last\":\"0.safetensors\"}}";
-        fs::write(snapshot(&format!("index-{n}")).join("model.safetensors.index.json"), index).unwrap();
+        fs::write(
+            snapshot(&format!("index-{n}")).join("model.safetensors.index.json"),
+            index,
+        )
+        .unwrap();
     }
     for n in 0..24 {
         let folder = snapshot(&format!("links-{n}"));
         for link in 0..9_990 {
             symlink(
                 "/etc/hostname",
-                folder.join(format!("a-link-with-a-name-as-long-as-any-{link}.safetensors")),
+                folder.join(format!(
+                    "a-link-with-a-name-as-long-as-any-{link}.safetensors"
+                )),
             )
             .unwrap();
         }
@@ -175,13 +224,25 @@ fn an_agent_goes_on_reporting_whatever_pods_and_models_are_on_its_node() {
     let limit = shipped("agent.yaml");
     let cgroup = MemoryCgroup::of("agent", limit);
     let address = format!("http://{}", extender.agents);
-    let command =
-        world.agent(&["--interval", "100ms", "--extender", &address, "--hf-cache", cache.to_str().unwrap()]);
+    let command = world.agent(&[
+        "--interval",
+        "100ms",
+        "--extender",
+        &address,
+        "--hf-cache",
+        cache.to_str().unwrap(),
+    ]);
     let mut command = inside(cgroup.as_ref(), command);
     let agent = RunningAgent::start(&mut command);
-    eventually_within(5 * PATIENCE, "it reports the models that it could look at", || {
-        let report = crate::agent::world::reported(&extender);
-        report["models"].as_array().is_some_and(|models| !models.is_empty())
-    });
+    eventually_within(
+        5 * PATIENCE,
+        "it reports the models that it could look at",
+        || {
+            let report = crate::agent::world::reported(&extender);
+            report["models"]
+                .as_array()
+                .is_some_and(|models| !models.is_empty())
+        },
+    );
     fits("agent", agent.memory("VmHWM"), limit, cgroup.as_ref());
 }

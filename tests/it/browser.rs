@@ -103,16 +103,34 @@ impl Browser {
         let answers = BufReader::new(process.stdout.take().unwrap());
         std::thread::spawn(move || {
             let messages = answers.split(0).map_while(Result::ok);
-            messages.map(|text| serde_json::from_slice(&text).unwrap()).try_for_each(|one| sender.send(one))
+            messages
+                .map(|text| serde_json::from_slice(&text).unwrap())
+                .try_for_each(|one| sender.send(one))
         });
         let (calls, session, complaints) = (0, None, Vec::new());
-        let mut browser = Self { process, requests, messages, calls, session, complaints, _folder: folder };
+        let mut browser = Self {
+            process,
+            requests,
+            messages,
+            calls,
+            session,
+            complaints,
+            _folder: folder,
+        };
         let targets = browser.try_call("Target.getTargets", json!({}));
         let targets = targets.unwrap_or_else(|error| {
-            panic!("{}: {error}\n{}", program.display(), std::fs::read_to_string(&said).unwrap_or_default())
+            panic!(
+                "{}: {error}\n{}",
+                program.display(),
+                std::fs::read_to_string(&said).unwrap_or_default()
+            )
         });
-        let tab =
-            targets["targetInfos"].as_array().unwrap().iter().find(|one| one["type"] == "page").unwrap();
+        let tab = targets["targetInfos"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|one| one["type"] == "page")
+            .unwrap();
         let to = json!({ "targetId": tab["targetId"], "flatten": true });
         let attached = browser.call("Target.attachToTarget", to);
         browser.session = Some(attached["sessionId"].as_str().unwrap().to_owned());
@@ -126,7 +144,10 @@ impl Browser {
 
     /// A script that runs in each page before its own.
     pub fn before_each_page(&mut self, script: &str) {
-        self.call("Page.addScriptToEvaluateOnNewDocument", json!({ "source": script }));
+        self.call(
+            "Page.addScriptToEvaluateOnNewDocument",
+            json!({ "source": script }),
+        );
     }
 
     pub fn go(&mut self, url: &str) {
@@ -136,13 +157,17 @@ impl Browser {
 
     /// What the protocol answers.
     pub fn call(&mut self, method: &str, parameters: Value) -> Value {
-        self.try_call(method, parameters).unwrap_or_else(|error| panic!("{method}: {error}"))
+        self.try_call(method, parameters)
+            .unwrap_or_else(|error| panic!("{method}: {error}"))
     }
 
     fn try_call(&mut self, method: &str, parameters: Value) -> Result<Value, String> {
         let id = self.ask(method, parameters)?;
         loop {
-            let mut message = self.messages.recv_timeout(PATIENCE).map_err(|error| error.to_string())?;
+            let mut message = self
+                .messages
+                .recv_timeout(PATIENCE)
+                .map_err(|error| error.to_string())?;
             if message["id"] == id {
                 return match message.get("error") {
                     Some(error) => Err(error.to_string()),
@@ -160,7 +185,9 @@ impl Browser {
             request["sessionId"] = json!(session);
         }
         let text = [request.to_string().as_bytes(), b"\0"].concat();
-        self.requests.write_all(&text).map_err(|error| error.to_string())?;
+        self.requests
+            .write_all(&text)
+            .map_err(|error| error.to_string())?;
         Ok(self.calls)
     }
 
@@ -170,15 +197,22 @@ impl Browser {
         match message["method"].as_str().unwrap_or_default() {
             "Runtime.exceptionThrown" => self.complaints.push(of["exceptionDetails"].to_string()),
             "Runtime.consoleAPICalled"
-                if ["error", "warning", "assert"].iter().any(|kind| of["type"] == *kind) =>
+                if ["error", "warning", "assert"]
+                    .iter()
+                    .any(|kind| of["type"] == *kind) =>
             {
                 self.complaints.push(of["args"].to_string());
             }
-            "Log.entryAdded" if ["error", "warning"].iter().any(|kind| of["entry"]["level"] == *kind) => {
+            "Log.entryAdded"
+                if ["error", "warning"]
+                    .iter()
+                    .any(|kind| of["entry"]["level"] == *kind) =>
+            {
                 self.complaints.push(of["entry"].to_string());
             }
             "Page.javascriptDialogOpening" => {
-                self.complaints.push(format!("a dialog opened: {}", of["message"]));
+                self.complaints
+                    .push(format!("a dialog opened: {}", of["message"]));
                 let _ = self.ask("Page.handleJavaScriptDialog", json!({ "accept": true }));
             }
             "Inspector.targetCrashed" => panic!("the tab crashed"),
@@ -198,13 +232,20 @@ impl Browser {
         let asked = json!({ "expression": expression, "returnByValue": true, "awaitPromise": true, "userGesture": true });
         let mut answer = self.call("Runtime.evaluate", asked);
         let thrown = &answer["exceptionDetails"]["exception"]["description"];
-        assert!(thrown.is_null(), "{}: {thrown}", &expression[..expression.floor_char_boundary(500)]);
+        assert!(
+            thrown.is_null(),
+            "{}: {thrown}",
+            &expression[..expression.floor_char_boundary(500)]
+        );
         answer["result"]["value"].take()
     }
 
     pub fn text(&mut self, expression: &str) -> String {
         let value = self.evaluate(expression);
-        value.as_str().unwrap_or_else(|| panic!("{expression} is no text but {value}")).to_owned()
+        value
+            .as_str()
+            .unwrap_or_else(|| panic!("{expression} is no text but {value}"))
+            .to_owned()
     }
 
     /// The first value of an expression that JavaScript takes for true.
@@ -268,16 +309,29 @@ impl Browser {
 
     /// `mouseMoved`, `mousePressed` or `mouseReleased`.
     pub fn point(&mut self, kind: &str, at: &Value) {
-        let event = json!({ "type": kind, "x": at[0], "y": at[1], "button": "left", "clickCount": 1 });
+        let event =
+            json!({ "type": kind, "x": at[0], "y": at[1], "button": "left", "clickCount": 1 });
         self.call("Input.dispatchMouseEvent", event);
     }
 
     /// The names of everything that assistive technology is told of as a `button`, a `heading` or whatever the role is.
     pub fn names(&mut self, role: &str) -> Vec<String> {
         let tree = self.call("Accessibility.getFullAXTree", json!({}));
-        let of_role = |node: &&Value| node["ignored"] != true && node["role"]["value"].as_str() == Some(role);
-        let name = |node: &Value| node["name"]["value"].as_str().unwrap_or_default().to_owned();
-        tree["nodes"].as_array().unwrap().iter().filter(of_role).map(name).collect()
+        let of_role =
+            |node: &&Value| node["ignored"] != true && node["role"]["value"].as_str() == Some(role);
+        let name = |node: &Value| {
+            node["name"]["value"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned()
+        };
+        tree["nodes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(of_role)
+            .map(name)
+            .collect()
     }
 
     /// The theme of the system.
@@ -287,15 +341,19 @@ impl Browser {
     }
 
     pub fn resize(&mut self, (width, height): (u32, u32), is_phone: bool) {
-        let screen = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": is_phone });
+        let screen =
+            json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": is_phone });
         self.call("Emulation.setDeviceMetricsOverride", screen);
     }
 
     /// Into a PNG file: what is on the screen, after it has been drawn.
     pub fn picture(&mut self, file: &Path) {
-        self.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))");
+        self.evaluate(
+            "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))",
+        );
         let taken = self.call("Page.captureScreenshot", json!({ "format": "png" }));
-        let bytes = base64::engine::general_purpose::STANDARD.decode(taken["data"].as_str().unwrap());
+        let bytes =
+            base64::engine::general_purpose::STANDARD.decode(taken["data"].as_str().unwrap());
         std::fs::write(file, bytes.unwrap()).unwrap();
     }
 }
@@ -303,7 +361,9 @@ impl Browser {
 impl Drop for Browser {
     fn drop(&mut self) {
         // Its renderers are of the same group.
-        let group = i32::try_from(self.process.id()).ok().and_then(Pid::from_raw);
+        let group = i32::try_from(self.process.id())
+            .ok()
+            .and_then(Pid::from_raw);
         let _ = group.map(|group| kill_process_group(group, Signal::KILL));
         let _ = self.process.wait();
     }

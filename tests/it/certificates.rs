@@ -15,12 +15,15 @@ pub fn create_empty(api: &ApiServer) {
     let mut secret = named("stowage-agents-tls");
     secret["type"] = json!("Opaque");
     api.create("secrets", secret).unwrap();
-    api.create("configmaps", named("stowage-agents-ca")).unwrap();
+    api.create("configmaps", named("stowage-agents-ca"))
+        .unwrap();
 }
 
 /// What agents are to trust, PEM; empty before anything is published.
 fn published(api: &ApiServer) -> String {
     let config_map = api.get(CONFIG_MAP);
-    let bundle = config_map.as_ref().and_then(|map| map["data"]["ca.crt"].as_str());
+    let bundle = config_map
+        .as_ref()
+        .and_then(|map| map["data"]["ca.crt"].as_str());
     bundle.unwrap_or_default().to_owned()
 }

@@ -50,7 +50,9 @@ impl Client<TcpStream> {
 
 impl<S: Read + Write> Client<S> {
     pub fn over(stream: S) -> Self {
-        Self { stream: BufReader::new(stream) }
+        Self {
+            stream: BufReader::new(stream),
+        }
     }
 
     pub fn post(&mut self, path: &str, body: impl AsRef<[u8]>) -> HttpAnswer {
@@ -69,7 +71,8 @@ impl<S: Read + Write> Client<S> {
     }
 
     pub fn get(&mut self, path: &str) -> HttpAnswer {
-        self.write(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").as_bytes()).unwrap();
+        self.write(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").as_bytes())
+            .unwrap();
         self.read_answer().unwrap()
     }
 
@@ -93,7 +96,13 @@ impl<S: Read + Write> Client<S> {
     }
 
     pub fn try_post(&mut self, path: &str, body: &[u8]) -> io::Result<HttpAnswer> {
-        self.write(&[post_head(path, &format!("Content-Length: {}", body.len())).as_bytes(), body].concat())?;
+        self.write(
+            &[
+                post_head(path, &format!("Content-Length: {}", body.len())).as_bytes(),
+                body,
+            ]
+            .concat(),
+        )?;
         self.read_answer()
     }
 
@@ -121,7 +130,11 @@ impl<S: Read + Write> Client<S> {
     }
 
     fn read(&mut self, may_be_chunked: bool) -> io::Result<HttpAnswer> {
-        let mut answer = HttpAnswer { status: 0, content_type: String::new(), body: Vec::new() };
+        let mut answer = HttpAnswer {
+            status: 0,
+            content_type: String::new(),
+            body: Vec::new(),
+        };
         let mut length = None;
         for place in 0.. {
             let mut line = String::new();
@@ -130,16 +143,22 @@ impl<S: Read + Write> Client<S> {
             }
             let line = line.trim_end();
             if place == 0 {
-                let status = line.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)?.parse().ok());
+                let status = line
+                    .strip_prefix("HTTP/1.1 ")
+                    .and_then(|rest| rest.get(..3)?.parse().ok());
                 answer.status = status.ok_or(io::ErrorKind::InvalidData)?;
                 continue;
             }
-            let Some((name, value)) = line.split_once(": ") else { break };
+            let Some((name, value)) = line.split_once(": ") else {
+                break;
+            };
             match name.to_ascii_lowercase().as_str() {
                 "content-length" => length = Some(value.parse().unwrap()),
                 "content-type" => answer.content_type = value.into(),
                 "transfer-encoding" if may_be_chunked => {}
-                "transfer-encoding" => panic!("the answer is {value}: it costs the scheduler a connection"),
+                "transfer-encoding" => {
+                    panic!("the answer is {value}: it costs the scheduler a connection")
+                }
                 _ => {}
             }
         }
@@ -158,7 +177,8 @@ impl<S: Read + Write> Client<S> {
         loop {
             let mut line = String::new();
             self.stream.read_line(&mut line)?;
-            let size = usize::from_str_radix(line.trim(), 16).map_err(|_| io::ErrorKind::InvalidData)?;
+            let size =
+                usize::from_str_radix(line.trim(), 16).map_err(|_| io::ErrorKind::InvalidData)?;
             let mut chunk = vec![0; size + 2];
             self.stream.read_exact(&mut chunk)?;
             body.extend_from_slice(&chunk[..size]);
@@ -171,5 +191,7 @@ impl<S: Read + Write> Client<S> {
 
 /// A request's head up to its body; `length` is the header that says how long that is.
 pub fn post_head(path: &str, length: &str) -> String {
-    format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{length}\r\n\r\n")
+    format!(
+        "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{length}\r\n\r\n"
+    )
 }

@@ -38,8 +38,10 @@ use crate::served::{gpu_labels, without_engines};
 /// Longer than anything here takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(90);
 /// A new leader waits no longer than these tests need, and an answer on a busy machine takes no longer than that.
-const TIMES: WriteTimes =
-    WriteTimes { client: Duration::from_secs(5), ..WriteTimes::of(Duration::from_millis(100)) };
+const TIMES: WriteTimes = WriteTimes {
+    client: Duration::from_secs(5),
+    ..WriteTimes::of(Duration::from_millis(100))
+};
 
 struct TestReplica {
     service: Arc<Service>,
@@ -52,10 +54,19 @@ impl TestReplica {
     fn start(server: &ApiServer, name: &str, lead_with: LeadWith) -> Self {
         let service = Service::new(without_engines());
         let shutdown = CancellationToken::new();
-        let options = ClusterOptions { times: TIMES, ..ClusterOptions::new(lead_with, name.into()) };
+        let options = ClusterOptions {
+            times: TIMES,
+            ..ClusterOptions::new(lead_with, name.into())
+        };
         let client = server.client(name).unwrap();
-        let (control_plane, tasks) = kubernetes::start(client, service.clone(), options, shutdown.clone());
-        Self { service, control_plane, tasks, shutdown }
+        let (control_plane, tasks) =
+            kubernetes::start(client, service.clone(), options, shutdown.clone());
+        Self {
+            service,
+            control_plane,
+            tasks,
+            shutdown,
+        }
     }
 
     async fn acting(server: &ApiServer) -> Self {
@@ -75,11 +86,19 @@ impl TestReplica {
     async fn assume(&self, name: &str, node: &str) -> BindOrder {
         eventually("the pod is seen", || self.phase(name).is_some()).await;
         let mut ledger = self.service.cluster();
-        let (uid, entry) =
-            ledger.pod_states().into_iter().find(|(_, entry)| &*entry.key.name == name).unwrap();
+        let (uid, entry) = ledger
+            .pod_states()
+            .into_iter()
+            .find(|(_, entry)| &*entry.key.name == name)
+            .unwrap();
         let (uid, entry) = (uid.clone(), entry.clone());
         let asked = BindAsked::of(&ledger, &uid, &node_name(node)).unwrap();
-        let Ok(BindAnswer::Write(BindDecision { placement, epoch, is_new: true, .. })) = ledger.apply(asked)
+        let Ok(BindAnswer::Write(BindDecision {
+            placement,
+            epoch,
+            is_new: true,
+            ..
+        })) = ledger.apply(asked)
         else {
             panic!("{name} was assumed before")
         };
@@ -110,12 +129,21 @@ impl TestReplica {
     }
 
     /// What becomes of a Binding that the API server does not answer in time.
-    async fn bind_in_vain(&self, server: &ApiServer, order: &BindOrder, fault: InjectedFault) -> BindOutcome {
+    async fn bind_in_vain(
+        &self,
+        server: &ApiServer,
+        order: &BindOrder,
+        fault: InjectedFault,
+    ) -> BindOutcome {
         let bind = Duration::from_millis(300);
         let (told, _) = EventRecorder::new(self.service.clone());
-        let times = WriteTimes { client: bind, ..TIMES };
+        let times = WriteTimes {
+            client: bind,
+            ..TIMES
+        };
         let client = server.client("stowage").unwrap();
-        let hasty = ApiControlPlane::new(client, self.service.clone(), told, CDI_KIND.into(), times);
+        let hasty =
+            ApiControlPlane::new(client, self.service.clone(), told, CDI_KIND.into(), times);
         server.faults().next(Operation::Binding, 1, fault);
         let outcome = hasty.bind(order).await;
         // If the limit passed before the request was sent, no request met the fault.
@@ -140,9 +168,13 @@ impl TestReplica {
             match &mut entry.phase {
                 PodPhase::Waiting(waiting) => {
                     waiting.offered = None;
-                    (waiting.refused, waiting.since, waiting.failed_attempt) = (None, Moment(0), None);
+                    (waiting.refused, waiting.since, waiting.failed_attempt) =
+                        (None, Moment(0), None);
                     (waiting.unplaced_since, waiting.reserved_since) = (None, None);
-                    waiting.reservation.iter_mut().for_each(|reservation| reservation.deadline = Moment(0));
+                    waiting
+                        .reservation
+                        .iter_mut()
+                        .for_each(|reservation| reservation.deadline = Moment(0));
                 }
                 PodPhase::Bound(bound) => (bound.since, bound.started) = (Moment(0), Moment(0)),
                 PodPhase::Assumed(_) => {}
@@ -150,17 +182,32 @@ impl TestReplica {
             entry
         };
         let ledger = self.service.cluster();
-        ledger.pod_states().into_iter().map(|(uid, entry)| (uid.clone(), timeless(entry))).collect()
+        ledger
+            .pod_states()
+            .into_iter()
+            .map(|(uid, entry)| (uid.clone(), timeless(entry)))
+            .collect()
     }
 
     /// What is left of each GPU; generations count changes, and those were others.
     fn nodes(&self) -> Vec<Node> {
         let snapshot = self.service.cluster().snapshot();
-        snapshot.nodes().iter().map(|node| Node { generation: 0, ..node.clone() }).collect()
+        snapshot
+            .nodes()
+            .iter()
+            .map(|node| Node {
+                generation: 0,
+                ..node.clone()
+            })
+            .collect()
     }
 
     fn events(&self, kind: PodEventReason, outcome: &str) -> u64 {
-        self.service.metrics.events.with_label_values(&[kind.reason(), outcome]).get()
+        self.service
+            .metrics
+            .events
+            .with_label_values(&[kind.reason(), outcome])
+            .get()
     }
 }
 
@@ -171,13 +218,20 @@ async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, looking).await.unwrap_or_else(|_| panic!("timed out: {what}"));
+    tokio::time::timeout(PATIENCE, looking)
+        .await
+        .unwrap_or_else(|_| panic!("timed out: {what}"));
 }
 
 async fn server_with_nodes(names: &[&str]) -> ApiServer {
     let server = ApiServer::start().await.unwrap();
     for name in names {
-        server.create("nodes", json!({ "metadata": { "name": name, "labels": gpu_labels(2) } })).unwrap();
+        server
+            .create(
+                "nodes",
+                json!({ "metadata": { "name": name, "labels": gpu_labels(2) } }),
+            )
+            .unwrap();
     }
     server
 }
@@ -193,16 +247,29 @@ fn create_pod_of(server: &ApiServer, name: &str, gib: u64, priority: i32) {
         "priority": priority,
         "containers": [{ "name": "engine", "image": "engine", "resources": limits }],
     });
-    server.create("pods", json!({ "metadata": { "name": name }, "spec": spec })).unwrap();
+    server
+        .create(
+            "pods",
+            json!({ "metadata": { "name": name }, "spec": spec }),
+        )
+        .unwrap();
 }
 
 fn bind_past_stowage(server: &ApiServer, name: &str, node: &str) {
-    server.bind(&format!("pods/default/{name}"), &json!({ "target": { "name": node } })).unwrap();
+    server
+        .bind(
+            &format!("pods/default/{name}"),
+            &json!({ "target": { "name": node } }),
+        )
+        .unwrap();
 }
 
 fn finish(server: &ApiServer, name: &str) {
     server
-        .patch_status(&format!("pods/default/{name}"), &json!({ "status": { "phase": "Succeeded" } }))
+        .patch_status(
+            &format!("pods/default/{name}"),
+            &json!({ "status": { "phase": "Succeeded" } }),
+        )
         .unwrap();
 }
 
@@ -213,12 +280,17 @@ fn node_name(name: &str) -> NodeName {
 fn reserved_condition(server: &ApiServer, name: &str) -> Option<Value> {
     let pod = server.get(&format!("pods/default/{name}"))?;
     let conditions = pod["status"]["conditions"].as_array()?;
-    conditions.iter().find(|condition| condition["type"] == "stowage.dev/Reserved").cloned()
+    conditions
+        .iter()
+        .find(|condition| condition["type"] == "stowage.dev/Reserved")
+        .cloned()
 }
 
 fn advertised(server: &ApiServer, node: &str) -> Option<String> {
     let node = server.get(&format!("nodes/{node}"))?;
-    node["status"]["capacity"]["stowage.dev/vram"].as_str().map(str::to_owned)
+    node["status"]["capacity"]["stowage.dev/vram"]
+        .as_str()
+        .map(str::to_owned)
 }
 
 #[tokio::test]
@@ -240,14 +312,21 @@ async fn a_restart_rebuilds_the_lost_ledger() {
     // Written, and the answer is lost with the process.
     let late = before.assume("late", "b").await;
     while server.get("pods/default/late").unwrap()["spec"]["nodeName"].is_null() {
-        let outcome = before.bind_in_vain(&server, &late, InjectedFault::AnswersLate(PATIENCE)).await;
+        let outcome = before
+            .bind_in_vain(&server, &late, InjectedFault::AnswersLate(PATIENCE))
+            .await;
         assert!(matches!(outcome, BindOutcome::Unknown { .. }));
     }
     // No pod is evicted meanwhile, however long this takes.
-    server.faults().next(Operation::Eviction, 1000, InjectedFault::TooMany);
+    server
+        .faults()
+        .next(Operation::Eviction, 1000, InjectedFault::TooMany);
     // A pod that waits for `two` to terminate.
     let holder = before.assume("holds", "a").await;
-    before.service.cluster().apply(BindingFailed(holder.uid.clone()));
+    before
+        .service
+        .cluster()
+        .apply(BindingFailed(holder.uid.clone()));
     let reservation = Reservation {
         node: node_name("a"),
         devices: two.placement.devices.clone(),
@@ -257,16 +336,27 @@ async fn a_restart_rebuilds_the_lost_ledger() {
     before
         .service
         .cluster()
-        .apply(Reserve { uid: holder.uid.clone(), reservation: reservation.clone() })
+        .apply(Reserve {
+            uid: holder.uid.clone(),
+            reservation: reservation.clone(),
+        })
         .unwrap();
     before
         .control_plane
-        .write_status(&holder.key, &holder.uid, &StatusChange::reservation(reservation.clone()))
+        .write_status(
+            &holder.key,
+            &holder.uid,
+            &StatusChange::reservation(reservation.clone()),
+        )
         .await
         .unwrap();
     eventually("everything is seen", || {
         let bound = |name| matches!(before.phase(name), Some(PodPhase::Bound(_)));
-        let is_shown = before.service.cluster().reservation_of(&holder.uid).is_some_and(|held| held.is_shown);
+        let is_shown = before
+            .service
+            .cluster()
+            .reservation_of(&holder.uid)
+            .is_some_and(|held| held.is_shown);
         bound("late")
             && bound("unplanned")
             && is_shown
@@ -281,7 +371,12 @@ async fn a_restart_rebuilds_the_lost_ledger() {
     assert_eq!(audit(&after.service.cluster()), []);
     let deadline = |replica: &TestReplica| {
         let ledger = replica.service.cluster();
-        let deadline = ledger.pod_state(&holder.uid).unwrap().reservation().unwrap().deadline;
+        let deadline = ledger
+            .pod_state(&holder.uid)
+            .unwrap()
+            .reservation()
+            .unwrap()
+            .deadline;
         replica.service.clock.to_wall(deadline).as_second()
     };
     assert!((deadline(&after) - deadline(&before)).abs() <= 1);
@@ -302,8 +397,10 @@ async fn a_watch_that_fell_behind_relists_and_releases_deleted_pods() {
     server.delete_now("pods/default/gone").unwrap();
     server.delete_now("nodes/b").unwrap();
     server.compact();
-    eventually("the deletions are seen", || replica.phase("gone").is_none() && replica.nodes().len() == 1)
-        .await;
+    eventually("the deletions are seen", || {
+        replica.phase("gone").is_none() && replica.nodes().len() == 1
+    })
+    .await;
     assert!(server.calls().count_by("stowage", "list", "pods") > lists);
     assert!(matches!(replica.phase("kept"), Some(PodPhase::Bound(_))));
     assert_eq!(audit(&replica.service.cluster()), []);
@@ -315,18 +412,37 @@ async fn capacity_is_patched_and_kept_except_on_device_plugin_nodes() {
     let server = server_with_nodes(&["a", "plugin"]).await;
     let offers = json!({ "status": { "allocatable": { "nvidia.com/gpu": "2" } } });
     server.patch_status("nodes/plugin", &offers).unwrap();
-    server.create("nodes", json!({ "metadata": { "name": "no-gpus" } })).unwrap();
-    server.faults().next(Operation::NodeStatus, 1, InjectedFault::Fails);
+    server
+        .create("nodes", json!({ "metadata": { "name": "no-gpus" } }))
+        .unwrap();
+    server
+        .faults()
+        .next(Operation::NodeStatus, 1, InjectedFault::Fails);
     let replica = TestReplica::acting(&server).await;
     let whole = replica.nodes()[0].capacity().0.to_string();
     assert_eq!(whole, (2 * (81920u64 << 20) / 10 * 9).to_string());
-    eventually("capacity is advertised", || advertised(&server, "a").as_ref() == Some(&whole)).await;
+    eventually("capacity is advertised", || {
+        advertised(&server, "a").as_ref() == Some(&whole)
+    })
+    .await;
     // As a kubelet does when it starts with an empty device-plugin folder.
     server
-        .patch_status("nodes/a", &json!({ "status": { "capacity": { "stowage.dev/vram": "0" } } }))
+        .patch_status(
+            "nodes/a",
+            &json!({ "status": { "capacity": { "stowage.dev/vram": "0" } } }),
+        )
         .unwrap();
-    eventually("capacity is advertised again", || advertised(&server, "a").as_ref() == Some(&whole)).await;
-    assert_eq!((advertised(&server, "plugin"), advertised(&server, "no-gpus")), (None, None));
+    eventually("capacity is advertised again", || {
+        advertised(&server, "a").as_ref() == Some(&whole)
+    })
+    .await;
+    assert_eq!(
+        (
+            advertised(&server, "plugin"),
+            advertised(&server, "no-gpus")
+        ),
+        (None, None)
+    );
     replica.stop().await;
 }
 
@@ -339,16 +455,34 @@ async fn a_replica_that_does_not_lead_writes_nothing() {
     let replica = TestReplica::start(
         &server,
         "stowage",
-        LeadWith::KubeScheduler { lease, hostname: "stowage-0".into() },
+        LeadWith::KubeScheduler {
+            lease,
+            hostname: "stowage-0".into(),
+        },
     );
-    eventually("the unplanned pod is observed", || replica.phase("unplanned").is_some()).await;
-    eventually("the Lease is looked for twice", || server.calls().count("get", "leases") >= 2).await;
-    let wrote = |verb| server.calls().all().iter().any(|(call, _)| call.verb == verb);
+    eventually("the unplanned pod is observed", || {
+        replica.phase("unplanned").is_some()
+    })
+    .await;
+    eventually("the Lease is looked for twice", || {
+        server.calls().count("get", "leases") >= 2
+    })
+    .await;
+    let wrote = |verb| {
+        server
+            .calls()
+            .all()
+            .iter()
+            .any(|(call, _)| call.verb == verb)
+    };
     assert!(!wrote("create") && !wrote("patch") && !wrote("update"));
     // It begins to lead, and says what stands.
     replica.stop().await;
     let replica = TestReplica::acting(&server).await;
-    eventually("the Event is there", || replica.events(PodEventReason::Unplaced, "published") == 1).await;
+    eventually("the Event is there", || {
+        replica.events(PodEventReason::Unplaced, "published") == 1
+    })
+    .await;
     let event = &server.list("events")[0];
     assert_eq!(
         (event["reason"].as_str(), event["type"].as_str()),
@@ -367,26 +501,40 @@ async fn a_refused_pod_gets_one_event_however_often_it_is_refused() {
     let (uid, entry) = replica.entries().pop_first().unwrap();
     for free in 0..100 {
         let text = format!("no GPU has 500 GiB free: the best has {free}");
-        let notice =
-            PodEvent { key: entry.key.clone(), uid: uid.clone(), kind: PodEventReason::Unschedulable, text };
+        let notice = PodEvent {
+            key: entry.key.clone(),
+            uid: uid.clone(),
+            kind: PodEventReason::Unschedulable,
+            text,
+        };
         replica.control_plane.record_event(notice);
     }
-    eventually("the Event is published", || replica.events(PodEventReason::Unschedulable, "published") == 1)
-        .await;
-    assert_eq!(replica.events(PodEventReason::Unschedulable, "suppressed"), 99);
+    eventually("the Event is published", || {
+        replica.events(PodEventReason::Unschedulable, "published") == 1
+    })
+    .await;
+    assert_eq!(
+        replica.events(PodEventReason::Unschedulable, "suppressed"),
+        99
+    );
     assert_eq!(server.list("events").len(), 1);
     replica.stop().await;
 }
 
 #[tokio::test]
-async fn b5_a_reservation_not_made_by_the_leader_is_cleared_with_an_event_and_keeps_other_conditions() {
+async fn b5_a_reservation_not_made_by_the_leader_is_cleared_with_an_event_and_keeps_other_conditions()
+ {
     let server = server_with_nodes(&["a"]).await;
     let replica = TestReplica::acting(&server).await;
     create_pod(&server, "p", 20);
-    let ready = json!({ "status": { "conditions": [{ "type": "PodScheduled", "status": "False" }] } });
+    let ready =
+        json!({ "status": { "conditions": [{ "type": "PodScheduled", "status": "False" }] } });
     server.patch_status("pods/default/p", &ready).unwrap();
     let order = replica.assume("p", "a").await;
-    replica.service.cluster().apply(BindingFailed(order.uid.clone()));
+    replica
+        .service
+        .cluster()
+        .apply(BindingFailed(order.uid.clone()));
     // The leader did not make it: it shows as one of an earlier leader's that was written too late.
     let reservation = Reservation {
         node: node_name("a"),
@@ -397,20 +545,39 @@ async fn b5_a_reservation_not_made_by_the_leader_is_cleared_with_an_event_and_ke
     let other = PodUid::parse("another").unwrap();
     let refused = replica
         .control_plane
-        .write_status(&order.key, &other, &StatusChange::reservation(reservation.clone()))
+        .write_status(
+            &order.key,
+            &other,
+            &StatusChange::reservation(reservation.clone()),
+        )
         .await;
     assert!(refused.is_err(), "another pod of that name is left alone");
     assert_eq!(reserved_condition(&server, "p"), None);
     replica
         .control_plane
-        .write_status(&order.key, &order.uid, &StatusChange::reservation(reservation))
+        .write_status(
+            &order.key,
+            &order.uid,
+            &StatusChange::reservation(reservation),
+        )
         .await
         .unwrap();
-    eventually("the condition is cleared", || reserved_condition(&server, "p").unwrap()["status"] == "False")
-        .await;
-    eventually("it is told", || replica.events(PodEventReason::ReservationEnded, "published") >= 1).await;
-    let pod: Pod = serde_json::from_value(Value::clone(&server.get("pods/default/p").unwrap())).unwrap();
+    eventually("the condition is cleared", || {
+        reserved_condition(&server, "p").unwrap()["status"] == "False"
+    })
+    .await;
+    eventually("it is told", || {
+        replica.events(PodEventReason::ReservationEnded, "published") >= 1
+    })
+    .await;
+    let pod: Pod =
+        serde_json::from_value(Value::clone(&server.get("pods/default/p").unwrap())).unwrap();
     let conditions = pod.status.unwrap().conditions.unwrap();
-    assert!(conditions.iter().any(|condition| condition.type_ == "PodScheduled"), "{conditions:?}");
+    assert!(
+        conditions
+            .iter()
+            .any(|condition| condition.type_ == "PodScheduled"),
+        "{conditions:?}"
+    );
     replica.stop().await;
 }

@@ -36,8 +36,14 @@ fn choose(client: &mut Client<TcpStream>, pod: &Value, nodes: &[&str]) -> Option
         return passed.into_iter().next();
     }
     let names: Vec<&str> = passed.iter().map(String::as_str).collect();
-    let scores = client.post("/scheduler/prioritize", args(pod, &names).to_string()).json();
-    let best = scores.as_array().unwrap().iter().max_by_key(|one| one["Score"].as_i64().unwrap());
+    let scores = client
+        .post("/scheduler/prioritize", args(pod, &names).to_string())
+        .json();
+    let best = scores
+        .as_array()
+        .unwrap()
+        .iter()
+        .max_by_key(|one| one["Score"].as_i64().unwrap());
     Some(best.unwrap()["Host"].as_str().unwrap().to_owned())
 }
 
@@ -49,7 +55,11 @@ fn bind(client: &mut Client<TcpStream>, pod: &Value, node: &str) -> String {
 }
 
 /// Runs `work` for every pod, from that many connections at once.
-fn in_parallel(served: &Served, pods: &[Value], work: impl Fn(&mut Client<TcpStream>, &Value) + Sync) {
+fn in_parallel(
+    served: &Served,
+    pods: &[Value],
+    work: impl Fn(&mut Client<TcpStream>, &Value) + Sync,
+) {
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..CLIENTS {
@@ -74,9 +84,15 @@ impl FiveHundred {
     fn new() -> Self {
         let nodes: Vec<String> = (0..25).map(|n| format!("node-{n:02}")).collect();
         let gpus: Vec<(&str, u32)> = nodes.iter().map(|name| (name.as_str(), 4)).collect();
-        let pods: Vec<Value> = (0..500).map(|n| pod(&format!("pod-{n:03}"), "14745Mi")).collect();
+        let pods: Vec<Value> = (0..500)
+            .map(|n| pod(&format!("pod-{n:03}"), "14745Mi"))
+            .collect();
         let served = ServedCluster::of(&gpus).with(pods.iter().cloned()).serve();
-        Self { served, nodes, pods }
+        Self {
+            served,
+            nodes,
+            pods,
+        }
     }
 
     fn names(&self) -> Vec<&str> {
@@ -88,7 +104,11 @@ impl FiveHundred {
         let orders = self.served.control_plane.orders.lock().clone();
         let mut seats: BTreeMap<String, u32> = BTreeMap::new();
         for (order, outcome) in &orders {
-            assert_eq!(*outcome, Some(BindOutcome::Written), "every Binding was accepted");
+            assert_eq!(
+                *outcome,
+                Some(BindOutcome::Written),
+                "every Binding was accepted"
+            );
             for device in order.placement.devices.iter() {
                 *seats.entry(device.to_string()).or_default() += 1;
             }
@@ -96,14 +116,31 @@ impl FiveHundred {
         let mut bound: Vec<&str> = orders.iter().map(|(order, _)| order.uid.as_str()).collect();
         bound.sort_unstable();
         bound.dedup();
-        assert_eq!((orders.len(), bound.len()), (500, 500), "all, and none twice");
+        assert_eq!(
+            (orders.len(), bound.len()),
+            (500, 500),
+            "all, and none twice"
+        );
         assert_eq!(seats.len(), 100);
         assert!(seats.values().all(|pods| *pods == 5), "{seats:?}");
-        assert!(self.served.promised(|_| true).values().all(|promised| *promised <= PROMISABLE));
+        assert!(
+            self.served
+                .promised(|_| true)
+                .values()
+                .all(|promised| *promised <= PROMISABLE)
+        );
         let ledger = self.served.service.cluster();
         assert_eq!(audit(&ledger), []);
         let totals = ledger.totals();
-        assert_eq!((totals.bound, totals.waiting, totals.assumed, totals.soft_reservations), (500, 0, 0, 0));
+        assert_eq!(
+            (
+                totals.bound,
+                totals.waiting,
+                totals.assumed,
+                totals.soft_reservations
+            ),
+            (500, 0, 0, 0)
+        );
     }
 }
 
@@ -114,7 +151,10 @@ fn five_hundred_concurrent_pods_fill_a_cluster_of_exactly_that_size() {
     in_parallel(&cluster.served, &cluster.pods, |client, pod| {
         loop {
             // As long as a pod waits there is a GPU for it: filter never refuses.
-            match attempt(client, pod, &nodes).expect("a seat is left").as_str() {
+            match attempt(client, pod, &nodes)
+                .expect("a seat is left")
+                .as_str()
+            {
                 "" => break,
                 LOST_RACE => {}
                 other => panic!("no typed conflict: {other}"),
@@ -143,7 +183,10 @@ fn without_soft_reservations_the_loser_of_a_bind_race_gets_a_conflict_and_anothe
                     node: NodeName::parse(&node).unwrap(),
                     devices: std::sync::Arc::default(),
                 };
-                cluster.served.service.cluster().apply(FilterDecided { uid: uid_of(&pod), answer });
+                cluster.served.service.cluster().apply(FilterDecided {
+                    uid: uid_of(&pod),
+                    answer,
+                });
                 json!({ "pod": pod, "node": node })
             })
             .collect();
@@ -160,15 +203,20 @@ fn without_soft_reservations_the_loser_of_a_bind_race_gets_a_conflict_and_anothe
         waiting.extend(lost);
     }
     assert!(lost_races > 100, "{lost_races}: the waves did not meet");
-    let counted = "stowage_answers_total{code=\"insufficient-vram\",outcome=\"unbound\",verb=\"bind\"}";
+    let counted =
+        "stowage_answers_total{code=\"insufficient-vram\",outcome=\"unbound\",verb=\"bind\"}";
     assert_eq!(cluster.served.metric(counted), lost_races as u64);
     cluster.check_that_all_are_bound_and_none_twice();
 }
 
 #[test]
 fn one_pod_more_than_fits_is_refused() {
-    let pods: Vec<Value> = (0..21).map(|n| pod(&format!("pod-{n:02}"), "14745Mi")).collect();
-    let served = ServedCluster::of(&[("node-a", 4)]).with(pods.iter().cloned()).serve();
+    let pods: Vec<Value> = (0..21)
+        .map(|n| pod(&format!("pod-{n:02}"), "14745Mi"))
+        .collect();
+    let served = ServedCluster::of(&[("node-a", 4)])
+        .with(pods.iter().cloned())
+        .serve();
     let refused = AtomicUsize::new(0);
     in_parallel(&served, &pods, |client, pod| {
         loop {
@@ -186,7 +234,9 @@ fn one_pod_more_than_fits_is_refused() {
     assert_eq!(refused.into_inner(), 1);
     assert_eq!(
         served.promised(|_| true),
-        (0..4).map(|gpu| (crate::served::gpu_uuid("node-a", gpu), 5 * (14745 << 20))).collect()
+        (0..4)
+            .map(|gpu| (crate::served::gpu_uuid("node-a", gpu), 5 * (14745 << 20)))
+            .collect()
     );
 }
 
@@ -203,7 +253,9 @@ fn hundreds_of_concurrent_filters_and_binds_never_allocate_a_gpu_twice() {
         |name| exclusive(pod(name, "20Gi")),
         |name| over(pod(name, "4Gi"), 4),
     ];
-    let pods: Vec<Value> = (0..400).map(|n| kinds[n % kinds.len()](&format!("pod-{n:03}"))).collect();
+    let pods: Vec<Value> = (0..400)
+        .map(|n| kinds[n % kinds.len()](&format!("pod-{n:03}")))
+        .collect();
     let served = ServedCluster::of(&gpus).with(pods.iter().cloned()).serve();
     let left = parking_lot::Mutex::new(Vec::new());
     in_parallel(&served, &pods, |client, pod| {
@@ -213,7 +265,15 @@ fn hundreds_of_concurrent_filters_and_binds_never_allocate_a_gpu_twice() {
                 Some("") => {
                     assert_eq!(audit(&served.service.cluster()), [], "in the middle of it");
                     // Every third pod ends at once, and others replace it.
-                    if pod["metadata"]["name"].as_str().unwrap().as_bytes().last().unwrap() % 3 == 0 {
+                    if pod["metadata"]["name"]
+                        .as_str()
+                        .unwrap()
+                        .as_bytes()
+                        .last()
+                        .unwrap()
+                        % 3
+                        == 0
+                    {
                         left.lock().push(pod["metadata"]["uid"].clone());
                         served.delete(pod);
                     }
@@ -227,31 +287,56 @@ fn hundreds_of_concurrent_filters_and_binds_never_allocate_a_gpu_twice() {
     let left = left.into_inner();
     let stayed = |uid: &str| !left.iter().any(|one| one == uid);
     let promised = served.promised(|order| stayed(order.uid.as_str()));
-    assert!(!left.is_empty() && promised.len() > 12, "{} left, {} GPUs in use", left.len(), promised.len());
-    assert!(promised.values().all(|bytes| *bytes <= PROMISABLE), "{promised:?}");
+    assert!(
+        !left.is_empty() && promised.len() > 12,
+        "{} left, {} GPUs in use",
+        left.len(),
+        promised.len()
+    );
+    assert!(
+        promised.values().all(|bytes| *bytes <= PROMISABLE),
+        "{promised:?}"
+    );
     let ledger = served.service.cluster();
     assert_eq!(audit(&ledger), []);
     assert_eq!(ledger.totals().assumed, 0);
     let booked: u64 = ledger.totals().charged.0;
-    assert_eq!(booked, promised.values().sum::<u64>(), "the ledger holds what was written, and nothing else");
-    let bound =
-        ledger.pod_states().values().filter(|entry| matches!(entry.phase, PodPhase::Bound(_))).count();
-    let written =
-        served.control_plane.orders.lock().iter().filter(|(order, _)| stayed(order.uid.as_str())).count();
+    assert_eq!(
+        booked,
+        promised.values().sum::<u64>(),
+        "the ledger holds what was written, and nothing else"
+    );
+    let bound = ledger
+        .pod_states()
+        .values()
+        .filter(|entry| matches!(entry.phase, PodPhase::Bound(_)))
+        .count();
+    let written = served
+        .control_plane
+        .orders
+        .lock()
+        .iter()
+        .filter(|(order, _)| stayed(order.uid.as_str()))
+        .count();
     assert_eq!(bound, written);
 }
 
 #[test]
 fn one_pod_with_many_concurrent_binds_is_bound_once() {
     let llm = pod("llm", "40Gi");
-    let served = ServedCluster::of(&[("node-a", 2), ("node-b", 2)]).with([llm.clone()]).serve();
+    let served = ServedCluster::of(&[("node-a", 2), ("node-b", 2)])
+        .with([llm.clone()])
+        .serve();
     let answers = parking_lot::Mutex::new(Vec::new());
-    let tries: Vec<Value> = (0..80).map(|n| bind_args(&llm, ["node-a", "node-b"][n % 2])).collect();
+    let tries: Vec<Value> = (0..80)
+        .map(|n| bind_args(&llm, ["node-a", "node-b"][n % 2]))
+        .collect();
     in_parallel(&served, &tries, |client, body| {
         let answer = client.post("/scheduler/bind", body.to_string()).json();
-        answers
-            .lock()
-            .push((body["Node"].as_str().unwrap().to_owned(), answer["Error"].as_str().unwrap().to_owned()));
+        answers.lock().push((
+            body["Node"].as_str().unwrap().to_owned(),
+            answer["Error"].as_str().unwrap().to_owned(),
+        ));
     });
     let home = served.entry(&llm).unwrap().node().unwrap().to_string();
     for (node, error) in answers.into_inner() {
@@ -259,12 +344,22 @@ fn one_pod_with_many_concurrent_binds_is_bound_once() {
         let expected: &[&str] = if node == home {
             &[""]
         } else {
-            &["conflict: an earlier binding is not settled", "conflict: pod is bound to another node"]
+            &[
+                "conflict: an earlier binding is not settled",
+                "conflict: pod is bound to another node",
+            ]
         };
         assert!(expected.contains(&error.as_str()), "{node}: {error}");
     }
     let orders = served.control_plane.orders.lock();
-    let written = orders.iter().filter(|(_, outcome)| *outcome == Some(BindOutcome::Written)).count();
+    let written = orders
+        .iter()
+        .filter(|(_, outcome)| *outcome == Some(BindOutcome::Written))
+        .count();
     assert_eq!(written, 1);
-    assert!(orders.iter().all(|(order, _)| order.placement == orders[0].0.placement));
+    assert!(
+        orders
+            .iter()
+            .all(|(order, _)| order.placement == orders[0].0.placement)
+    );
 }

@@ -17,7 +17,8 @@ pub const GPU: &str = "nvidia.com/gpu";
 
 /// A node on which a device plugin offers so many of a resource.
 pub fn plugin_node(name: &str, resource: &str, count: u32) -> Value {
-    let amounts = json!({ resource: count.to_string(), "cpu": "64", "memory": "512Gi", "pods": "110" });
+    let amounts =
+        json!({ resource: count.to_string(), "cpu": "64", "memory": "512Gi", "pods": "110" });
     json!({
         "kind": "Node",
         "metadata": { "name": name, "labels": { "pool": name } },
@@ -39,7 +40,10 @@ pub fn bound_to(mut pod: Value, node: &str) -> Value {
 
 fn cluster(nodes: &[(&str, u32)], policy: Policy) -> ServedCluster {
     let mut cluster = ServedCluster::of(&[]);
-    cluster.nodes = nodes.iter().map(|(name, gpus)| plugin_node(name, GPU, *gpus)).collect();
+    cluster.nodes = nodes
+        .iter()
+        .map(|(name, gpus)| plugin_node(name, GPU, *gpus))
+        .collect();
     cluster.policy = policy;
     cluster
 }
@@ -65,9 +69,18 @@ fn vram_and_device_pods_fit_their_own_nodes_only_with_a_fixed_phrase() {
     let (vram, gpu) = (pod("vram", "10Gi"), asks("gpu", GPU, 1));
     assert_eq!(served.passed(&vram, &nodes), ["stowage"]);
     assert_eq!(served.passed(&gpu, &nodes), ["plugin"]);
-    assert_eq!(refusals(&served, &vram, &["plugin"])["plugin"], "a device plugin allocates the node's GPUs");
-    assert_eq!(refusals(&served, &gpu, &["stowage"])["stowage"], "Stowage allocates the node's GPUs");
-    assert_eq!(served.bind(&gpu, "stowage"), "conflict: Stowage allocates the node's GPUs");
+    assert_eq!(
+        refusals(&served, &vram, &["plugin"])["plugin"],
+        "a device plugin allocates the node's GPUs"
+    );
+    assert_eq!(
+        refusals(&served, &gpu, &["stowage"])["stowage"],
+        "Stowage allocates the node's GPUs"
+    );
+    assert_eq!(
+        served.bind(&gpu, "stowage"),
+        "conflict: Stowage allocates the node's GPUs"
+    );
     assert!(!served.is_bound_to(&gpu, "stowage"));
 }
 
@@ -90,7 +103,12 @@ fn an_invalid_device_pod_is_refused_with_its_phrase_and_an_event() {
     ] {
         assert_eq!(refusals(&served, pod, &["a"])["a"], phrase);
     }
-    assert!(served.events().iter().all(|(_, kind, _)| *kind == PodEventReason::InvalidRequest));
+    assert!(
+        served
+            .events()
+            .iter()
+            .all(|(_, kind, _)| *kind == PodEventReason::InvalidRequest)
+    );
     assert_eq!(served.events().len(), 2);
     let mut neither = asks("neither", GPU, 1);
     neither["spec"]["containers"][0]["resources"]["limits"] = json!({ "cpu": "1" });
@@ -101,16 +119,31 @@ fn an_invalid_device_pod_is_refused_with_its_phrase_and_an_event() {
 fn devices_are_counted_per_node_and_resource_including_foreign_pods() {
     let other = bound_to(asks("other", GPU, 3), "a");
     let pair = asks("pair", GPU, 2);
-    let mut cluster = cluster(&[("a", 4), ("b", 8)], without_engines()).with([other.clone(), pair.clone()]);
-    cluster.nodes.push(plugin_node("mig", "nvidia.com/mig-1g.10gb", 7));
+    let mut cluster =
+        cluster(&[("a", 4), ("b", 8)], without_engines()).with([other.clone(), pair.clone()]);
+    cluster
+        .nodes
+        .push(plugin_node("mig", "nvidia.com/mig-1g.10gb", 7));
     let served = cluster.serve();
     let nodes = ["a", "b", "mig"];
     let refused = refusals(&served, &asks("nine", GPU, 9), &nodes);
-    assert_eq!(refused["b"], "the device plugin offers too few GPUs on the node");
+    assert_eq!(
+        refused["b"],
+        "the device plugin offers too few GPUs on the node"
+    );
     assert_eq!(served.passed(&pair, &nodes), ["b"]);
-    assert_eq!(refusals(&served, &pair, &["a"])["a"], "the device plugin has no GPU left on the node now");
-    assert_eq!(served.passed(&asks("slice", "nvidia.com/mig-1g.10gb", 7), &nodes), ["mig"]);
-    assert_eq!(served.bind(&pair, "a"), "conflict: another pod took the GPU in the meantime");
+    assert_eq!(
+        refusals(&served, &pair, &["a"])["a"],
+        "the device plugin has no GPU left on the node now"
+    );
+    assert_eq!(
+        served.passed(&asks("slice", "nvidia.com/mig-1g.10gb", 7), &nodes),
+        ["mig"]
+    );
+    assert_eq!(
+        served.bind(&pair, "a"),
+        "conflict: another pod took the GPU in the meantime"
+    );
     served.delete(&other);
     assert_eq!(served.bind(&pair, "a"), "");
     assert!(served.is_bound_to(&pair, "a"));
@@ -132,7 +165,10 @@ fn the_node_with_the_fewest_devices_left_is_first_without_a_soft_reservation() {
     assert_eq!(order(&served, &one, &nodes), ["c", "b", "a"]);
     assert_eq!(served.hint_on(&one), None);
     // The next pod is not steered around it: the scheduler counts devices itself.
-    assert_eq!(order(&served, &asks("two", GPU, 1), &nodes), ["c", "b", "a"]);
+    assert_eq!(
+        order(&served, &asks("two", GPU, 1), &nodes),
+        ["c", "b", "a"]
+    );
 }
 
 #[test]
@@ -152,15 +188,25 @@ fn a_node_with_idle_engines_goes_before_one_with_full_engines_if_an_agent_report
         assert_eq!(served.report(report).status, 200);
     }
     let nodes = ["busy", "calm"];
-    assert_eq!(order(&served, &asks("one", GPU, 1), &nodes), ["calm", "busy"]);
-    assert_eq!(served.passed(&asks("two", GPU, 2), &["busy"]), ["busy"], "a hint refuses nobody");
+    assert_eq!(
+        order(&served, &asks("one", GPU, 1), &nodes),
+        ["calm", "busy"]
+    );
+    assert_eq!(
+        served.passed(&asks("two", GPU, 2), &["busy"]),
+        ["busy"],
+        "a hint refuses nobody"
+    );
 }
 
 #[test]
 fn a_device_pods_binding_names_no_gpus_and_the_pod_is_neither_unplaced_nor_charged_vram() {
     let mut one = asks("one", GPU, 1);
-    one["metadata"]["annotations"] = json!({ "stowage.dev/devices": "GPU-forged", "stowage.dev/gpus": "2" });
-    let served = cluster(&[("a", 2)], without_engines()).with([one.clone()]).serve();
+    one["metadata"]["annotations"] =
+        json!({ "stowage.dev/devices": "GPU-forged", "stowage.dev/gpus": "2" });
+    let served = cluster(&[("a", 2)], without_engines())
+        .with([one.clone()])
+        .serve();
     assert_eq!(served.passed(&one, &["a"]), ["a"]);
     assert_eq!(served.bind(&one, "a"), "");
     let (order, _) = served.control_plane.orders.lock()[0].clone();
@@ -181,8 +227,19 @@ fn a_device_pods_binding_names_no_gpus_and_the_pod_is_neither_unplaced_nor_charg
     assert_eq!(served.show(&bound_to(one.clone(), "a")), None);
     let ledger = served.service.cluster();
     let totals = ledger.totals();
-    assert_eq!((totals.bound, totals.unplaced, totals.reservations, totals.soft_reservations), (1, 0, 0, 0));
-    assert_eq!(ledger.asked_for_on(&NodeName::parse("a").unwrap()), Bytes::ZERO);
+    assert_eq!(
+        (
+            totals.bound,
+            totals.unplaced,
+            totals.reservations,
+            totals.soft_reservations
+        ),
+        (1, 0, 0, 0)
+    );
+    assert_eq!(
+        ledger.asked_for_on(&NodeName::parse("a").unwrap()),
+        Bytes::ZERO
+    );
     assert_eq!(ledger.pod_state(&uid_of(&one)).unwrap().devices(), None);
     drop(ledger);
     assert!(served.events().is_empty());
@@ -198,11 +255,18 @@ fn pools_and_tenants() -> Policy {
         ..Pool::named("serving-only")
     };
     let tenant = Tenant {
-        limit: TenantLimit { milli_gpus: Some(2000), ..TenantLimit::default() },
+        limit: TenantLimit {
+            milli_gpus: Some(2000),
+            ..TenantLimit::default()
+        },
         ..Tenant::named("default", &["default"])
     };
     let policy = without_engines();
-    policy.with_tenants(vec![tenant]).unwrap().with_pools(vec![pool]).unwrap()
+    policy
+        .with_tenants(vec![tenant])
+        .unwrap()
+        .with_pools(vec![pool])
+        .unwrap()
 }
 
 #[test]
@@ -218,8 +282,14 @@ fn pools_accept_their_classes_and_tenants_stay_within_their_limits() {
     assert_eq!(served.passed(&harvest, &nodes), ["z"]);
     assert_eq!(served.bind(&harvest, "z"), "");
     let two = asks("two", GPU, 2);
-    assert_eq!(refusals(&served, &two, &nodes)["z"], "the limit of the pod's tenant is reached");
-    assert_eq!(served.bind(&two, "z"), "conflict: the tenant's limit was reached");
+    assert_eq!(
+        refusals(&served, &two, &nodes)["z"],
+        "the limit of the pod's tenant is reached"
+    );
+    assert_eq!(
+        served.bind(&two, "z"),
+        "conflict: the tenant's limit was reached"
+    );
     assert!(served.is_waiting(&two));
     assert_eq!(served.bind(&one, "z"), "");
 }
@@ -232,17 +302,35 @@ fn narrowed(served: &Served, pod: &Value, nodes: &[(&str, &[&Value])]) -> Value 
 
 #[test]
 fn preempt_keeps_the_cheapest_allowed_candidate_with_the_schedulers_victims() {
-    let there = |name: &str, node: &str, count, rank| bound_to(priority(asks(name, GPU, count), rank), node);
-    let (served_low, low, lower) = (there("s", "a", 2, 1), there("l", "b", 2, -1), there("m", "c", 1, -3));
+    let there = |name: &str, node: &str, count, rank| {
+        bound_to(priority(asks(name, GPU, count), rank), node)
+    };
+    let (served_low, low, lower) = (
+        there("s", "a", 2, 1),
+        there("l", "b", 2, -1),
+        there("m", "c", 1, -3),
+    );
     let lowest = there("n", "c", 1, -4);
     let served = cluster(&[("a", 2), ("b", 2), ("c", 2)], without_engines())
-        .with([served_low.clone(), low.clone(), lower.clone(), lowest.clone()])
+        .with([
+            served_low.clone(),
+            low.clone(),
+            lower.clone(),
+            lowest.clone(),
+        ])
         .serve();
     let high = priority(asks("high", GPU, 2), 100);
-    let offered: [(&str, &[&Value]); 3] = [("a", &[&served_low]), ("b", &[&low]), ("c", &[&lower, &lowest])];
+    let offered: [(&str, &[&Value]); 3] = [
+        ("a", &[&served_low]),
+        ("b", &[&low]),
+        ("c", &[&lower, &lowest]),
+    ];
     let answer = narrowed(&served, &high, &offered);
     let victims = json!([{ "UID": "uid-m" }, { "UID": "uid-n" }]);
-    assert_eq!(answer, json!({ "c": { "Pods": victims, "NumPDBViolations": 0 } }));
+    assert_eq!(
+        answer,
+        json!({ "c": { "Pods": victims, "NumPDBViolations": 0 } })
+    );
     assert!(served.control_plane.holds.lock().is_empty());
     assert_eq!(served.service.cluster().totals().reservations, 0);
     // A serving pod is not preemptible, whatever the scheduler thinks.
@@ -261,12 +349,19 @@ fn preempt_keeps_the_cheapest_allowed_candidate_with_the_schedulers_victims() {
 fn fewer_violated_budgets_go_before_a_lower_eviction_cost() {
     let there = |name: &str, node: &str, rank| bound_to(priority(asks(name, GPU, 2), rank), node);
     let (dear, cheap) = (there("dear", "a", -1), there("cheap", "b", -9));
-    let served =
-        cluster(&[("a", 2), ("b", 2)], without_engines()).with([dear.clone(), cheap.clone()]).serve();
-    let mut request = preempt_args(&priority(asks("high", GPU, 2), 9), &[("a", &[&dear]), ("b", &[&cheap])]);
+    let served = cluster(&[("a", 2), ("b", 2)], without_engines())
+        .with([dear.clone(), cheap.clone()])
+        .serve();
+    let mut request = preempt_args(
+        &priority(asks("high", GPU, 2), 9),
+        &[("a", &[&dear]), ("b", &[&cheap])],
+    );
     request["NodeNameToMetaVictims"]["b"]["NumPDBViolations"] = json!(1);
     let answer = served.post("/scheduler/preempt", request).json()["NodeNameToMetaVictims"].take();
-    assert_eq!(answer, json!({ "a": { "Pods": [{ "UID": "uid-dear" }], "NumPDBViolations": 0 } }));
+    assert_eq!(
+        answer,
+        json!({ "a": { "Pods": [{ "UID": "uid-dear" }], "NumPDBViolations": 0 } })
+    );
 }
 
 #[test]
@@ -275,10 +370,15 @@ fn victims_without_gpus_are_left_to_the_scheduler() {
     let mut foreign_pod = pod("foreign", "1Gi");
     foreign_pod["spec"]["containers"][0]["resources"] = json!({});
     let high = priority(asks("high", GPU, 1), 100);
-    let served = cluster(&[("a", 2)], without_engines()).with([low.clone()]).serve();
+    let served = cluster(&[("a", 2)], without_engines())
+        .with([low.clone()])
+        .serve();
     let victims = json!([{ "UID": "uid-low" }, { "UID": "uid-foreign" }]);
     let answer = narrowed(&served, &high, &[("a", &[&low, &foreign_pod])]);
-    assert_eq!(answer, json!({ "a": { "Pods": victims, "NumPDBViolations": 0 } }));
+    assert_eq!(
+        answer,
+        json!({ "a": { "Pods": victims, "NumPDBViolations": 0 } })
+    );
 }
 
 #[test]
@@ -288,11 +388,18 @@ fn a_tenant_at_its_limit_preempts_only_its_own() {
         pod["metadata"]["namespace"] = json!(namespace);
         pod
     };
-    let (own, foreign) = (there("own", "default", "a"), there("foreign", "others", "b"));
-    let served =
-        cluster(&[("a", 2), ("b", 2)], pools_and_tenants()).with([own.clone(), foreign.clone()]).serve();
+    let (own, foreign) = (
+        there("own", "default", "a"),
+        there("foreign", "others", "b"),
+    );
+    let served = cluster(&[("a", 2), ("b", 2)], pools_and_tenants())
+        .with([own.clone(), foreign.clone()])
+        .serve();
     let high = priority(asks("high", GPU, 2), 100);
     assert_eq!(narrowed(&served, &high, &[("b", &[&foreign])]), json!({}));
     let answer = narrowed(&served, &high, &[("a", &[&own]), ("b", &[&foreign])]);
-    assert_eq!(answer, json!({ "a": { "Pods": [{ "UID": "uid-own" }], "NumPDBViolations": 0 } }));
+    assert_eq!(
+        answer,
+        json!({ "a": { "Pods": [{ "UID": "uid-own" }], "NumPDBViolations": 0 } })
+    );
 }

@@ -17,12 +17,23 @@ fn root() -> &'static Path {
 /// All pages that people read, in order.
 fn pages() -> Vec<Page> {
     let of = |folder: &str| {
-        let files = std::fs::read_dir(root().join(folder)).unwrap().map(|file| file.unwrap().file_name());
-        let names = files.map(|name| name.into_string().unwrap()).filter(|name| name.ends_with(".md"));
-        names.map(|name| Path::new(folder).join(name)).collect::<Vec<PathBuf>>()
+        let files = std::fs::read_dir(root().join(folder))
+            .unwrap()
+            .map(|file| file.unwrap().file_name());
+        let names = files
+            .map(|name| name.into_string().unwrap())
+            .filter(|name| name.ends_with(".md"));
+        names
+            .map(|name| Path::new(folder).join(name))
+            .collect::<Vec<PathBuf>>()
     };
-    let mut files = ["", "docs", "docs/runbooks", "docs/scenarios", "policies"].map(of).concat();
+    let mut files = ["", "docs", "docs/runbooks", "docs/scenarios", "policies"]
+        .map(of)
+        .concat();
     files.sort();
     assert!(files.len() > 12, "{files:?}");
-    files.into_iter().map(|file| Page::read(root(), &file)).collect()
+    files
+        .into_iter()
+        .map(|file| Page::read(root(), &file))
+        .collect()
 }

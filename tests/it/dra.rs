@@ -22,8 +22,12 @@ pub fn slice(driver: &str, node: &str, uuids: &[&str]) -> Value {
 #[test]
 fn a_gpu_that_a_dra_driver_publishes_is_not_promised() {
     let mut cluster = ServedCluster::of(&[("dra", 1), ("network", 1), ("own", 1)]);
-    cluster.nodes.push(slice("gpu.nvidia.com", "dra", &["GPU-dra-0"]));
-    cluster.nodes.push(slice("networking.example.com", "network", &["nic-0"]));
+    cluster
+        .nodes
+        .push(slice("gpu.nvidia.com", "dra", &["GPU-dra-0"]));
+    cluster
+        .nodes
+        .push(slice("networking.example.com", "network", &["nic-0"]));
     let served = cluster.serve();
     let engine = pod("engine", "70Gi");
     let mut passed = served.passed(&engine, &["dra", "network", "own"]);
@@ -36,7 +40,8 @@ fn a_gpu_that_a_dra_driver_publishes_is_not_promised() {
 /// A pod whose device kube-scheduler allocates by a claim.
 pub fn claims_pod(name: &str) -> Value {
     let mut claims = pod(name, "1Gi");
-    claims["spec"]["resourceClaims"] = json!([{ "name": "gpu", "resourceClaimTemplateName": "one-gpu" }]);
+    claims["spec"]["resourceClaims"] =
+        json!([{ "name": "gpu", "resourceClaimTemplateName": "one-gpu" }]);
     claims["spec"]["containers"][0]["resources"] = json!({ "claims": [{ "name": "gpu" }] });
     claims
 }
@@ -44,34 +49,73 @@ pub fn claims_pod(name: &str) -> Value {
 #[test]
 fn a_pod_with_a_claim_passes_everywhere_is_ranked_and_leaves_no_trace() {
     let mut cluster = ServedCluster::of(&[("dra-a", 1), ("dra-b", 1), ("own", 1)]);
-    cluster.nodes.push(slice("gpu.nvidia.com", "dra-a", &["GPU-dra-a-0"]));
-    cluster.nodes.push(slice("gpu.nvidia.com", "dra-b", &["GPU-dra-b-0"]));
+    cluster
+        .nodes
+        .push(slice("gpu.nvidia.com", "dra-a", &["GPU-dra-a-0"]));
+    cluster
+        .nodes
+        .push(slice("gpu.nvidia.com", "dra-b", &["GPU-dra-b-0"]));
     let served = cluster.serve();
     let (claims, nodes) = (claims_pod("claims"), ["dra-a", "dra-b", "own", "unknown"]);
     let before = served.ledger();
-    assert_eq!(served.passed(&claims, &nodes), nodes, "fit is the scheduler's");
+    assert_eq!(
+        served.passed(&claims, &nodes),
+        nodes,
+        "fit is the scheduler's"
+    );
     for verb in ["prioritize", "prioritize-claims"] {
         let answer = served.post(&format!("/scheduler/{verb}"), args(&claims, &nodes));
-        let scores: Vec<i64> =
-            answer.json().as_array().unwrap().iter().map(|one| one["Score"].as_i64().unwrap()).collect();
-        assert_eq!(scores.iter().filter(|score| **score == 10).count(), 1, "{verb}: {scores:?}");
-        assert_eq!(scores[3], 0, "{verb}: of a node that is not known nothing is known");
+        let scores: Vec<i64> = answer
+            .json()
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|one| one["Score"].as_i64().unwrap())
+            .collect();
+        assert_eq!(
+            scores.iter().filter(|score| **score == 10).count(),
+            1,
+            "{verb}: {scores:?}"
+        );
+        assert_eq!(
+            scores[3], 0,
+            "{verb}: of a node that is not known nothing is known"
+        );
     }
     assert!(served.entry(&claims).is_none());
     assert_eq!(served.ledger(), before);
     // An extender entry without managedResources sends every pod.
     let engine = pod("engine", "40Gi");
-    let answer = served.post("/scheduler/prioritize-claims", args(&engine, &nodes)).json();
-    assert!(answer.as_array().unwrap().iter().all(|one| one["Score"] == 0), "{answer}");
+    let answer = served
+        .post("/scheduler/prioritize-claims", args(&engine, &nodes))
+        .json();
+    assert!(
+        answer
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|one| one["Score"] == 0),
+        "{answer}"
+    );
     let mut plain = claims_pod("plain");
-    plain["spec"].as_object_mut().unwrap().remove("resourceClaims");
-    assert_eq!(served.post("/scheduler/prioritize-claims", args(&plain, &nodes)).status, 200);
+    plain["spec"]
+        .as_object_mut()
+        .unwrap()
+        .remove("resourceClaims");
+    assert_eq!(
+        served
+            .post("/scheduler/prioritize-claims", args(&plain, &nodes))
+            .status,
+        200
+    );
 }
 
 #[test]
 fn a_pod_that_asks_for_a_device_class_as_a_resource_passes_where_a_driver_publishes() {
     let mut cluster = ServedCluster::of(&[("dra", 1), ("own", 1)]);
-    cluster.nodes.push(slice("gpu.nvidia.com", "dra", &["GPU-dra-0"]));
+    cluster
+        .nodes
+        .push(slice("gpu.nvidia.com", "dra", &["GPU-dra-0"]));
     let served = cluster.serve();
     let asks = crate::device_plugin::asks("by-resource", "nvidia.com/gpu", 1);
     assert_eq!(served.passed(&asks, &["dra", "own"]), ["dra"]);

@@ -18,10 +18,19 @@ use stowage_scheduling::verbs::Input;
 use tempfile::TempDir;
 
 /// What Stowage did beside a real kube-scheduler. The test of the control plane records it again (`STOWAGE_BLESS`).
-pub const CONTROL_PLANE_RECORDING: &str =
-    concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/recordings/control-plane.stowrec");
+pub const CONTROL_PLANE_RECORDING: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/tests/fixtures/recordings/control-plane.stowrec"
+);
 
-const LISTEN: [&str; 6] = ["--listen", "127.0.0.1:0", "--agents", "127.0.0.1:0", "--admin", "127.0.0.1:0"];
+const LISTEN: [&str; 6] = [
+    "--listen",
+    "127.0.0.1:0",
+    "--agents",
+    "127.0.0.1:0",
+    "--admin",
+    "127.0.0.1:0",
+];
 
 pub struct Said {
     pub code: i32,
@@ -36,7 +45,11 @@ pub fn stowage(arguments: &[&str]) -> Said {
 fn said_by(command: &mut Command) -> Said {
     let ran = command.stdin(Stdio::null()).output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    Said { code: ran.status.code().unwrap(), out: text(ran.stdout), err: text(ran.stderr) }
+    Said {
+        code: ran.status.code().unwrap(),
+        out: text(ran.stdout),
+        err: text(ran.stderr),
+    }
 }
 
 /// The demo's story, recorded once for all tests.
@@ -44,7 +57,12 @@ fn recorded_demo() -> &'static Path {
     static RECORDED: OnceLock<TempDir> = OnceLock::new();
     let directory = RECORDED.get_or_init(|| {
         let directory = tempfile::tempdir().unwrap();
-        let said = stowage(&["demo", "--once", "--record", directory.path().to_str().unwrap()]);
+        let said = stowage(&[
+            "demo",
+            "--once",
+            "--record",
+            directory.path().to_str().unwrap(),
+        ]);
         assert_eq!(said.code, 0, "{}{}", said.out, said.err);
         directory
     });
@@ -53,10 +71,15 @@ fn recorded_demo() -> &'static Path {
 
 /// The segments of the recorded demo, as one file.
 fn whole() -> Vec<u8> {
-    let mut segments: Vec<PathBuf> =
-        std::fs::read_dir(recorded_demo()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut segments: Vec<PathBuf> = std::fs::read_dir(recorded_demo())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
     segments.sort();
-    segments.iter().flat_map(|segment| std::fs::read(segment).unwrap()).collect()
+    segments
+        .iter()
+        .flat_map(|segment| std::fs::read(segment).unwrap())
+        .collect()
 }
 
 /// What `replay` says of these bytes.
@@ -74,12 +97,25 @@ fn the_recorded_demo_replays_to_the_byte() {
     let report: Value = serde_json::from_str(&said.out).unwrap();
     let count = |what: &str| report[what].as_u64().unwrap();
     assert_eq!(report["recordedBy"], report["replayedBy"]);
-    assert!(report["divergence"].is_null() && report["error"].is_null(), "{}", said.out);
+    assert!(
+        report["divergence"].is_null() && report["error"].is_null(),
+        "{}",
+        said.out
+    );
     assert!(count("inputs") > 500, "the story has so many: {}", said.out);
     assert!(count("answers") > 20, "every verb's: {}", said.out);
-    assert!(count("checkpoints") >= 1, "the state at the end is compared: {}", said.out);
+    assert!(
+        count("checkpoints") >= 1,
+        "the state at the end is compared: {}",
+        said.out
+    );
     assert_eq!(
-        (count("gaps"), count("dropped"), count("unasked"), count("torn")),
+        (
+            count("gaps"),
+            count("dropped"),
+            count("unasked"),
+            count("torn")
+        ),
         (0, 0, 0, 0),
         "{}",
         said.out
@@ -89,14 +125,22 @@ fn the_recorded_demo_replays_to_the_byte() {
 #[test]
 fn the_recording_of_a_real_control_plane_replays_to_the_byte() {
     let said = stowage(&["replay", CONTROL_PLANE_RECORDING, "-o", "json"]);
-    assert_eq!(said.code, 0, "record it again: see CONTRIBUTING.md. {}{}", said.out, said.err);
+    assert_eq!(
+        said.code, 0,
+        "record it again: see CONTRIBUTING.md. {}{}",
+        said.out, said.err
+    );
     let report: Value = serde_json::from_str(&said.out).unwrap();
     assert!(
         report["inputs"].as_u64().unwrap() > 100 && report["answers"].as_u64().unwrap() > 10,
         "{}",
         said.out
     );
-    assert!(report["checkpoints"].as_u64().unwrap() >= 1 && report["gaps"] == 0, "{}", said.out);
+    assert!(
+        report["checkpoints"].as_u64().unwrap() >= 1 && report["gaps"] == 0,
+        "{}",
+        said.out
+    );
 }
 
 #[test]
@@ -105,14 +149,32 @@ fn the_picture_shows_both_policies_over_time() {
     let picture = folder.path().join("picture.svg");
     let picture = picture.to_str().unwrap();
     let recording = recorded_demo().to_str().unwrap();
-    let said = stowage(&["replay", recording, "--packing", "best-fit", "--plot", picture]);
+    let said = stowage(&[
+        "replay",
+        recording,
+        "--packing",
+        "best-fit",
+        "--plot",
+        picture,
+    ]);
     assert_eq!(said.code, 0, "{}{}", said.out, said.err);
     let drawn = std::fs::read_to_string(picture).unwrap();
-    for what in ["packing best-fit", "VRAM allocated, %", "pods that wait", "recorded ", "other "] {
+    for what in [
+        "packing best-fit",
+        "VRAM allocated, %",
+        "pods that wait",
+        "recorded ",
+        "other ",
+    ] {
         assert!(drawn.contains(what), "{what}");
     }
     let said = stowage(&["replay", recording, "--plot", picture]);
-    assert!(said.code == 2 && said.err.contains("--policy or --packing"), "{}{}", said.out, said.err);
+    assert!(
+        said.code == 2 && said.err.contains("--policy or --packing"),
+        "{}{}",
+        said.out,
+        said.err
+    );
 }
 
 #[test]
@@ -125,18 +187,33 @@ fn the_recorded_demand_is_played_under_another_policy_beside_the_recorded_one() 
     assert_eq!(old["pods"], new["pods"], "the same demand: {}", said.out);
     assert_ne!(old["policy"], new["policy"]);
     assert!(old["placed"].as_u64().unwrap() > 20, "{}", said.out);
-    assert!(report["agreement"]["placements"].as_u64().unwrap() > 20, "{}", said.out);
-    let said =
-        stowage(&["replay", recording, "--policy", concat!(env!("CARGO_MANIFEST_DIR"), "/policies/default")]);
+    assert!(
+        report["agreement"]["placements"].as_u64().unwrap() > 20,
+        "{}",
+        said.out
+    );
+    let said = stowage(&[
+        "replay",
+        recording,
+        "--policy",
+        concat!(env!("CARGO_MANIFEST_DIR"), "/policies/default"),
+    ]);
     assert_eq!(said.code, 0, "{}{}", said.out, said.err);
     assert!(
         said.out.contains("RECORDED POLICY  OTHER POLICY") && said.out.contains("VRAM stranded"),
         "{}",
         said.out
     );
-    let again =
-        stowage(&["replay", recording, "--policy", concat!(env!("CARGO_MANIFEST_DIR"), "/policies/default")]);
-    assert_eq!(said.out, again.out, "the same recording and policy give the same table");
+    let again = stowage(&[
+        "replay",
+        recording,
+        "--policy",
+        concat!(env!("CARGO_MANIFEST_DIR"), "/policies/default"),
+    ]);
+    assert_eq!(
+        said.out, again.out,
+        "the same recording and policy give the same table"
+    );
 }
 
 #[test]
@@ -146,9 +223,21 @@ fn another_policy_with_a_mistake_names_its_line_and_standard_input_is_refused() 
     std::fs::write(&policy, "packing:\n  policy: fastest\n").unwrap();
     let recording = recorded_demo().to_str().unwrap();
     let said = stowage(&["replay", recording, "--policy", policy.to_str().unwrap()]);
-    assert!(said.code == 1 && said.err.contains("policy.yaml:2:"), "{} {}{}", said.code, said.out, said.err);
+    assert!(
+        said.code == 1 && said.err.contains("policy.yaml:2:"),
+        "{} {}{}",
+        said.code,
+        said.out,
+        said.err
+    );
     let said = stowage(&["replay", recording, "--policy", "/nonexistent"]);
-    assert!(said.code == 2 && said.err.contains("/nonexistent"), "{} {}{}", said.code, said.out, said.err);
+    assert!(
+        said.code == 2 && said.err.contains("/nonexistent"),
+        "{} {}{}",
+        said.code,
+        said.out,
+        said.err
+    );
     let said = stowage(&["replay", "-", "--packing", "best-fit"]);
     assert!(
         said.code == 2 && said.err.contains("write it to a file"),
@@ -172,7 +261,11 @@ fn a_recording_that_is_cut_is_replayed_up_to_there() {
     let whole = whole();
     let said = replay(&whole[..whole.len() - 10]);
     assert_eq!(said.code, 2, "{}{}", said.out, said.err);
-    assert!(said.out.contains("is cut at byte ") && said.out.contains("Copy it again"), "{}", said.out);
+    assert!(
+        said.out.contains("is cut at byte ") && said.out.contains("Copy it again"),
+        "{}",
+        said.out
+    );
     assert!(!said.out.starts_with("0 "), "{}", said.out);
 }
 
@@ -196,16 +289,30 @@ fn a_recording_with_a_lying_checksum_names_the_byte_and_the_way_out() {
     whole[middle] ^= 1;
     let said = replay(&whole);
     assert_eq!(said.code, 2, "{}{}", said.out, said.err);
-    let (_, after) = said.out.split_once("at byte ").unwrap_or_else(|| panic!("{}", said.out));
+    let (_, after) = said
+        .out
+        .split_once("at byte ")
+        .unwrap_or_else(|| panic!("{}", said.out));
     let damaged_at: usize = after.split_once(' ').unwrap().0.parse().unwrap();
-    assert!(damaged_at <= middle && said.out.contains("`stowage bundle --from RECORDING`"), "{}", said.out);
+    assert!(
+        damaged_at <= middle && said.out.contains("`stowage bundle --from RECORDING`"),
+        "{}",
+        said.out
+    );
     let folder = tempfile::tempdir().unwrap();
     let [recording, bundle] = ["recording", "bundle"].map(|name| folder.path().join(name));
     let [recording, bundle] = [&recording, &bundle].map(|path| path.to_str().unwrap());
     std::fs::write(recording, &whole).unwrap();
-    assert_eq!(stowage(&["bundle", "--from", recording, "-f", bundle]).code, 1);
+    assert_eq!(
+        stowage(&["bundle", "--from", recording, "-f", bundle]).code,
+        1
+    );
     let said = stowage(&["replay", bundle]);
-    assert_eq!(said.code, 0, "what it leaves replays: {}{}", said.out, said.err);
+    assert_eq!(
+        said.code, 0,
+        "what it leaves replays: {}{}",
+        said.out, said.err
+    );
 }
 
 #[test]
@@ -213,11 +320,26 @@ fn a_recording_of_another_version_and_a_file_that_is_none_are_refused() {
     let mut whole = whole();
     whole[8] += 1;
     let said = replay(&whole);
-    assert!(said.code == 2 && said.out.contains("byte 0 has format 2"), "{}{}", said.out, said.err);
+    assert!(
+        said.code == 2 && said.out.contains("byte 0 has format 2"),
+        "{}{}",
+        said.out,
+        said.err
+    );
     let said = replay(b"apiVersion: v1");
-    assert!(said.code == 2 && said.out.contains("no recording of Stowage"), "{}{}", said.out, said.err);
+    assert!(
+        said.code == 2 && said.out.contains("no recording of Stowage"),
+        "{}{}",
+        said.out,
+        said.err
+    );
     let said = stowage(&["replay", "/nonexistent"]);
-    assert!(said.code != 0 && said.err.contains("/nonexistent"), "{}{}", said.out, said.err);
+    assert!(
+        said.code != 0 && said.err.contains("/nonexistent"),
+        "{}{}",
+        said.out,
+        said.err
+    );
 }
 
 /// Ten gigabytes of nothing, of which no byte is on the disk, and less than half of that for the process.
@@ -227,43 +349,91 @@ fn a_recording_of_ten_gigabytes_is_refused_where_it_stops_being_one() {
     let recording = directory.path().join("recording");
     let whole = whole();
     std::fs::write(&recording, &whole).unwrap();
-    std::fs::OpenOptions::new().write(true).open(&recording).unwrap().set_len(10 << 30).unwrap();
+    std::fs::OpenOptions::new()
+        .write(true)
+        .open(&recording)
+        .unwrap()
+        .set_len(10 << 30)
+        .unwrap();
     let limited = |arguments: &str| {
         let script = format!("ulimit -v 4194304; exec \"$0\" {arguments}");
         let stowage = env!("CARGO_BIN_EXE_stowage");
-        said_by(Command::new("sh").args(["-c", &script, stowage]).arg(&recording).current_dir(&directory))
+        said_by(
+            Command::new("sh")
+                .args(["-c", &script, stowage])
+                .arg(&recording)
+                .current_dir(&directory),
+        )
     };
     let said = limited("explain starcoder --bundle \"$1\"");
-    assert!(said.code == 2 && said.err.contains(&format!("at byte {}", whole.len())), "{}", said.err);
+    assert!(
+        said.code == 2 && said.err.contains(&format!("at byte {}", whole.len())),
+        "{}",
+        said.err
+    );
     for names in ["", "--redact"] {
         let said = limited(&format!("bundle --from \"$1\" -f whole.bundle {names}"));
         assert_eq!(said.code, 1, "{}{}", said.out, said.err);
-        assert!(said.err.contains(&format!("damaged at byte {}", whole.len())), "{}", said.err);
+        assert!(
+            said.err
+                .contains(&format!("damaged at byte {}", whole.len())),
+            "{}",
+            said.err
+        );
         let bundle = directory.path().join("whole.bundle");
         assert!(std::fs::metadata(bundle).unwrap().len() < 2 * whole.len() as u64);
     }
     let said = limited("replay \"$1\"");
     assert_eq!(said.code, 2, "{}{}", said.out, said.err);
-    assert!(said.out.contains(&format!("at byte {} of the recording", whole.len())), "{}", said.out);
+    assert!(
+        said.out
+            .contains(&format!("at byte {} of the recording", whole.len())),
+        "{}",
+        said.out
+    );
 }
 
 #[test]
 fn a_pod_is_explained_as_of_a_time_in_the_recording() {
     let recording = recorded_demo().to_str().unwrap();
-    let explained =
-        |more: &[&str]| stowage(&[&["explain", "nowhere", "--bundle", recording][..], more].concat());
+    let explained = |more: &[&str]| {
+        stowage(&[&["explain", "nowhere", "--bundle", recording][..], more].concat())
+    };
     let said = explained(&[]);
-    assert!(said.code == 2 && said.err.contains("no pod default/nowhere at its end"), "{}", said.err);
+    assert!(
+        said.code == 2 && said.err.contains("no pod default/nowhere at its end"),
+        "{}",
+        said.err
+    );
     let said = explained(&["--at", "2001-01-01T00:00:00Z"]);
-    assert!(said.code == 2 && said.err.contains("the recording begins at 20"), "{}", said.err);
+    assert!(
+        said.code == 2 && said.err.contains("the recording begins at 20"),
+        "{}",
+        said.err
+    );
     let said = explained(&["--at", "2101-01-01T00:00:00Z"]);
-    let (warned, refused) =
-        (said.err.contains("warning: nothing is recorded from 20"), said.err.contains("no pod"));
+    let (warned, refused) = (
+        said.err.contains("warning: nothing is recorded from 20"),
+        said.err.contains("no pod"),
+    );
     assert!(said.code == 2 && warned && refused, "{}", said.err);
     let said = explained(&["--at", "noon"]);
-    assert!(said.code == 2 && said.err.contains("such as `2026-"), "{}", said.err);
-    let said = explained(&["--at", "2001-01-01T00:00:00Z", "--server", "http://127.0.0.1:1"]);
-    assert!(said.code == 2 && said.err.contains("cannot be used with"), "{}", said.err);
+    assert!(
+        said.code == 2 && said.err.contains("such as `2026-"),
+        "{}",
+        said.err
+    );
+    let said = explained(&[
+        "--at",
+        "2001-01-01T00:00:00Z",
+        "--server",
+        "http://127.0.0.1:1",
+    ]);
+    assert!(
+        said.code == 2 && said.err.contains("cannot be used with"),
+        "{}",
+        said.err
+    );
 }
 
 /// When kube-scheduler asked to bind the pod, and when it was bound, by the wall clock in milliseconds.
@@ -297,10 +467,21 @@ fn the_same_pod_is_explained_differently_before_and_after_its_binding() {
     let recording = recorded_demo().to_str().unwrap();
     let verdict = |at: i64| {
         let at = jiff::Timestamp::from_millisecond(at).unwrap().to_string();
-        let said = stowage(&["explain", "starcoder", "--bundle", recording, "--at", &at, "-o", "json"]);
+        let said = stowage(&[
+            "explain",
+            "starcoder",
+            "--bundle",
+            recording,
+            "--at",
+            &at,
+            "-o",
+            "json",
+        ]);
         let explanation: Option<Value> = serde_json::from_str(&said.out).ok();
         // Before the watch has shown it there is no such pod.
-        explanation.map_or("none".to_owned(), |one| one["verdict"].as_str().unwrap().to_owned())
+        explanation.map_or("none".to_owned(), |one| {
+            one["verdict"].as_str().unwrap().to_owned()
+        })
     };
     assert_ne!(verdict(asked - 1), "bound");
     assert_eq!(verdict(bound + 1), "bound");
@@ -321,13 +502,20 @@ fn a_full_disk_costs_the_recording_and_nothing_else() {
     let mut scheduler = Client::connect(serve.scheduler);
     let mut metric = |name: &str| {
         let page = operators.get_page("/metrics").text().to_owned();
-        let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        line.unwrap_or_else(|| panic!("no {name}")).parse::<f64>().unwrap()
+        let line = page
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("no {name}"))
+            .parse::<f64>()
+            .unwrap()
     };
     let mut ask = |n: usize| {
         let mut asked = pod(&format!("asked-{n}"), "40Gi");
         asked["metadata"]["uid"] = format!("uid-of-a-pod-that-is-asked-about-{n}").into();
-        let answer = scheduler.post("/scheduler/filter", args(&asked, &["node-a", "node-b"]).to_string());
+        let answer = scheduler.post(
+            "/scheduler/filter",
+            args(&asked, &["node-a", "node-b"]).to_string(),
+        );
         assert_eq!(answer.status, 200, "{}", answer.text());
     };
     eventually("the service has the cluster, and records", || {
@@ -340,14 +528,21 @@ fn a_full_disk_costs_the_recording_and_nothing_else() {
         metric("stowage_recorder_errors_total") > 0.0
     });
     let line = serve.line_with("the flight recorder cannot write");
-    assert!(line.contains("--record-size") && line.contains(disk.to_str().unwrap()), "{line}");
+    assert!(
+        line.contains("--record-size") && line.contains(disk.to_str().unwrap()),
+        "{line}"
+    );
     ask(asked);
     assert_eq!(metric("stowage_recorder_recording"), 0.0);
     assert!(metric("stowage_recorder_dropped_inputs_total") > 0.0);
     let said = stowage(&["replay", serve.seen(&disk).to_str().unwrap(), "-o", "json"]);
     assert_eq!(said.code, 0, "{}{}", said.out, said.err);
     let report: Value = serde_json::from_str(&said.out).unwrap();
-    assert!(report["answers"].as_u64().unwrap() > 0, "what was written is read: {}", said.out);
+    assert!(
+        report["answers"].as_u64().unwrap() > 0,
+        "what was written is read: {}",
+        said.out
+    );
 }
 
 #[test]
@@ -359,14 +554,24 @@ fn a_directory_that_cannot_be_recorded_into_is_named_before_anything_starts() {
     std::fs::write(&dump, r#"{"items":[]}"#).unwrap();
     let (dump, file) = (dump.to_str().unwrap(), file.to_str().unwrap());
     let said = stowage(&[&["serve", "--cluster", dump, "--record", file][..], &LISTEN].concat());
-    assert!(said.code == 1 && said.err.contains(&format!("--record {file}: ")), "{}{}", said.out, said.err);
+    assert!(
+        said.code == 1 && said.err.contains(&format!("--record {file}: ")),
+        "{}{}",
+        said.out,
+        said.err
+    );
 }
 
 /// The demo's recording as two segments in a directory of its own, the first of them this long.
 fn two_segments(folder: &Path, of_the_first: impl Fn(usize) -> usize) {
-    let mut segments: Vec<PathBuf> =
-        std::fs::read_dir(recorded_demo()).unwrap().map(|entry| entry.unwrap().path()).collect();
-    segments.retain(|path| path.extension().is_some_and(|extension| extension == "stowrec"));
+    let mut segments: Vec<PathBuf> = std::fs::read_dir(recorded_demo())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    segments.retain(|path| {
+        path.extension()
+            .is_some_and(|extension| extension == "stowrec")
+    });
     segments.sort();
     let first = std::fs::read(&segments[0]).unwrap();
     let kept = of_the_first(first.len());
@@ -382,7 +587,11 @@ fn a_segment_that_a_killed_process_left_is_followed_by_a_restart() {
     two_segments(folder.path(), |whole| whole - 10);
     let said = stowage(&["replay", folder.path().to_str().unwrap()]);
     assert_eq!(said.code, 0, "{}{}", said.out, said.err);
-    assert!(said.out.contains("1 restart") && said.out.contains("1 segment without an end"), "{}", said.out);
+    assert!(
+        said.out.contains("1 restart") && said.out.contains("1 segment without an end"),
+        "{}",
+        said.out
+    );
     assert!(!said.out.contains("gap"), "{}", said.out);
 }
 
@@ -393,23 +602,47 @@ fn a_segment_that_is_cut_in_the_middle_of_a_recording_is_named() {
     let path = |name: &str| folder.path().join(name);
     let whole = whole();
     // The demo ends with a segment for its last checkpoint.
-    let begins =
-        |from: usize| whole[from..].windows(8).position(|eight| eight == b"STOWREC\n").map(|at| from + at);
-    let Some(second) = begins(1) else { return skipped("a recorded demo of two segments") };
+    let begins = |from: usize| {
+        whole[from..]
+            .windows(8)
+            .position(|eight| eight == b"STOWREC\n")
+            .map(|at| from + at)
+    };
+    let Some(second) = begins(1) else {
+        return skipped("a recorded demo of two segments");
+    };
     let (first, rest) = whole.split_at(second);
-    std::fs::write(path("000000000000001-000.stowrec"), &first[..first.len() - 10]).unwrap();
+    std::fs::write(
+        path("000000000000001-000.stowrec"),
+        &first[..first.len() - 10],
+    )
+    .unwrap();
     std::fs::write(path("000000000000002-000.stowrec"), rest).unwrap();
     let recording = folder.path().to_str().unwrap();
-    let named = |text: &str| text.contains("000000000000001-000.stowrec") && text.contains("is cut at byte ");
+    let named = |text: &str| {
+        text.contains("000000000000001-000.stowrec") && text.contains("is cut at byte ")
+    };
     let said = stowage(&["replay", recording]);
-    assert!(said.code == 2 && named(&said.out), "{} {}{}", said.code, said.out, said.err);
+    assert!(
+        said.code == 2 && named(&said.out),
+        "{} {}{}",
+        said.code,
+        said.out,
+        said.err
+    );
     assert!(!said.out.contains("without an end"), "{}", said.out);
     for more in [
         &["explain", "starcoder", "--bundle", recording][..],
         &["replay", recording, "--packing", "best-fit"],
     ] {
         let said = stowage(more);
-        assert!(said.code == 2 && named(&said.err), "{} {}{}", said.code, said.out, said.err);
+        assert!(
+            said.code == 2 && named(&said.err),
+            "{} {}{}",
+            said.code,
+            said.out,
+            said.err
+        );
     }
 }
 
@@ -418,9 +651,19 @@ fn a_replay_that_compares_nothing_does_not_say_that_all_is_the_same() {
     let whole = whole();
     // A segment's header and nothing else: its first frame ends with the first checkpoint or before.
     let said = replay(&whole[..12]);
-    assert!(said.code == 2 && !said.out.contains("Every answer"), "{} {}{}", said.code, said.out, said.err);
+    assert!(
+        said.code == 2 && !said.out.contains("Every answer"),
+        "{} {}{}",
+        said.code,
+        said.out,
+        said.err
+    );
     let said = stowage(&["replay", recorded_demo().to_str().unwrap()]);
-    assert!(said.out.contains("Recorded from 20") && said.out.contains("Every answer"), "{}", said.out);
+    assert!(
+        said.out.contains("Recorded from 20") && said.out.contains("Every answer"),
+        "{}",
+        said.out
+    );
 }
 
 /// Somebody tidies up: the recording goes on in a new directory, and it is still one service's.
@@ -433,13 +676,34 @@ fn a_directory_that_is_removed_while_it_is_recorded_into_is_made_again() {
     let _serve = RunningServe::serve_with(&dump, &record);
     let has = |name: &str| {
         let names = std::fs::read_dir(&recorded).into_iter().flatten();
-        names.filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().ends_with(name)).count()
+        names
+            .filter(|entry| {
+                entry
+                    .as_ref()
+                    .unwrap()
+                    .file_name()
+                    .to_string_lossy()
+                    .ends_with(name)
+            })
+            .count()
     };
     eventually("it records", || has(".stowrec") > 0);
     std::fs::remove_dir_all(&recorded).unwrap();
     eventually("it records again", || has(".stowrec") > 0);
-    let said = stowage(&[&["serve", "--cluster", dump.to_str().unwrap()][..], &record, &LISTEN].concat());
-    assert!(said.code == 1 && said.err.contains("another service records there"), "{}{}", said.out, said.err);
+    let said = stowage(
+        &[
+            &["serve", "--cluster", dump.to_str().unwrap()][..],
+            &record,
+            &LISTEN,
+        ]
+        .concat(),
+    );
+    assert!(
+        said.code == 1 && said.err.contains("another service records there"),
+        "{}{}",
+        said.out,
+        said.err
+    );
 }
 
 /// What came before it is not compared with anything.
@@ -449,5 +713,10 @@ fn a_recording_of_one_checkpoint_has_nothing_to_compare() {
     let begins = |at: &usize| whole[*at..].starts_with(b"STOWREC\n");
     let last = (0..whole.len()).rev().find(begins).unwrap();
     let said = replay(&whole[last..]);
-    assert!(said.code == 0 && said.out.contains("There is nothing to compare"), "{} {}", said.code, said.out);
+    assert!(
+        said.code == 0 && said.out.contains("There is nothing to compare"),
+        "{} {}",
+        said.code,
+        said.out
+    );
 }

@@ -64,7 +64,11 @@ fn every_recorded_request_gets_its_committed_answer() {
         let fixture: Fixture<'_> = serde_json::from_str(&text).unwrap();
         let body = compact(fixture.request.get());
         let sent = fixture.http["headers"]["Content-Length"].as_str().unwrap();
-        assert_eq!(body.len().to_string(), sent, "{name}: these are not the bytes the scheduler sent");
+        assert_eq!(
+            body.len().to_string(),
+            sent,
+            "{name}: these are not the bytes the scheduler sent"
+        );
         let body = body.replace("example.com/vram", objects::VRAM);
         check(&format!("recorded/{name}"), &fixture.verb, &body);
         let meant = as_meant(serde_json::from_str(&body).unwrap()).to_string();
@@ -90,11 +94,16 @@ fn every_recorded_file_is_checked() {
 #[test]
 fn own_requests_get_their_committed_answers() {
     for name in OWN_NAMES {
-        let path =
-            PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(format!("{name}.json"));
+        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+            .join("tests/fixtures")
+            .join(format!("{name}.json"));
         let text = std::fs::read_to_string(path).unwrap();
         let fixture: Fixture<'_> = serde_json::from_str(&text).unwrap();
-        check(&format!("own/{name}"), &fixture.verb, &compact(fixture.request.get()));
+        check(
+            &format!("own/{name}"),
+            &fixture.verb,
+            &compact(fixture.request.get()),
+        );
     }
 }
 
@@ -138,13 +147,18 @@ fn golden(served: &Served, answer: &HttpAnswer) -> String {
             Some("nvidia.com/gpu"),
             &LeaderEpoch::new("lease", 1, "nonce"),
         );
-        lines.push(format!("  \"binding\": {}", serde_json::to_string(&binding).unwrap()));
+        lines.push(format!(
+            "  \"binding\": {}",
+            serde_json::to_string(&binding).unwrap()
+        ));
     }
     format!("{{\n{}\n}}\n", lines.join(",\n"))
 }
 
 fn compare(name: &str, actual: &str) {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(format!("{name}.json"));
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/golden")
+        .join(format!("{name}.json"));
     if std::env::var_os("STOWAGE_BLESS").is_some() {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(&path, actual).unwrap();
@@ -152,7 +166,10 @@ fn compare(name: &str, actual: &str) {
     }
     let expected = std::fs::read_to_string(&path)
         .unwrap_or_else(|error| panic!("{}: {error}; STOWAGE_BLESS=1 writes it", path.display()));
-    assert_eq!(actual, expected, "{name}: not the committed answer; STOWAGE_BLESS=1 writes it again");
+    assert_eq!(
+        actual, expected,
+        "{name}: not the committed answer; STOWAGE_BLESS=1 writes it again"
+    );
 }
 
 /// The cluster for filter, prioritize and bind:
@@ -182,7 +199,9 @@ fn quiet() -> ServedCluster {
 /// What preempt is asked about: the victims of the request, opportunistic, each filling two GPUs of its node.
 fn full_of_victims(request: &Value) -> ServedCluster {
     let whole = request["NodeNameToVictims"].as_object();
-    let nodes = whole.or(request["NodeNameToMetaVictims"].as_object()).unwrap();
+    let nodes = whole
+        .or(request["NodeNameToMetaVictims"].as_object())
+        .unwrap();
     let mut urgent = request["Pod"].clone();
     urgent["kind"] = json!("Pod");
     let mut pods = vec![urgent];
@@ -190,13 +209,23 @@ fn full_of_victims(request: &Value) -> ServedCluster {
         for (place, victim) in victims["Pods"].as_array().unwrap().iter().enumerate() {
             let gpus = [place as u32 * 2, place as u32 * 2 + 1];
             let mut pod = over(pod(&format!("victim-{node}-{place}"), "144Gi"), 2);
-            pod["metadata"]["uid"] = victim.get("UID").unwrap_or(&victim["metadata"]["uid"]).clone();
-            pods.push(on(crate::served::priority(pod, -10), node, &gpus, 144 << 30));
+            pod["metadata"]["uid"] = victim
+                .get("UID")
+                .unwrap_or(&victim["metadata"]["uid"])
+                .clone();
+            pods.push(on(
+                crate::served::priority(pod, -10),
+                node,
+                &gpus,
+                144 << 30,
+            ));
         }
     }
     // No GPU is free beside them: where one is free, no pod is evicted.
     let size = |node: &&str| {
-        nodes.get(*node).map_or(2, |victims| victims["Pods"].as_array().unwrap().len() as u32 * 2)
+        nodes.get(*node).map_or(2, |victims| {
+            victims["Pods"].as_array().unwrap().len() as u32 * 2
+        })
     };
     let sizes = ["node-a", "node-b", "node-c"].map(|node| (node, size(&node)));
     ServedCluster::of(&sizes).with(pods)
@@ -218,7 +247,9 @@ fn as_meant(mut value: Value) -> Value {
                 }
             }
         }
-        Value::Array(items) => items.iter_mut().for_each(|item| *item = as_meant(item.take())),
+        Value::Array(items) => items
+            .iter_mut()
+            .for_each(|item| *item = as_meant(item.take())),
         _ => {}
     }
     value

@@ -44,13 +44,24 @@ impl LeasedReplica {
 
     fn start_with(server: &ApiServer, name: &'static str, times: WriteTimes) -> Self {
         let service = Service::new(without_engines());
-        let lead_with = LeadWith::Lease { lease: LeaseName::own("stowage"), identity: name.into() };
-        let options = ClusterOptions { times, ..ClusterOptions::new(lead_with, name.into()) };
+        let lead_with = LeadWith::Lease {
+            lease: LeaseName::own("stowage"),
+            identity: name.into(),
+        };
+        let options = ClusterOptions {
+            times,
+            ..ClusterOptions::new(lead_with, name.into())
+        };
         let client = server.client_with(name, times).unwrap();
         let (control_plane, tasks) =
             kubernetes::start(client, service.clone(), options, CancellationToken::new());
         let extender = Extender::new(service.clone(), control_plane, RequestLimits::default());
-        Self { name, service, extender, tasks }
+        Self {
+            name,
+            service,
+            extender,
+            tasks,
+        }
     }
 
     async fn acting(server: &ApiServer, name: &'static str) -> Self {
@@ -64,7 +75,10 @@ impl LeasedReplica {
     }
 
     async fn knows(&self, pod: &Value) {
-        eventually("the pod is seen", || self.service.cluster().pod_state(&uid(pod)).is_some()).await;
+        eventually("the pod is seen", || {
+            self.service.cluster().pod_state(&uid(pod)).is_some()
+        })
+        .await;
     }
 
     /// Binds as the scheduler does; the answer is for the caller.
@@ -113,10 +127,14 @@ impl LeasedReplica {
 /// One node.
 async fn server(gpus: u32) -> ApiServer {
     let server = ApiServer::start().await.unwrap();
-    let allocatable = json!({ "cpu": "64", "memory": "512Gi", "pods": "110", "stowage.dev/vram": "144Gi" });
+    let allocatable =
+        json!({ "cpu": "64", "memory": "512Gi", "pods": "110", "stowage.dev/vram": "144Gi" });
     let status = json!({ "allocatable": allocatable, "capacity": { "stowage.dev/vram": "144Gi" } });
     server
-        .create("nodes", json!({ "metadata": { "name": "n", "labels": gpu_labels(gpus) }, "status": status }))
+        .create(
+            "nodes",
+            json!({ "metadata": { "name": "n", "labels": gpu_labels(gpus) }, "status": status }),
+        )
         .unwrap();
     server
 }
@@ -128,7 +146,12 @@ fn create(server: &ApiServer, name: &str, priority: i32) -> Value {
 
 /// One that the planner places.
 fn create_gated(server: &ApiServer, name: &str, priority: i32) -> Value {
-    create_with(server, name, priority, &json!([{ "name": "stowage.dev/plan" }]))
+    create_with(
+        server,
+        name,
+        priority,
+        &json!([{ "name": "stowage.dev/plan" }]),
+    )
 }
 
 fn create_with(server: &ApiServer, name: &str, priority: i32, gates: &Value) -> Value {
@@ -137,19 +160,25 @@ fn create_with(server: &ApiServer, name: &str, priority: i32, gates: &Value) -> 
     let spec = json!({
         "schedulerName": "stowage", "priority": priority, "containers": [container], "schedulingGates": gates,
     });
-    let pod = server.create("pods", json!({ "metadata": { "name": name }, "spec": spec })).unwrap();
+    let pod = server
+        .create(
+            "pods",
+            json!({ "metadata": { "name": name }, "spec": spec }),
+        )
+        .unwrap();
     Value::clone(&pod)
 }
 
 /// One that a leader has bound to the node's GPU.
 fn create_bound(server: &ApiServer, name: &str) {
-    let annotations =
-        json!({ "stowage.dev/devices": "index-0", "stowage.dev/vram-granted": (40u64 << 30).to_string() });
+    let annotations = json!({ "stowage.dev/devices": "index-0", "stowage.dev/vram-granted": (40u64 << 30).to_string() });
     let resources = json!({ "limits": { "stowage.dev/vram": "40Gi" } });
     let container = json!({ "name": "engine", "image": "engine", "resources": resources });
     let spec = json!({ "schedulerName": "stowage", "nodeName": "n", "containers": [container] });
     let metadata = json!({ "name": name, "annotations": annotations });
-    server.create("pods", json!({ "metadata": metadata, "spec": spec })).unwrap();
+    server
+        .create("pods", json!({ "metadata": metadata, "spec": spec }))
+        .unwrap();
 }
 
 fn uid(pod: &Value) -> PodUid {
@@ -161,9 +190,10 @@ fn promised_twice(server: &ApiServer) -> BTreeMap<String, Vec<String>> {
     let mut promises: BTreeMap<String, (u64, Vec<String>)> = BTreeMap::new();
     for pod in server.list("pods") {
         let written = &pod["metadata"]["annotations"];
-        let (Some(devices), Some(granted)) =
-            (written["stowage.dev/devices"].as_str(), written["stowage.dev/vram-granted"].as_str())
-        else {
+        let (Some(devices), Some(granted)) = (
+            written["stowage.dev/devices"].as_str(),
+            written["stowage.dev/vram-granted"].as_str(),
+        ) else {
             continue;
         };
         for device in devices.split(',') {
@@ -173,7 +203,9 @@ fn promised_twice(server: &ApiServer) -> BTreeMap<String, Vec<String>> {
             pods.push(pod["metadata"]["name"].as_str().unwrap().to_owned());
         }
     }
-    let too_much = promises.into_iter().filter(|(_, (sum, _))| *sum > PROMISABLE);
+    let too_much = promises
+        .into_iter()
+        .filter(|(_, (sum, _))| *sum > PROMISABLE);
     too_much.map(|(gpu, (_, pods))| (gpu, pods)).collect()
 }
 
@@ -191,7 +223,9 @@ async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, looking).await.unwrap_or_else(|_| panic!("it never came that {what}"));
+    tokio::time::timeout(PATIENCE, looking)
+        .await
+        .unwrap_or_else(|_| panic!("it never came that {what}"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -200,7 +234,12 @@ async fn b3_a_gpu_bound_while_the_next_leader_lists_is_not_allocated_again() {
     let (x, y) = (create(&server, "x", 0), create(&server, "y", 0));
     let a = LeasedReplica::acting(&server, "a").await;
     // B's list shows the cluster as of now, whenever its pages come in.
-    server.faults().next_of("b", Operation::ListPods, 1, InjectedFault::AnswersWhenReleased);
+    server.faults().next_of(
+        "b",
+        Operation::ListPods,
+        1,
+        InjectedFault::AnswersWhenReleased,
+    );
     server.connections().hold_watches_back("b", "pods");
     let b = LeasedReplica::start(&server, "b");
     server.held().until("b", Operation::ListPods, "").await;
@@ -210,7 +249,11 @@ async fn b3_a_gpu_bound_while_the_next_leader_lists_is_not_allocated_again() {
     server.held().release("b", Operation::ListPods);
     b.acts().await;
     let answer = b.bind(&x).await.unwrap();
-    assert_eq!(promised_twice(&server), BTreeMap::new(), "b's answer was {answer:?}");
+    assert_eq!(
+        promised_twice(&server),
+        BTreeMap::new(),
+        "b's answer was {answer:?}"
+    );
     assert_ne!(answer, "", "y has the GPU");
 }
 
@@ -232,7 +275,8 @@ async fn lands_in_the_wait() -> bool {
     eventually("b has listed", || leadership.is_synced()).await;
     let before = leadership.term();
     a.dies(&server).await;
-    let listed = || leadership.is_succeeding() && leadership.term() > before && leadership.is_synced();
+    let listed =
+        || leadership.is_succeeding() && leadership.term() > before && leadership.is_synced();
     eventually("b has listed in its wait", listed).await;
     server.connections().hold_watches_back("b", "pods");
     // The pod is bound by its creation here, since no write of A would wait for what B does.
@@ -241,7 +285,11 @@ async fn lands_in_the_wait() -> bool {
     if has_landed {
         b.acts().await;
         let answer = b.bind(&x).await.unwrap();
-        assert_eq!(promised_twice(&server), BTreeMap::new(), "b's answer was {answer:?}");
+        assert_eq!(
+            promised_twice(&server),
+            BTreeMap::new(),
+            "b's answer was {answer:?}"
+        );
         assert_ne!(answer, "", "y has the GPU");
     }
     has_landed
@@ -256,7 +304,12 @@ async fn b4_a_binding_of_a_dead_leader_is_written_before_the_next_one_acts_or_ne
     eventually("b has listed", || b.service.leadership.is_synced()).await;
     a.knows(&y).await;
     // The API server has accepted it, and is slow.
-    server.faults().next_of("a", Operation::Binding, 1, InjectedFault::LandsWhenReleased(DelayStage::Queue));
+    server.faults().next_of(
+        "a",
+        Operation::Binding,
+        1,
+        InjectedFault::LandsWhenReleased(DelayStage::Queue),
+    );
     let lost = a.bind(&y);
     server.held().until("a", Operation::Binding, "y").await;
     a.dies(&server).await;
@@ -264,10 +317,16 @@ async fn b4_a_binding_of_a_dead_leader_is_written_before_the_next_one_acts_or_ne
     b.bound(&x).await;
     let landed = server.held().release("a", Operation::Binding);
     if landed > 0 {
-        let node = |server: &ApiServer| server.get("pods/default/y").unwrap()["spec"]["nodeName"].is_string();
+        let node = |server: &ApiServer| {
+            server.get("pods/default/y").unwrap()["spec"]["nodeName"].is_string()
+        };
         server.until(|server| node(server).then_some(())).await;
     }
-    assert_eq!(promised_twice(&server), BTreeMap::new(), "{landed} Binding landed after b had acted");
+    assert_eq!(
+        promised_twice(&server),
+        BTreeMap::new(),
+        "{landed} Binding landed after b had acted"
+    );
     assert_ne!(lost.await.unwrap(), "");
 }
 
@@ -277,8 +336,11 @@ async fn b5_a_late_reservation_of_a_dead_leader_on_reserved_gpus_is_ended() {
     let a = LeasedReplica::acting(&server, "a").await;
     let job = create(&server, "job", -10);
     a.bound(&job).await;
-    let running = json!({ "phase": "Running", "conditions": [{ "type": "Ready", "status": "True" }] });
-    server.patch_status("pods/default/job", &json!({ "status": running })).unwrap();
+    let running =
+        json!({ "phase": "Running", "conditions": [{ "type": "Ready", "status": "True" }] });
+    server
+        .patch_status("pods/default/job", &json!({ "status": running }))
+        .unwrap();
     // A proxy buffers it: no timeout limits when it lands.
     server.faults().next_of(
         "a",
@@ -298,13 +360,20 @@ async fn b5_a_late_reservation_of_a_dead_leader_on_reserved_gpus_is_ended() {
     .await;
     assert_eq!(reservation_for(&server, "late"), None);
     assert_eq!(server.held().release("a", Operation::PodStatus), 1);
-    let is_held =
-        || b.service.cluster().pod_state(&uid(&late)).is_some_and(|entry| entry.reservation().is_some());
+    let is_held = || {
+        b.service
+            .cluster()
+            .pod_state(&uid(&late))
+            .is_some_and(|entry| entry.reservation().is_some())
+    };
     let is_ended = || reservation_for(&server, "late").as_deref() == Some("False");
     eventually("b has seen the late hold", || is_held() || is_ended()).await;
     let holds = b.service.cluster().totals().reservations;
     assert!(!is_held(), "b adopted it: {holds} holds on one GPU");
-    assert_eq!((holds, reservation_for(&server, "first").as_deref()), (1, Some("True")));
+    assert_eq!(
+        (holds, reservation_for(&server, "first").as_deref()),
+        (1, Some("True"))
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -314,8 +383,15 @@ async fn b9_repeated_binds_without_an_answer_start_one_read_loop() {
     let replica = LeasedReplica::acting(&server, "a").await;
     replica.knows(&p).await;
     replica.knows(&q).await;
-    server.faults().next_of("a", Operation::GetPod, 1000, InjectedFault::AnswersWhenReleased);
-    server.faults().next_of("a", Operation::Binding, 1000, InjectedFault::Fails);
+    server.faults().next_of(
+        "a",
+        Operation::GetPod,
+        1000,
+        InjectedFault::AnswersWhenReleased,
+    );
+    server
+        .faults()
+        .next_of("a", Operation::Binding, 1000, InjectedFault::Fails);
     for _ in 0..5 {
         assert_ne!(replica.bind(&p).await.unwrap(), "");
     }
@@ -324,7 +400,11 @@ async fn b9_repeated_binds_without_an_answer_start_one_read_loop() {
     assert_ne!(replica.bind(&q).await.unwrap(), "");
     server.held().until("a", Operation::GetPod, "q").await;
     let reads = server.held().objects("a", Operation::GetPod);
-    assert_eq!(reads.iter().filter(|pod| *pod == "p").count(), 1, "{reads:?}");
+    assert_eq!(
+        reads.iter().filter(|pod| *pod == "p").count(),
+        1,
+        "{reads:?}"
+    );
 }
 
 /// An API server that answers no reads for a while would otherwise get one of each open Binding at once, and again every few seconds.
@@ -333,10 +413,19 @@ async fn few_open_bindings_are_read_at_once_and_all_are_settled() {
     const PODS: u32 = 40;
     const AT_ONCE: usize = 16;
     let server = server(PODS).await;
-    let pods: Vec<Value> = (0..PODS).map(|n| create(&server, &format!("p{n:02}"), 0)).collect();
+    let pods: Vec<Value> = (0..PODS)
+        .map(|n| create(&server, &format!("p{n:02}"), 0))
+        .collect();
     let replica = LeasedReplica::acting(&server, "a").await;
-    server.faults().next_of("a", Operation::GetPod, 1000, InjectedFault::AnswersWhenReleased);
-    server.faults().next_of("a", Operation::Binding, PODS as usize, InjectedFault::Fails);
+    server.faults().next_of(
+        "a",
+        Operation::GetPod,
+        1000,
+        InjectedFault::AnswersWhenReleased,
+    );
+    server
+        .faults()
+        .next_of("a", Operation::Binding, PODS as usize, InjectedFault::Fails);
     for pod in &pods {
         replica.knows(pod).await;
         assert_ne!(replica.bind(pod).await.unwrap(), "");
@@ -354,11 +443,24 @@ async fn few_open_bindings_are_read_at_once_and_all_are_settled() {
         most = most.max(at_once());
     }
     // One that the replica has given up counts until the server sees its connection close.
-    assert!((AT_ONCE..2 * AT_ONCE).contains(&most), "{most} are read at once");
+    assert!(
+        (AT_ONCE..2 * AT_ONCE).contains(&most),
+        "{most} are read at once"
+    );
     server.faults().clear();
     server.held().release_all();
-    eventually("all are settled", || replica.service.cluster().unsettled_bindings() == 0).await;
+    eventually("all are settled", || {
+        replica.service.cluster().unsettled_bindings() == 0
+    })
+    .await;
     assert_eq!(promised_twice(&server), BTreeMap::new());
     let is_bound = |pod: &Value| pod["spec"]["nodeName"].is_string();
-    assert_eq!(server.list("pods").iter().filter(|pod| is_bound(pod)).count(), PODS as usize);
+    assert_eq!(
+        server
+            .list("pods")
+            .iter()
+            .filter(|pod| is_bound(pod))
+            .count(),
+        PODS as usize
+    );
 }

@@ -23,13 +23,20 @@ impl Helm {
     /// `None`, with a line that says so, where there is none.
     pub fn find() -> Option<Self> {
         let folders = std::env::var_os("PATH").unwrap_or_default();
-        if let Some(folder) = std::env::split_paths(&folders).find(|folder| folder.join("helm").is_file()) {
+        if let Some(folder) =
+            std::env::split_paths(&folders).find(|folder| folder.join("helm").is_file())
+        {
             return Some(Self { folder });
         }
         let python = std::env::var(PYTHON).unwrap_or_else(|_| "python3".to_owned());
-        let imports = Command::new(&python).args(["-c", "import helm_python"]).stderr(Stdio::null()).status();
+        let imports = Command::new(&python)
+            .args(["-c", "import helm_python"])
+            .stderr(Stdio::null())
+            .status();
         if imports.is_ok_and(|status| status.success()) {
-            return Some(Self { folder: script(&python) });
+            return Some(Self {
+                folder: script(&python),
+            });
         }
         needs::skipped(format_args!(
             "no helm on the path, and {python} has no helm-python-sdk; {PYTHON} names another interpreter"
@@ -40,8 +47,19 @@ impl Helm {
     /// The chart's objects under the given flags; an error is what Helm says.
     pub fn render(&self, namespace: &str, flags: &[&str]) -> Result<Vec<Value>, String> {
         let mut helm = Command::new(self.folder.join("helm"));
-        helm.args(["template", "stowage", "manifests/chart", "--namespace", namespace]).args(flags);
-        let output = helm.current_dir(root()).stdin(Stdio::null()).output().unwrap();
+        helm.args([
+            "template",
+            "stowage",
+            "manifests/chart",
+            "--namespace",
+            namespace,
+        ])
+        .args(flags);
+        let output = helm
+            .current_dir(root())
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         if !output.status.success() {
             return Err(text(&output.stderr));
@@ -55,7 +73,10 @@ impl Helm {
 fn script(python: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("helm");
     std::fs::create_dir_all(&folder).unwrap();
-    let text = format!("#!/bin/sh\nexec {python} {} \"$@\"\n", root().join("tests/helm/helm.py").display());
+    let text = format!(
+        "#!/bin/sh\nexec {python} {} \"$@\"\n",
+        root().join("tests/helm/helm.py").display()
+    );
     // Renamed into place: a test beside this one may be running it.
     let file = tempfile::NamedTempFile::new_in(&folder).unwrap();
     std::fs::write(file.path(), text).unwrap();

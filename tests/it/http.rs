@@ -3,7 +3,8 @@
 
 use crate::client::{Client, HttpAnswer, post_head};
 use crate::served::{
-    Served, ServedCluster, args, bind_args, eventually, on, pod, preempt_args, priority, report, uid_of,
+    Served, ServedCluster, args, bind_args, eventually, on, pod, preempt_args, priority, report,
+    uid_of,
 };
 use serde_json::{Value, json};
 use std::net::TcpStream;
@@ -19,8 +20,10 @@ fn served() -> Served {
 }
 
 fn served_within(limits: RequestLimits) -> Served {
-    let mut cluster = ServedCluster::of(&[("node-a", 2), ("node-b", 2)])
-        .with([on(pod("tenant", "40Gi"), "node-a", &[0], 40 << 30), pod("waiting", "20Gi")]);
+    let mut cluster = ServedCluster::of(&[("node-a", 2), ("node-b", 2)]).with([
+        on(pod("tenant", "40Gi"), "node-a", &[0], 40 << 30),
+        pod("waiting", "20Gi"),
+    ]);
     cluster.limits = limits;
     cluster.serve()
 }
@@ -37,15 +40,24 @@ fn refuses(
     let answer = send(&mut served.client());
     assert_eq!(answer.status, status, "{verb} {code}: {}", answer.text());
     assert!(answer.json()["Error"].is_string(), "{}", answer.text());
-    assert_eq!(served.bad_requests(verb, code), count + 1, "{verb} {code} is not counted");
+    assert_eq!(
+        served.bad_requests(verb, code),
+        count + 1,
+        "{verb} {code} is not counted"
+    );
     assert_eq!(served.ledger(), ledger, "{verb} {code} changed the ledger");
-    assert_eq!(served.passed(&pod("waiting", "20Gi"), &["node-a"]), ["node-a"]);
+    assert_eq!(
+        served.passed(&pod("waiting", "20Gi"), &["node-a"]),
+        ["node-a"]
+    );
     answer
 }
 
 fn body_is_refused(served: &Served, verb: &str, status: u16, code: &str, body: &str) -> String {
     let path = format!("/scheduler/{verb}");
-    let answer = refuses(served, verb, status, code, |client| client.post(&path, body));
+    let answer = refuses(served, verb, status, code, |client| {
+        client.post(&path, body)
+    });
     answer.json()["Error"].as_str().unwrap().to_owned()
 }
 
@@ -64,7 +76,13 @@ fn malformed_json_is_a_400_that_names_line_and_column() {
 #[test]
 fn a_field_that_is_missing_or_of_the_wrong_type_is_named() {
     let served = served();
-    let error = body_is_refused(&served, "filter", 400, "malformed", r#"{"NodeNames":["node-a"]}"#);
+    let error = body_is_refused(
+        &served,
+        "filter",
+        400,
+        "malformed",
+        r#"{"NodeNames":["node-a"]}"#,
+    );
     assert!(error.contains("`Pod`"), "{error}");
     let error = body_is_refused(
         &served,
@@ -76,9 +94,16 @@ fn a_field_that_is_missing_or_of_the_wrong_type_is_named() {
     assert!(error.contains("`PodUID`"), "{error}");
     let mut list = pod("waiting", "20Gi");
     list["spec"]["containers"][0]["resources"]["limits"]["stowage.dev/vram"] = json!([20]);
-    let error = body_is_refused(&served, "filter", 400, "malformed", &args(&list, &["node-a"]).to_string());
+    let error = body_is_refused(
+        &served,
+        "filter",
+        400,
+        "malformed",
+        &args(&list, &["node-a"]).to_string(),
+    );
     assert!(error.contains("invalid type: sequence"), "{error}");
-    let nameless = json!({ "Pod": pod("waiting", "20Gi"), "Nodes": { "items": [{ "metadata": {} }] } });
+    let nameless =
+        json!({ "Pod": pod("waiting", "20Gi"), "Nodes": { "items": [{ "metadata": {} }] } });
     let error = body_is_refused(&served, "filter", 400, "malformed", &nameless.to_string());
     assert!(error.contains("`name`"), "{error}");
 }
@@ -115,7 +140,8 @@ fn a_request_that_names_no_nodes_is_a_422() {
         let error = body_is_refused(&served, verb, 422, "no-nodes", &body);
         assert!(error.contains("neither Nodes nor NodeNames"), "{error}");
     }
-    let body = json!({ "Pod": pod, "NodeNameToVictims": null, "NodeNameToMetaVictims": null }).to_string();
+    let body =
+        json!({ "Pod": pod, "NodeNameToVictims": null, "NodeNameToMetaVictims": null }).to_string();
     body_is_refused(&served, "preempt", 422, "no-candidates", &body);
 }
 
@@ -125,11 +151,29 @@ fn a_pod_that_asks_for_no_vram_is_a_422() {
     let mut pod = pod("plain", "1");
     pod["spec"]["containers"][0]["resources"] = json!({ "limits": { "cpu": "1" } });
     for verb in ["filter", "prioritize"] {
-        let error = body_is_refused(&served, verb, 422, "no-vram", &args(&pod, &["node-a"]).to_string());
-        assert!(error.contains("managedResources"), "it says the way out: {error}");
+        let error = body_is_refused(
+            &served,
+            verb,
+            422,
+            "no-vram",
+            &args(&pod, &["node-a"]).to_string(),
+        );
+        assert!(
+            error.contains("managedResources"),
+            "it says the way out: {error}"
+        );
     }
-    body_is_refused(&served, "preempt", 422, "no-vram", &preempt_args(&pod, &[]).to_string());
-    assert_eq!(served.bind(&pod, "node-a"), "conflict: pod unknown to Stowage or gone");
+    body_is_refused(
+        &served,
+        "preempt",
+        422,
+        "no-vram",
+        &preempt_args(&pod, &[]).to_string(),
+    );
+    assert_eq!(
+        served.bind(&pod, "node-a"),
+        "conflict: pod unknown to Stowage or gone"
+    );
 }
 
 #[test]
@@ -138,17 +182,37 @@ fn a_pod_that_asks_for_zero_vram_fits_everywhere_and_is_bound_without_a_gpu() {
     let mut pod = pod("none", "0");
     for resource in ["stowage.dev/vram", "nvidia.com/gpu"] {
         pod["spec"]["containers"][0]["resources"] = json!({ "limits": { resource: "0" } });
-        assert_eq!(served.passed(&pod, &["node-a", "node-z"]), ["node-a", "node-z"], "{resource}");
+        assert_eq!(
+            served.passed(&pod, &["node-a", "node-z"]),
+            ["node-a", "node-z"],
+            "{resource}"
+        );
         let ranked = served.prioritize(&pod, &["node-a", "node-z"]);
-        assert_eq!(ranked.iter().map(|(node, _)| node.as_str()).collect::<Vec<_>>(), ["node-a", "node-z"]);
+        assert_eq!(
+            ranked
+                .iter()
+                .map(|(node, _)| node.as_str())
+                .collect::<Vec<_>>(),
+            ["node-a", "node-z"]
+        );
         let answer = served.post("/scheduler/preempt", preempt_args(&pod, &[]));
-        assert_eq!((answer.status, answer.json()), (200, json!({ "NodeNameToMetaVictims": {} })));
+        assert_eq!(
+            (answer.status, answer.json()),
+            (200, json!({ "NodeNameToMetaVictims": {} }))
+        );
     }
     let before = served.charged("node-a");
-    served.control_plane.binds.lock().push_back(BindOutcome::Written);
+    served
+        .control_plane
+        .binds
+        .lock()
+        .push_back(BindOutcome::Written);
     assert_eq!(served.bind(&pod, "node-a"), "");
     let order = served.control_plane.orders.lock().last().unwrap().0.clone();
-    assert!(order.demand.asks_plugin() && order.placement.devices.is_empty(), "a plain Binding: {order:?}");
+    assert!(
+        order.demand.asks_plugin() && order.placement.devices.is_empty(),
+        "a plain Binding: {order:?}"
+    );
     assert_eq!(served.charged("node-a"), before);
 }
 
@@ -168,33 +232,55 @@ fn absurd_quantities_are_refused_everywhere_with_a_fixed_phrase_and_an_event() {
         let (ledger, events) = (served.ledger(), served.events().len());
         let pod = priority(pod("absurd", quantity), 5);
         let answer = served.filter(&pod, &["node-a", "node-z"]);
-        let refused =
-            json!({ "NodeNames": [], "FailedAndUnresolvableNodes": { "node-a": phrase, "node-z": phrase } });
-        assert_eq!((answer.status, answer.json()), (200, refused), "{quantity:?}");
+        let refused = json!({ "NodeNames": [], "FailedAndUnresolvableNodes": { "node-a": phrase, "node-z": phrase } });
+        assert_eq!(
+            (answer.status, answer.json()),
+            (200, refused),
+            "{quantity:?}"
+        );
         let (name, kind, text) = served.events().swap_remove(events);
-        assert_eq!((name.as_str(), kind), ("absurd", PodEventReason::InvalidRequest));
+        assert_eq!(
+            (name.as_str(), kind),
+            ("absurd", PodEventReason::InvalidRequest)
+        );
         assert!(text.contains("stowage.dev/vram is"), "{text}");
         assert_eq!(
             served.prioritize(&pod, &["node-a", "node-b"]),
             [("node-a".into(), 0), ("node-b".into(), 0)]
         );
         let tenant = crate::served::pod("tenant", "40Gi");
-        let answer = served.post("/scheduler/preempt", preempt_args(&pod, &[("node-a", &[&tenant])]));
-        assert_eq!((answer.status, answer.json()), (200, json!({ "NodeNameToMetaVictims": {} })));
-        assert_eq!(served.bind(&pod, "node-a"), "conflict: pod unknown to Stowage or gone");
+        let answer = served.post(
+            "/scheduler/preempt",
+            preempt_args(&pod, &[("node-a", &[&tenant])]),
+        );
+        assert_eq!(
+            (answer.status, answer.json()),
+            (200, json!({ "NodeNameToMetaVictims": {} }))
+        );
+        assert_eq!(
+            served.bind(&pod, "node-a"),
+            "conflict: pod unknown to Stowage or gone"
+        );
         assert_eq!(served.ledger(), ledger, "{quantity:?} changed the ledger");
-        let counted = format!("stowage_answers_total{{code=\"{code}\",outcome=\"refused\",verb=\"filter\"}}");
+        let counted =
+            format!("stowage_answers_total{{code=\"{code}\",outcome=\"refused\",verb=\"filter\"}}");
         assert!(served.metric(&counted) > 0, "{counted}");
     }
     // More than any GPU has, and yet a number: it is known, and fits nowhere.
     let huge = pod("huge", "9223372036854775807");
     assert_eq!(served.passed(&huge, &["node-a"]), [""; 0]);
-    assert_eq!(served.bind(&huge, "node-a"), "conflict: the node's GPUs have changed");
+    assert_eq!(
+        served.bind(&huge, "node-a"),
+        "conflict: the node's GPUs have changed"
+    );
 }
 
 #[test]
 fn a_body_over_the_limit_is_a_413_whether_it_is_announced_or_streamed() {
-    let limits = RequestLimits { body: 4096, ..RequestLimits::default() };
+    let limits = RequestLimits {
+        body: 4096,
+        ..RequestLimits::default()
+    };
     let served = served_within(limits);
     for path in ["filter", "prioritize", "preempt", "bind"] {
         let answer = refuses(&served, path, 413, "too-large", |client| {
@@ -203,19 +289,39 @@ fn a_body_over_the_limit_is_a_413_whether_it_is_announced_or_streamed() {
                 .unwrap();
             client.read_answer().unwrap()
         });
-        assert!(answer.text().contains("larger than 4096 bytes; raise --body-limit"), "{}", answer.text());
+        assert!(
+            answer
+                .text()
+                .contains("larger than 4096 bytes; raise --body-limit"),
+            "{}",
+            answer.text()
+        );
         refuses(&served, path, 413, "too-large", |client| {
             client
-                .write(post_head(&format!("/scheduler/{path}"), "Transfer-Encoding: chunked").as_bytes())
+                .write(
+                    post_head(&format!("/scheduler/{path}"), "Transfer-Encoding: chunked")
+                        .as_bytes(),
+                )
                 .unwrap();
             for _ in 0..5 {
-                client.write(format!("3e8\r\n{}\r\n", " ".repeat(1000)).as_bytes()).unwrap();
+                client
+                    .write(format!("3e8\r\n{}\r\n", " ".repeat(1000)).as_bytes())
+                    .unwrap();
             }
             client.read_answer().unwrap()
         });
     }
-    let at_the_limit = format!("{:4096}", args(&pod("waiting", "20Gi"), &["node-a"]).to_string());
-    assert_eq!(served.client().post("/scheduler/filter", at_the_limit).status, 200);
+    let at_the_limit = format!(
+        "{:4096}",
+        args(&pod("waiting", "20Gi"), &["node-a"]).to_string()
+    );
+    assert_eq!(
+        served
+            .client()
+            .post("/scheduler/filter", at_the_limit)
+            .status,
+        200
+    );
 }
 
 #[test]
@@ -223,9 +329,13 @@ fn a_streamed_body_within_the_limit_is_accepted() {
     let served = served();
     let body = args(&pod("waiting", "20Gi"), &["node-a"]).to_string();
     let mut client = served.client();
-    client.write(post_head("/scheduler/filter", "Transfer-Encoding: chunked").as_bytes()).unwrap();
+    client
+        .write(post_head("/scheduler/filter", "Transfer-Encoding: chunked").as_bytes())
+        .unwrap();
     for part in body.as_bytes().chunks(100) {
-        client.write(&[format!("{:x}\r\n", part.len()).as_bytes(), part, b"\r\n"].concat()).unwrap();
+        client
+            .write(&[format!("{:x}\r\n", part.len()).as_bytes(), part, b"\r\n"].concat())
+            .unwrap();
     }
     client.write(b"0\r\n\r\n").unwrap();
     assert_eq!(client.read_answer().unwrap().status, 200);
@@ -233,20 +343,35 @@ fn a_streamed_body_within_the_limit_is_accepted() {
 
 #[test]
 fn a_client_that_sends_too_slowly_gets_a_408() {
-    let limits = RequestLimits { body_time: Duration::from_millis(100), ..RequestLimits::default() };
+    let limits = RequestLimits {
+        body_time: Duration::from_millis(100),
+        ..RequestLimits::default()
+    };
     let served = served_within(limits);
     let answer = refuses(&served, "filter", 408, "too-slow", |client| {
-        client.write(post_head("/scheduler/filter", "Content-Length: 1000000").as_bytes()).unwrap();
+        client
+            .write(post_head("/scheduler/filter", "Content-Length: 1000000").as_bytes())
+            .unwrap();
         // The stream's own time limit sets the pace: a byte, a check for an answer, a byte.
-        client.stream().set_read_timeout(Some(Duration::from_millis(5))).unwrap();
+        client
+            .stream()
+            .set_read_timeout(Some(Duration::from_millis(5)))
+            .unwrap();
         eventually("the answer is there", || {
             let _ = client.write(b" ");
             client.has_answer()
         });
-        client.stream().set_read_timeout(Some(crate::client::PATIENCE)).unwrap();
+        client
+            .stream()
+            .set_read_timeout(Some(crate::client::PATIENCE))
+            .unwrap();
         client.read_answer().unwrap()
     });
-    assert!(answer.text().contains("did not arrive within 0.1 s"), "{}", answer.text());
+    assert!(
+        answer.text().contains("did not arrive within 0.1 s"),
+        "{}",
+        answer.text()
+    );
 }
 
 #[test]
@@ -254,11 +379,16 @@ fn a_client_that_hangs_up_in_the_middle_of_its_body_changes_nothing() {
     let served = served();
     let ledger = served.ledger();
     let mut client = served.client();
-    client.write(post_head("/scheduler/bind", "Content-Length: 1000").as_bytes()).unwrap();
+    client
+        .write(post_head("/scheduler/bind", "Content-Length: 1000").as_bytes())
+        .unwrap();
     client.write(br#"{"PodName":"waiting""#).unwrap();
     drop(client);
     assert_eq!(served.ledger(), ledger);
-    assert_eq!(served.passed(&pod("waiting", "20Gi"), &["node-a"]), ["node-a"]);
+    assert_eq!(
+        served.passed(&pod("waiting", "20Gi"), &["node-a"]),
+        ["node-a"]
+    );
 }
 
 #[test]
@@ -268,12 +398,21 @@ fn an_unknown_path_is_a_404_and_a_wrong_method_a_405() {
     let mut client = served.client();
     let answer = client.post("/scheduler/score", "{}");
     assert_eq!(answer.status, 404);
-    assert!(answer.text().contains("filter, prioritize, prioritize-claims, preempt and bind"));
+    assert!(
+        answer
+            .text()
+            .contains("filter, prioritize, prioritize-claims, preempt and bind")
+    );
     assert_eq!(client.get("/scheduler/filter").status, 405);
     assert_eq!(client.post("/", "{}").status, 404);
     assert_eq!(served.ledger(), ledger);
     assert_eq!(
-        client.post("/scheduler/filter", args(&pod("waiting", "20Gi"), &["node-a"]).to_string()).status,
+        client
+            .post(
+                "/scheduler/filter",
+                args(&pod("waiting", "20Gi"), &["node-a"]).to_string()
+            )
+            .status,
         200
     );
     let mut operators = Client::connect(served.operators);
@@ -283,7 +422,11 @@ fn an_unknown_path_is_a_404_and_a_wrong_method_a_405() {
         404,
         "the verbs are on the scheduler's address only"
     );
-    assert_eq!(served.client().get("/metrics").status, 404, "the pages are on the operators' address only");
+    assert_eq!(
+        served.client().get("/metrics").status,
+        404,
+        "the pages are on the operators' address only"
+    );
 }
 
 #[test]
@@ -291,10 +434,15 @@ fn a_bind_to_an_unknown_node_is_a_typed_conflict() {
     let served = served();
     let waiting = pod("waiting", "20Gi");
     let ledger = served.ledger();
-    assert_eq!(served.bind(&waiting, "node-z"), "conflict: node unknown to Stowage");
+    assert_eq!(
+        served.bind(&waiting, "node-z"),
+        "conflict: node unknown to Stowage"
+    );
     assert_eq!(served.ledger(), ledger);
     assert_eq!(
-        served.metric("stowage_answers_total{code=\"unknown-node\",outcome=\"unbound\",verb=\"bind\"}"),
+        served.metric(
+            "stowage_answers_total{code=\"unknown-node\",outcome=\"unbound\",verb=\"bind\"}"
+        ),
         1
     );
     assert_eq!(served.bind(&waiting, "node-a"), "");
@@ -309,12 +457,21 @@ fn a_bind_of_an_unknown_pod_is_a_typed_conflict() {
     let mut other_name = pod("impostor", "20Gi");
     other_name["metadata"]["uid"] = json!("uid-waiting");
     for foreign_pod in [pod("foreign", "20Gi"), other_uid, other_name] {
-        assert_eq!(served.bind(&foreign_pod, "node-a"), "conflict: pod unknown to Stowage or gone");
+        assert_eq!(
+            served.bind(&foreign_pod, "node-a"),
+            "conflict: pod unknown to Stowage or gone"
+        );
     }
     assert_eq!(served.ledger(), ledger);
-    assert_eq!(served.control_plane.orders.lock().len(), 0, "nothing was written");
     assert_eq!(
-        served.metric("stowage_answers_total{code=\"unknown-pod\",outcome=\"unbound\",verb=\"bind\"}"),
+        served.control_plane.orders.lock().len(),
+        0,
+        "nothing was written"
+    );
+    assert_eq!(
+        served.metric(
+            "stowage_answers_total{code=\"unknown-pod\",outcome=\"unbound\",verb=\"bind\"}"
+        ),
         3
     );
     assert_eq!(served.bind(&pod("waiting", "20Gi"), "node-a"), "");
@@ -339,8 +496,16 @@ fn a_replica_that_may_not_act_answers_503_and_changes_nothing() {
         assert_eq!(served.bad_requests(verb, "unavailable"), 1);
     }
     assert_eq!(served.ledger(), ledger);
-    assert_eq!(Client::connect(served.operators).get("/readyz").status, 200, "it stands by");
-    assert_eq!(served.report(report("node-a", "boot", 2, 2)).status, 200, "and it takes reports");
+    assert_eq!(
+        Client::connect(served.operators).get("/readyz").status,
+        200,
+        "it stands by"
+    );
+    assert_eq!(
+        served.report(report("node-a", "boot", 2, 2)).status,
+        200,
+        "and it takes reports"
+    );
     served.service.lead_from_the_start();
     assert_eq!(served.passed(&waiting, &["node-a"]), ["node-a"]);
 }
@@ -359,16 +524,35 @@ fn an_annotation_edited_after_the_bind_changes_nothing_and_gets_one_event() {
     for _ in 0..3 {
         let notice = served.show(&edited).unwrap();
         assert_eq!(notice.kind, PodEventReason::EditIgnored);
-        assert!(notice.text.contains("charged on GPU-node-b-0 of node-b"), "{}", notice.text);
+        assert!(
+            notice.text.contains("charged on GPU-node-b-0 of node-b"),
+            "{}",
+            notice.text
+        );
     }
     assert_eq!(served.ledger(), ledger);
-    assert_eq!(served.metric("stowage_pod_warnings_total{warning=\"devices-edited\"}"), 1);
+    assert_eq!(
+        served.metric("stowage_pod_warnings_total{warning=\"devices-edited\"}"),
+        1
+    );
     let mut removed = bound;
     removed["metadata"]["annotations"] = json!({});
-    assert_eq!(served.show(&removed).unwrap().kind, PodEventReason::EditIgnored);
+    assert_eq!(
+        served.show(&removed).unwrap().kind,
+        PodEventReason::EditIgnored
+    );
     assert_eq!(served.ledger(), ledger);
-    assert_eq!(served.entry(&waiting).unwrap().devices().unwrap()[0].as_str(), "GPU-node-b-0");
-    assert!(served.service.cluster().pod_state(&uid_of(&waiting)).is_some());
+    assert_eq!(
+        served.entry(&waiting).unwrap().devices().unwrap()[0].as_str(),
+        "GPU-node-b-0"
+    );
+    assert!(
+        served
+            .service
+            .cluster()
+            .pod_state(&uid_of(&waiting))
+            .is_some()
+    );
     assert_eq!(served.passed(&pod("next", "60Gi"), &["node-b"]), ["node-b"]);
 }
 
@@ -376,8 +560,16 @@ fn an_annotation_edited_after_the_bind_changes_nothing_and_gets_one_event() {
 fn every_operator_page_of_fixed_size_has_a_content_length() {
     let served = served();
     let mut client = Client::connect(served.operators);
-    for (path, status) in [("/healthz", 200), ("/readyz", 200), ("/debug/policy", 200), ("/x", 404)] {
+    for (path, status) in [
+        ("/healthz", 200),
+        ("/readyz", 200),
+        ("/debug/policy", 200),
+        ("/x", 404),
+    ] {
         assert_eq!(client.get(path).status, status, "{path}");
     }
-    assert_eq!(client.get_page("/debug/snapshot").json()["violations"], json!([]));
+    assert_eq!(
+        client.get_page("/debug/snapshot").json()["violations"],
+        json!([])
+    );
 }

@@ -17,9 +17,17 @@ impl Layers {
     fn read(src: &Path) -> Self {
         let listed_modules = listed(&src.join("lib.rs"));
         let on_layer = |(layer, listed_modules): (usize, Vec<Module>)| {
-            listed_modules.into_iter().map(move |listed_module| (listed_module, layer))
+            listed_modules
+                .into_iter()
+                .map(move |listed_module| (listed_module, layer))
         };
-        Self(listed_modules.into_iter().enumerate().flat_map(on_layer).collect())
+        Self(
+            listed_modules
+                .into_iter()
+                .enumerate()
+                .flat_map(on_layer)
+                .collect(),
+        )
     }
 
     /// The listed module that contains a module, or what a path names.
@@ -44,8 +52,12 @@ fn listed(file: &Path) -> Vec<Vec<Module>> {
             layers.push(Vec::new());
         }
         if is_listed {
-            let links = line.split("[`").skip(1).filter_map(|link| link.split_once("`]"));
-            let listed_modules = links.map(|(name, _)| name.split("::").map(str::to_owned).collect());
+            let links = line
+                .split("[`")
+                .skip(1)
+                .filter_map(|link| link.split_once("`]"));
+            let listed_modules =
+                links.map(|(name, _)| name.split("::").map(str::to_owned).collect());
             layers.last_mut().unwrap().extend(listed_modules);
         }
     }
@@ -96,7 +108,10 @@ impl Imports {
                 self.add_tree(&path.tree, before);
                 before.pop();
             }
-            UseTree::Group(group) => group.items.iter().for_each(|tree| self.add_tree(tree, before)),
+            UseTree::Group(group) => group
+                .items
+                .iter()
+                .for_each(|tree| self.add_tree(tree, before)),
             UseTree::Name(name) => self.add(&[&before[..], &[name.ident.to_string()]].concat()),
             UseTree::Rename(name) => self.add(&[&before[..], &[name.ident.to_string()]].concat()),
             UseTree::Glob(_) => self.add(before),
@@ -115,14 +130,18 @@ impl<'s> Visit<'s> for Imports {
         };
         let is_test = |attribute: &Attribute| {
             attribute.path().is_ident("cfg")
-                && attribute.parse_args::<syn::Meta>().is_ok_and(|cfg| is_for_tests(&cfg))
+                && attribute
+                    .parse_args::<syn::Meta>()
+                    .is_ok_and(|cfg| is_for_tests(&cfg))
         };
         if attributes.iter().any(is_test) {
             return;
         }
         match item {
             Item::Use(import) => self.add_tree(&import.tree, &mut Vec::new()),
-            Item::Mod(module) if module.content.is_none() => self.children.push(module.ident.to_string()),
+            Item::Mod(module) if module.content.is_none() => {
+                self.children.push(module.ident.to_string())
+            }
             Item::Mod(module) => {
                 self.module.push(module.ident.to_string());
                 visit::visit_item(self, item);
@@ -134,7 +153,11 @@ impl<'s> Visit<'s> for Imports {
 
     fn visit_path(&mut self, path: &'s syn::Path) {
         if path.segments.len() > 1 {
-            let names: Vec<String> = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
+            let names: Vec<String> = path
+                .segments
+                .iter()
+                .map(|segment| segment.ident.to_string())
+                .collect();
             self.add(&names);
         }
         visit::visit_path(self, path);
@@ -144,14 +167,23 @@ impl<'s> Visit<'s> for Imports {
 /// Of every module of the crate, what it names.
 fn imports(src: &Path) -> Vec<(Module, BTreeSet<Module>)> {
     let mut found = Vec::new();
-    let mut left: Vec<(Module, PathBuf, PathBuf)> = vec![(Vec::new(), src.join("lib.rs"), src.to_owned())];
+    let mut left: Vec<(Module, PathBuf, PathBuf)> =
+        vec![(Vec::new(), src.join("lib.rs"), src.to_owned())];
     while let Some((module, file, folder)) = left.pop() {
         let code = syn::parse_file(&std::fs::read_to_string(&file).unwrap()).unwrap();
-        let mut imports = Imports { module: module.clone(), paths: BTreeSet::new(), children: Vec::new() };
+        let mut imports = Imports {
+            module: module.clone(),
+            paths: BTreeSet::new(),
+            children: Vec::new(),
+        };
         imports.visit_file(&code);
         for child in imports.children {
             let (alone, inner) = (folder.join(format!("{child}.rs")), folder.join(&child));
-            let file = if alone.is_file() { alone } else { inner.join("mod.rs") };
+            let file = if alone.is_file() {
+                alone
+            } else {
+                inner.join("mod.rs")
+            };
             left.push(([&module[..], &[child]].concat(), file, inner));
         }
         found.push((module, imports.paths));
@@ -163,7 +195,9 @@ fn imports(src: &Path) -> Vec<(Module, BTreeSet<Module>)> {
 const LAYERED: [&str; 2] = ["scheduling", "server"];
 
 fn folder(package: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(package)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("src")
+        .join(package)
 }
 
 #[test]
@@ -173,28 +207,41 @@ fn no_module_imports_from_its_own_layer_or_from_one_above() {
     for package in LAYERED {
         let layers = Layers::read(&folder(package));
         for (module, paths) in imports(&folder(package)) {
-            let Some((listed_module, layer)) = layers.listed_module_of(&module) else { continue };
+            let Some((listed_module, layer)) = layers.listed_module_of(&module) else {
+                continue;
+            };
             read += 1;
             for path in paths {
                 if let Some((other, above)) = layers.listed_module_of(&path)
                     && other != listed_module
                     && above >= layer
                 {
-                    wrong.insert(format!("{package}: {} imports {}", module.join("::"), path.join("::")));
+                    wrong.insert(format!(
+                        "{package}: {} imports {}",
+                        module.join("::"),
+                        path.join("::")
+                    ));
                 }
             }
         }
     }
     assert!(read > 300, "{read} modules were read");
-    assert!(wrong.is_empty(), "{} imports lead upwards:\n{}", wrong.len(), Vec::from_iter(wrong).join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "{} imports lead upwards:\n{}",
+        wrong.len(),
+        Vec::from_iter(wrong).join("\n")
+    );
 }
 
 #[test]
 fn every_listed_module_exists_and_every_module_is_in_one() {
     for package in LAYERED {
         let layers = Layers::read(&folder(package));
-        let modules: BTreeSet<Module> =
-            imports(&folder(package)).into_iter().map(|(module, _)| module).collect();
+        let modules: BTreeSet<Module> = imports(&folder(package))
+            .into_iter()
+            .map(|(module, _)| module)
+            .collect();
         for listed_module in layers.0.keys() {
             assert!(
                 modules.contains(listed_module),

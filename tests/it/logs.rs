@@ -9,10 +9,15 @@ use std::process::{Child, Command, Stdio};
 use syn::visit::{self, Visit};
 
 /// How Rust's own types begin when they are printed for debugging.
-const RUST: [&str; 8] = ["Some(", "None", "Ok(", "Err(", "Uuid(", "Name(", "Uid(", " { "];
+const RUST: [&str; 8] = [
+    "Some(", "None", "Ok(", "Err(", "Uuid(", "Name(", "Uid(", " { ",
+];
 
 fn in_words(log: &str) {
-    let rust: Vec<&str> = log.lines().filter(|line| RUST.iter().any(|part| line.contains(part))).collect();
+    let rust: Vec<&str> = log
+        .lines()
+        .filter(|line| RUST.iter().any(|part| line.contains(part)))
+        .collect();
     assert!(rust.is_empty(), "{}", rust.join("\n"));
 }
 
@@ -25,7 +30,10 @@ fn the_whole_story_of_the_demo_is_logged_in_words() {
         .unwrap();
     let log = String::from_utf8(demo.stderr).unwrap();
     assert!(demo.status.success(), "{log}");
-    assert!(log.contains(" bound") && log.contains("place planned"), "the log is there: {log}");
+    assert!(
+        log.contains(" bound") && log.contains("place planned"),
+        "the log is there: {log}"
+    );
     in_words(&log);
 }
 
@@ -34,7 +42,15 @@ fn calls_and_their_refusals_are_logged_in_words_as_json_too() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
     let mut serve = Command::new(env!("CARGO_BIN_EXE_stowage"))
-        .args(["serve", "--listen", "127.0.0.1:0", "--agents", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
+        .args([
+            "serve",
+            "--listen",
+            "127.0.0.1:0",
+            "--agents",
+            "127.0.0.1:0",
+            "--admin",
+            "127.0.0.1:0",
+        ])
         .args(["--log-format", "json", "--cluster"])
         .arg(json_dump(&folder))
         .env("RUST_LOG", "stowage=debug")
@@ -44,8 +60,9 @@ fn calls_and_their_refusals_are_logged_in_words_as_json_too() {
         .unwrap();
     let text = || std::fs::read_to_string(&log).unwrap();
     let address = || {
-        let (_, after) =
-            text().split_once("the scheduler: http://").map(|(a, b)| (a.to_owned(), b.to_owned()))?;
+        let (_, after) = text()
+            .split_once("the scheduler: http://")
+            .map(|(a, b)| (a.to_owned(), b.to_owned()))?;
         after.split('"').next()?.parse().ok()
     };
     crate::process::eventually("it listens", || address().is_some());
@@ -59,15 +76,26 @@ fn calls_and_their_refusals_are_logged_in_words_as_json_too() {
         ("bind", bind_args(&llm, "node-b")),
     ] {
         let mut client = Client::connect(scheduler);
-        assert_eq!(client.post(&format!("/scheduler/{verb}"), body.to_string()).status, 200, "{verb}");
+        assert_eq!(
+            client
+                .post(&format!("/scheduler/{verb}"), body.to_string())
+                .status,
+            200,
+            "{verb}"
+        );
     }
-    crate::process::eventually("the binding is logged", || text().contains(r#""message":"bound""#));
+    crate::process::eventually("the binding is logged", || {
+        text().contains(r#""message":"bound""#)
+    });
     let _ = serve.kill();
     let _ = serve.wait();
     for line in text().lines() {
         let event: serde_json::Value =
             serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
-        assert!(event["message"].is_string() && event["level"].is_string(), "{line}");
+        assert!(
+            event["message"].is_string() && event["level"].is_string(),
+            "{line}"
+        );
         for (field, value) in event.as_object().unwrap() {
             in_words(&format!("{field}: {}", value.as_str().unwrap_or_default()));
         }
@@ -103,18 +131,37 @@ fn serve_goes_on_when_nobody_reads_its_log() {
         .spawn()
         .unwrap();
     let mut serve = KilledInTheEnd(child);
-    let mut lines = BufReader::new(serve.0.stderr.take().unwrap()).lines().map_while(Result::ok);
-    let scheduler =
-        lines.find_map(|line| Some(line.split_once("the scheduler: http://")?.1.parse().unwrap()));
-    assert!(lines.any(|line| line.contains("operators: http")), "it serves");
+    let mut lines = BufReader::new(serve.0.stderr.take().unwrap())
+        .lines()
+        .map_while(Result::ok);
+    let scheduler = lines.find_map(|line| {
+        Some(
+            line.split_once("the scheduler: http://")?
+                .1
+                .parse()
+                .unwrap(),
+        )
+    });
+    assert!(
+        lines.any(|line| line.contains("operators: http")),
+        "it serves"
+    );
     drop(lines);
     let mut client = Client::connect(scheduler.expect("it says where it listens"));
     let llm = pod("llm", "40Gi");
-    assert_eq!(client.post("/scheduler/filter", args(&llm, &["node-b"]).to_string()).status, 200);
+    assert_eq!(
+        client
+            .post("/scheduler/filter", args(&llm, &["node-b"]).to_string())
+            .status,
+        200
+    );
     let bound = client.post("/scheduler/bind", bind_args(&llm, "node-b").to_string());
     assert_eq!(bound.json()["Error"], "", "{}", bound.text());
     drop(client);
-    let sent = Command::new("sh").args(["-c", &format!("kill -TERM {}", serve.0.id())]).status().unwrap();
+    let sent = Command::new("sh")
+        .args(["-c", &format!("kill -TERM {}", serve.0.id())])
+        .status()
+        .unwrap();
     assert!(sent.success());
     let mut ended = None;
     crate::process::eventually("it ends", || {
@@ -133,11 +180,23 @@ struct DebugFields {
 
 impl<'ast> Visit<'ast> for DebugFields {
     fn visit_macro(&mut self, call: &'ast syn::Macro) {
-        let name = call.path.segments.last().map(|last| last.ident.to_string()).unwrap_or_default();
-        if matches!(&*name, "trace" | "debug" | "info" | "warn" | "error" | "info_span" | "debug_span") {
+        let name = call
+            .path
+            .segments
+            .last()
+            .map(|last| last.ident.to_string())
+            .unwrap_or_default();
+        if matches!(
+            &*name,
+            "trace" | "debug" | "info" | "warn" | "error" | "info_span" | "debug_span"
+        ) {
             self.macros += 1;
             let tokens = call.tokens.to_string();
-            if [", ?", "= ?", ":?}"].iter().any(|part| tokens.contains(part)) || tokens.starts_with('?') {
+            if [", ?", "= ?", ":?}"]
+                .iter()
+                .any(|part| tokens.contains(part))
+                || tokens.starts_with('?')
+            {
                 self.found.push(tokens);
             }
         }
@@ -146,9 +205,18 @@ impl<'ast> Visit<'ast> for DebugFields {
 }
 
 fn sources(folder: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let each = entries.flat_map(|path| if path.is_dir() { sources(&path) } else { vec![path] });
-    each.filter(|path| path.extension().is_some_and(|ending| ending == "rs")).collect()
+    let entries = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let each = entries.flat_map(|path| {
+        if path.is_dir() {
+            sources(&path)
+        } else {
+            vec![path]
+        }
+    });
+    each.filter(|path| path.extension().is_some_and(|ending| ending == "rs"))
+        .collect()
 }
 
 #[test]
@@ -158,8 +226,14 @@ fn no_call_of_the_logger_prints_a_value_for_debugging() {
         let before = seen.found.len();
         seen.visit_file(&syn::parse_file(&std::fs::read_to_string(&path).unwrap()).unwrap());
         let name = path.display().to_string();
-        seen.found[before..].iter_mut().for_each(|found| *found = format!("{name}: {found}"));
+        seen.found[before..]
+            .iter_mut()
+            .for_each(|found| *found = format!("{name}: {found}"));
     }
     assert!(seen.macros > 80, "only {} calls were found", seen.macros);
-    assert!(seen.found.is_empty(), "write it in words:\n{}", seen.found.join("\n"));
+    assert!(
+        seen.found.is_empty(),
+        "write it in words:\n{}",
+        seen.found.join("\n")
+    );
 }

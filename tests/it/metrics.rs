@@ -28,7 +28,10 @@ fn the_reference_page_is_what_the_declarations_say() {
         std::fs::write(&file, &generated).unwrap();
     }
     let committed = std::fs::read_to_string(&file).unwrap_or_default();
-    assert_eq!(committed, generated, "STOWAGE_BLESS=1 writes docs/metrics.md again");
+    assert_eq!(
+        committed, generated,
+        "STOWAGE_BLESS=1 writes docs/metrics.md again"
+    );
 }
 
 fn families() -> Vec<Family> {
@@ -41,16 +44,43 @@ fn families() -> Vec<Family> {
 fn names_help_and_labels_keep_to_the_conventions() {
     let families = families();
     assert!(families.len() > 100, "{}", families.len());
-    for Family { name, kind, help, labels } in &families {
-        assert!(name.starts_with("stowage_") || name.starts_with("process_"), "{name}");
+    for Family {
+        name,
+        kind,
+        help,
+        labels,
+    } in &families
+    {
+        assert!(
+            name.starts_with("stowage_") || name.starts_with("process_"),
+            "{name}"
+        );
         assert!(help.ends_with('.'), "{name}: {help:?} is no sentence");
-        assert_eq!(*kind == FamilyKind::Counter, name.ends_with("_total"), "{name}");
-        for bad in ["_count", "_sum", "_bucket", "_milliseconds", "_percent", "_mib", "_gib", "_minutes"] {
-            assert!(!name.ends_with(bad), "{name}: a base unit, and no suffix of Prometheus' own");
+        assert_eq!(
+            *kind == FamilyKind::Counter,
+            name.ends_with("_total"),
+            "{name}"
+        );
+        for bad in [
+            "_count",
+            "_sum",
+            "_bucket",
+            "_milliseconds",
+            "_percent",
+            "_mib",
+            "_gib",
+            "_minutes",
+        ] {
+            assert!(
+                !name.ends_with(bad),
+                "{name}: a base unit, and no suffix of Prometheus' own"
+            );
         }
         let names: Vec<&str> = labels.iter().map(|label| label.name).collect();
         assert!(
-            !names.iter().any(|name| ["le", "quantile", "percentile"].contains(name)),
+            !names
+                .iter()
+                .any(|name| ["le", "quantile", "percentile"].contains(name)),
             "{name}: {names:?}"
         );
     }
@@ -58,7 +88,10 @@ fn names_help_and_labels_keep_to_the_conventions() {
 
 #[test]
 fn every_page_declares_a_name_once() {
-    for families in [Metrics::new().families().all(), AgentMetrics::new().families().all()] {
+    for families in [
+        Metrics::new().families().all(),
+        AgentMetrics::new().families().all(),
+    ] {
         let mut names: Vec<_> = families.iter().map(|family| &family.name).collect();
         names.sort();
         let count = names.len();
@@ -79,9 +112,16 @@ fn promtool(page: &str) -> Option<(bool, String)> {
         not_installed("promtool", "prometheus");
         return None;
     };
-    tool.stdin.take().unwrap().write_all(page.as_bytes()).unwrap();
+    tool.stdin
+        .take()
+        .unwrap()
+        .write_all(page.as_bytes())
+        .unwrap();
     let output = tool.wait_with_output().unwrap();
-    Some((output.status.success(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap()))
+    Some((
+        output.status.success(),
+        String::from_utf8([output.stdout, output.stderr].concat()).unwrap(),
+    ))
 }
 
 fn assert_clean(page: &str) {
@@ -113,9 +153,20 @@ fn busy() -> Served {
         "pod": "uid-tenant", "engine": "vllm", "gpus": ["GPU-node-a-0"], "state": "serving", "model": "a\"}\\,b=\"é",
         "kvCacheUsage": 0.5, "waiting": 3, "running": 7, "tokensPerSecond": 120.5,
     }]);
-    assert_eq!(served.report(report).json(), json!({ "accepted": 1, "dropped": 0 }));
-    assert_eq!(served.passed(&pod("vast", "900Gi"), &["node-a", "node-b"]), Vec::<String>::new());
-    assert_eq!(served.passed(&pod("small", "10Gi"), &["node-a", "node-b"]).len(), 2);
+    assert_eq!(
+        served.report(report).json(),
+        json!({ "accepted": 1, "dropped": 0 })
+    );
+    assert_eq!(
+        served.passed(&pod("vast", "900Gi"), &["node-a", "node-b"]),
+        Vec::<String>::new()
+    );
+    assert_eq!(
+        served
+            .passed(&pod("small", "10Gi"), &["node-a", "node-b"])
+            .len(),
+        2
+    );
     assert_eq!(served.bind(&pod("small", "10Gi"), "node-b"), "");
     served
 }
@@ -161,9 +212,15 @@ fn serves_page_has_every_family_that_there_is_something_of_and_promtool_finds_no
         assert!(text.contains(line), "{line}\n{text}");
     }
     let families = served.service.metrics.families();
-    let declared: BTreeSet<&str> = families.all().iter().map(|family| family.name.as_str()).collect();
-    let shown: BTreeSet<&str> =
-        text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+    let declared: BTreeSet<&str> = families
+        .all()
+        .iter()
+        .map(|family| family.name.as_str())
+        .collect();
+    let shown: BTreeSet<&str> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next())
+        .collect();
     let absent: Vec<&str> = declared.difference(&shown).copied().collect();
     assert_eq!(absent, OF_NOTHING_HERE);
     assert!(shown.is_subset(&declared));
@@ -173,11 +230,20 @@ fn serves_page_has_every_family_that_there_is_something_of_and_promtool_finds_no
 fn the_figures_of_tenants_classes_and_the_cluster_are_those_of_their_pods() {
     let gib = |gib: u64| gib << 30;
     let tenant = |name: &str, namespace: &str, guarantee: u64, limit: u64| Tenant {
-        guarantee: TenantUsage { vram: Bytes::gib(guarantee), milli_gpus: u64::MAX },
-        limit: TenantLimit { vram: Some(Bytes::gib(limit)), milli_gpus: None },
+        guarantee: TenantUsage {
+            vram: Bytes::gib(guarantee),
+            milli_gpus: u64::MAX,
+        },
+        limit: TenantLimit {
+            vram: Some(Bytes::gib(limit)),
+            milli_gpus: None,
+        },
         ..Tenant::named(name, &[namespace])
     };
-    let tenants = vec![tenant("chat", "default", 30, 100), tenant("search", "search", 70, 200)];
+    let tenants = vec![
+        tenant("chat", "default", 30, 100),
+        tenant("search", "search", 70, 200),
+    ];
     let mut cluster = ServedCluster::of(&[("node-a", 2)]).with([
         on(pod("large", "40Gi"), "node-a", &[0], gib(40)),
         on(pod("small", "10Gi"), "node-a", &[0], gib(10)),
@@ -185,7 +251,10 @@ fn the_figures_of_tenants_classes_and_the_cluster_are_those_of_their_pods() {
     ]);
     cluster.policy = cluster.policy.with_tenants(tenants).unwrap();
     let served = cluster.serve();
-    assert_eq!(served.passed(&pod("vast", "900Gi"), &["node-a"]), Vec::<String>::new());
+    assert_eq!(
+        served.passed(&pod("vast", "900Gi"), &["node-a"]),
+        Vec::<String>::new()
+    );
     let text = page(&served);
     for (metric, amount) in [
         ("tenant_vram_allocated_bytes{tenant=\"chat\"}", gib(50)),
@@ -203,7 +272,10 @@ fn the_figures_of_tenants_classes_and_the_cluster_are_those_of_their_pods() {
         ("vram_allocatable_bytes", 2 * gib(72)),
         ("vram_allocated_bytes", gib(50)),
         ("vram_lent_bytes", 0),
-        ("gpu_vram_allocatable_bytes{node=\"node-a\",gpu=\"GPU-node-a-0\"}", gib(72)),
+        (
+            "gpu_vram_allocatable_bytes{node=\"node-a\",gpu=\"GPU-node-a-0\"}",
+            gib(72),
+        ),
         ("gpu_pods{node=\"node-a\",gpu=\"GPU-node-a-0\"}", 2),
         ("gpu_pods{node=\"node-a\",gpu=\"GPU-node-a-1\"}", 0),
         ("borrowing_pods", 0),
@@ -219,12 +291,20 @@ fn a_binding_is_counted_with_the_time_that_its_pod_had_no_place() {
     let served = busy();
     let text = page(&served);
     let counts = text.lines().filter_map(|line| {
-        let (_, count) =
-            line.strip_prefix("stowage_pod_placement_duration_seconds_count{")?.split_once("} ")?;
+        let (_, count) = line
+            .strip_prefix("stowage_pod_placement_duration_seconds_count{")?
+            .split_once("} ")?;
         count.parse::<u64>().ok()
     });
-    assert_eq!(counts.sum::<u64>(), 1, "of the pod that was bound, and from the start of every class");
-    assert!(text.contains("stowage_oldest_pending_pod_age_seconds{"), "of the one that waits");
+    assert_eq!(
+        counts.sum::<u64>(),
+        1,
+        "of the pod that was bound, and from the start of every class"
+    );
+    assert!(
+        text.contains("stowage_oldest_pending_pod_age_seconds{"),
+        "of the one that waits"
+    );
 }
 
 #[test]
@@ -251,12 +331,24 @@ fn a_prometheus_that_scrapes_without_a_pause_is_bounded_and_delays_no_decision()
     };
     let answers: Vec<u16> = std::thread::scope(|threads| {
         let scrapers: Vec<_> = (0..20)
-            .map(|_| threads.spawn(|| (0..10).map(|_| scrape(served.operators)).collect::<Vec<_>>()))
+            .map(|_| {
+                threads.spawn(|| {
+                    (0..10)
+                        .map(|_| scrape(served.operators))
+                        .collect::<Vec<_>>()
+                })
+            })
             .collect();
         for _ in 0..10 {
-            assert_eq!(served.passed(&pod("vast", "900Gi"), &["node-a", "node-b"]), Vec::<String>::new());
+            assert_eq!(
+                served.passed(&pod("vast", "900Gi"), &["node-a", "node-b"]),
+                Vec::<String>::new()
+            );
         }
-        scrapers.into_iter().flat_map(|scraper| scraper.join().unwrap()).collect()
+        scrapers
+            .into_iter()
+            .flat_map(|scraper| scraper.join().unwrap())
+            .collect()
     });
     assert_eq!(answers.len(), 200);
     let limited = answers.iter().filter(|status| **status == 503).count();
@@ -273,7 +365,12 @@ fn agents_page_shows_what_the_driver_knows_and_promtool_finds_nothing_wrong() {
         refuse: [("nvmlDeviceGetPowerUsage".to_owned(), codes::NOT_SUPPORTED)].into(),
         ..gpu("b")
     };
-    let seeing = ScriptedGpu { temperature: 63, power_milliwatts: 412_500, utilization: 80, ..gpu("a") };
+    let seeing = ScriptedGpu {
+        temperature: 63,
+        power_milliwatts: 412_500,
+        utilization: 80,
+        ..gpu("a")
+    };
     let (zero, one) = (seeing.uuid.clone(), blind.uuid.clone());
     let world = AgentNode::of([seeing, blind]);
     let extender = world.extender();
@@ -287,14 +384,27 @@ fn agents_page_shows_what_the_driver_knows_and_promtool_finds_nothing_wrong() {
         "127.0.0.1:0",
     ]));
     let said = agent.line_with("metrics: http://");
-    let address = said.split("http://").nth(1).unwrap().split('/').next().unwrap().parse().unwrap();
+    let address = said
+        .split("http://")
+        .nth(1)
+        .unwrap()
+        .split('/')
+        .next()
+        .unwrap()
+        .parse()
+        .unwrap();
     let mut text = String::new();
-    crate::served::eventually("the page shows an accepted report, and the GPUs of the latest", || {
-        text = Client::connect(address).get("/metrics").text().to_owned();
-        let accepted = "stowage_agent_sent_reports_total{outcome=\"accepted\"} ";
-        text.lines().any(|line| line.strip_prefix(accepted).is_some_and(|count| count != "0"))
-            && text.contains("\nstowage_agent_gpu_temperature_celsius{")
-    });
+    crate::served::eventually(
+        "the page shows an accepted report, and the GPUs of the latest",
+        || {
+            text = Client::connect(address).get("/metrics").text().to_owned();
+            let accepted = "stowage_agent_sent_reports_total{outcome=\"accepted\"} ";
+            text.lines().any(|line| {
+                line.strip_prefix(accepted)
+                    .is_some_and(|count| count != "0")
+            }) && text.contains("\nstowage_agent_gpu_temperature_celsius{")
+        },
+    );
     assert_clean(&text);
     for line in [
         format!("stowage_agent_gpu_temperature_celsius{{gpu=\"{zero}\"}} 63\n"),

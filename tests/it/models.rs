@@ -13,17 +13,25 @@ fn engine(pod: &str, node: &str, gpu: u32, state: Value) -> Value {
     let mut engine = json!({
         "pod": pod, "engine": "vllm", "gpus": [gpu_uuid(node, gpu)], "state": "serving", "model": MODEL, "ageMillis": 200,
     });
-    state.as_object().unwrap().iter().for_each(|(key, value)| engine[key] = value.clone());
+    state
+        .as_object()
+        .unwrap()
+        .iter()
+        .for_each(|(key, value)| engine[key] = value.clone());
     engine
 }
 
 fn asleep(pod: &str, node: &str, gpu: u32) -> Value {
-    engine(pod, node, gpu, json!({ "state": "sleeping", "sleepLevel": 1, "reusableIn": "default" }))
+    engine(
+        pod,
+        node,
+        gpu,
+        json!({ "state": "sleeping", "sleepLevel": 1, "reusableIn": "default" }),
+    )
 }
 
 fn with(report: Value, engines: Value, tier: Option<&str>) -> Value {
-    let files =
-        |tier| json!([{ "model": MODEL, "tier": tier, "bytes": 15_u64 << 30, "source": "huggingface" }]);
+    let files = |tier| json!([{ "model": MODEL, "tier": tier, "bytes": 15_u64 << 30, "source": "huggingface" }]);
     let mut report = report;
     report["sequence"] = json!(report["sequence"].as_u64().unwrap() + 1);
     report["engines"] = engines;
@@ -37,9 +45,13 @@ fn report_engines(served: &Served, node: &str, gpus: u32, engines: Value, tier: 
 }
 
 fn served() -> Served {
-    let served = ServedCluster::of(&[("node-a", 4), ("node-b", 4), ("node-c", 1), ("node-d", 1)]).serve();
+    let served =
+        ServedCluster::of(&[("node-a", 4), ("node-b", 4), ("node-c", 1), ("node-d", 1)]).serve();
     report_engines(&served, "node-a", 4, json!([]), Some("disk"));
-    let engines = json!([asleep("launcher", "node-b", 3), engine("serving", "node-b", 0, json!({}))]);
+    let engines = json!([
+        asleep("launcher", "node-b", 3),
+        engine("serving", "node-b", 0, json!({}))
+    ]);
     report_engines(&served, "node-b", 4, engines, Some("resident"));
     served
 }
@@ -47,7 +59,10 @@ fn served() -> Served {
 fn get(served: &Served, query: &str) -> (u16, Value) {
     let answer = Client::connect(served.operators).get(&format!("/v1/models{query}"));
     let body = String::from_utf8_lossy(&answer.body).into_owned();
-    (answer.status, serde_json::from_str(&body).unwrap_or(Value::String(body)))
+    (
+        answer.status,
+        serde_json::from_str(&body).unwrap_or(Value::String(body)),
+    )
 }
 
 fn llama(name: &str) -> Value {
@@ -60,7 +75,10 @@ fn llama(name: &str) -> Value {
 fn the_answer_names_every_place_with_its_state_and_the_time_until_it_answers() {
     let (status, located) = get(&served(), "?model=meta-llama%2FLlama-3.1-8B");
     assert_eq!(status, 200, "{located}");
-    assert_eq!((&located["model"], &located["weightsBytes"]), (&json!(MODEL), &json!(15_u64 << 30)));
+    assert_eq!(
+        (&located["model"], &located["weightsBytes"]),
+        (&json!(MODEL), &json!(15_u64 << 30))
+    );
     let counts = json!({
         "resident": 1, "asleep": 1, "loading": 0, "pageCache": 0, "disk": 1, "partial": 0, "absent": 2, "unknown": 0,
     });
@@ -90,7 +108,11 @@ fn the_answer_names_every_place_with_its_state_and_the_time_until_it_answers() {
     );
     assert_eq!(places[1]["gpus"], json!([gpu_uuid("node-b", 3)]));
     assert_eq!(places[1]["reusableIn"], "default");
-    assert!(places[1]["ageMillis"].as_u64().unwrap() >= 200, "{}", places[1]);
+    assert!(
+        places[1]["ageMillis"].as_u64().unwrap() >= 200,
+        "{}",
+        places[1]
+    );
 }
 
 #[test]
@@ -100,10 +122,20 @@ fn without_a_model_all_are_listed_with_their_counts() {
     assert_eq!(status, 200, "{list}");
     assert_eq!(list["models"][0]["model"], MODEL);
     assert_eq!(list["models"][0]["counts"]["asleep"], 1);
-    assert_eq!((list["models"].as_array().unwrap().len(), &list["next"]), (1, &Value::Null));
+    assert_eq!(
+        (list["models"].as_array().unwrap().len(), &list["next"]),
+        (1, &Value::Null)
+    );
     let (status, nowhere) = get(&served, "?model=nobody/has-it");
-    assert_eq!((status, &nowhere["places"], &nowhere["counts"]["absent"]), (200, &json!([]), &json!(4)));
-    assert_eq!(nowhere["absentReadyInMillis"], Value::Null, "nobody knows what it weighs");
+    assert_eq!(
+        (status, &nowhere["places"], &nowhere["counts"]["absent"]),
+        (200, &json!([]), &json!(4))
+    );
+    assert_eq!(
+        nowhere["absentReadyInMillis"],
+        Value::Null,
+        "nobody knows what it weighs"
+    );
 }
 
 #[test]
@@ -120,7 +152,11 @@ fn a_page_has_no_more_entries_than_asked_for_and_says_where_the_next_begins() {
         let places = page["places"].as_array().unwrap();
         assert!((1..=6).contains(&places.len()), "{page}");
         assert_eq!(page["counts"]["disk"], 20, "the counts are of all pages");
-        seen.extend(places.iter().map(|place| place["node"].as_str().unwrap().to_owned()));
+        seen.extend(
+            places
+                .iter()
+                .map(|place| place["node"].as_str().unwrap().to_owned()),
+        );
         match page["next"].as_str() {
             Some(next) => after = format!("&after={next}"),
             None => break,
@@ -133,24 +169,39 @@ fn a_page_has_no_more_entries_than_asked_for_and_says_where_the_next_begins() {
 fn models_of_a_hostile_agent_fill_no_page() {
     let served = ServedCluster::of(&[("node-a", 1)]).serve();
     let mut many = with(report("node-a", "boot", 1, 1), json!([]), None);
-    let models = (0..4096).map(|n| json!({ "model": format!("m{n:04}"), "tier": "disk", "source": "x" }));
+    let models =
+        (0..4096).map(|n| json!({ "model": format!("m{n:04}"), "tier": "disk", "source": "x" }));
     many["models"] = models.collect();
     assert_eq!(served.report(many).status, 200);
     let (_, list) = get(&served, "");
-    assert_eq!((list["models"].as_array().unwrap().len(), &list["next"]), (1000, &json!("m0999")));
+    assert_eq!(
+        (list["models"].as_array().unwrap().len(), &list["next"]),
+        (1000, &json!("m0999"))
+    );
     let (_, list) = get(&served, "?limit=10000&after=m0999");
-    assert_eq!((list["models"].as_array().unwrap().len(), &list["next"]), (3096, &Value::Null));
+    assert_eq!(
+        (list["models"].as_array().unwrap().len(), &list["next"]),
+        (3096, &Value::Null)
+    );
     assert_eq!(list["models"][0]["model"], "m1000");
 
     let server = format!("http://{}", served.operators);
     let page = ["--server", &server, "--limit", "2", "--after", "m0999"];
     let printed = command(&page);
     let text = String::from_utf8(printed.stdout).unwrap();
-    assert!(["m1000", "m1001", "More with --after m1001"].iter().all(|part| text.contains(part)), "{text}");
+    assert!(
+        ["m1000", "m1001", "More with --after m1001"]
+            .iter()
+            .all(|part| text.contains(part)),
+        "{text}"
+    );
     assert!(!text.contains("m1002"), "{text}");
     let list: Value =
         serde_json::from_slice(&command(&[&page[..], &["-o", "json"]].concat()).stdout).unwrap();
-    assert_eq!((list["models"].as_array().unwrap().len(), &list["next"]), (2, &json!("m1001")));
+    assert_eq!(
+        (list["models"].as_array().unwrap().len(), &list["next"]),
+        (2, &json!("m1001"))
+    );
 }
 
 #[test]
@@ -198,16 +249,35 @@ fn a_new_pod_gets_the_gpu_on_which_an_engine_of_its_model_sleeps_and_is_told_wha
     let pod = llama("new");
     served.show(&pod);
     assert_eq!(served.passed(&pod, &nodes)[0], "node-b");
-    let explained = Client::connect(served.operators).get("/v1/explain?pod=new&node=node-b").json();
+    let explained = Client::connect(served.operators)
+        .get("/v1/explain?pod=new&node=node-b")
+        .json();
     let gpu = &explained["nodes"][0]["gpus"][3];
-    assert_eq!((&gpu["chosen"], &gpu["wake"]["wokenInMillis"]), (&json!(true), &json!(906)), "{gpu}");
-    assert!(gpu["wake"]["loadedInMillis"].as_u64().unwrap() > 20_000, "{gpu}");
+    assert_eq!(
+        (&gpu["chosen"], &gpu["wake"]["wokenInMillis"]),
+        (&json!(true), &json!(906)),
+        "{gpu}"
+    );
+    assert!(
+        gpu["wake"]["loadedInMillis"].as_u64().unwrap() > 20_000,
+        "{gpu}"
+    );
     // The dump does not have a pod that came later.
-    served.control_plane.binds.lock().push_back(BindOutcome::Written);
+    served
+        .control_plane
+        .binds
+        .lock()
+        .push_back(BindOutcome::Written);
     assert_eq!(served.bind(&pod, "node-b"), "");
     let orders = served.control_plane.orders.lock();
     assert_eq!(
-        orders[0].0.placement.devices.iter().map(|gpu| gpu.as_str()).collect::<Vec<_>>(),
+        orders[0]
+            .0
+            .placement
+            .devices
+            .iter()
+            .map(|gpu| gpu.as_str())
+            .collect::<Vec<_>>(),
         [gpu_uuid("node-b", 3)]
     );
 }
@@ -221,16 +291,28 @@ fn an_agent_that_does_not_know_the_field_opens_no_engine() {
     without["sequence"] = json!(9);
     assert_eq!(served.report(without).status, 200);
     let (_, located) = get(&served, &format!("?model={MODEL}"));
-    let asleep =
-        located["places"].as_array().unwrap().iter().find(|place| place["state"] == "asleep").unwrap();
+    let asleep = located["places"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|place| place["state"] == "asleep")
+        .unwrap();
     assert_eq!(asleep["reusableIn"], Value::Null);
     let pod = llama("new");
     served.show(&pod);
-    assert_eq!(served.passed(&pod, &["node-a", "node-b"])[0], "node-a", "its files are there");
+    assert_eq!(
+        served.passed(&pod, &["node-a", "node-b"])[0],
+        "node-a",
+        "its files are there"
+    );
 }
 
 fn command(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_stowage")).arg("models").args(arguments).output().unwrap()
+    Command::new(env!("CARGO_BIN_EXE_stowage"))
+        .arg("models")
+        .args(arguments)
+        .output()
+        .unwrap()
 }
 
 #[test]
@@ -239,17 +321,32 @@ fn the_models_command_prints_the_services_answer() {
     let server = format!("http://{}", served.operators);
     let text = |output: &Output| String::from_utf8(output.stdout.clone()).unwrap();
     let one = command(&[MODEL, "--server", &server]);
-    assert_eq!(one.status.code(), Some(0), "{}", String::from_utf8_lossy(&one.stderr));
+    assert_eq!(
+        one.status.code(),
+        Some(0),
+        "{}",
+        String::from_utf8_lossy(&one.stderr)
+    );
     let printed = text(&one);
     assert!(
-        printed.starts_with("meta-llama/Llama-3.1-8B: 15.0 GiB of weights; 1 resident, 1 asleep, 1 disk;"),
+        printed.starts_with(
+            "meta-llama/Llama-3.1-8B: 15.0 GiB of weights; 1 resident, 1 asleep, 1 disk;"
+        ),
         "{printed}"
     );
     assert!(printed.contains("asleep (level 1), reusable"), "{printed}");
     let all = command(&["--server", &server, "-o", "json"]);
     let list: Value = serde_json::from_slice(&all.stdout).unwrap();
-    assert_eq!((all.status.code(), &list["models"][0]["model"]), (Some(0), &json!(MODEL)));
-    assert_eq!(command(&["nobody/has-it", "--server", &server]).status.code(), Some(1));
+    assert_eq!(
+        (all.status.code(), &list["models"][0]["model"]),
+        (Some(0), &json!(MODEL))
+    );
+    assert_eq!(
+        command(&["nobody/has-it", "--server", &server])
+            .status
+            .code(),
+        Some(1)
+    );
     let away = command(&["--server", &format!("http://127.0.0.1:{NOBODYS}")]);
     assert_eq!((away.status.code(), away.stdout.len()), (Some(2), 0));
     assert!(String::from_utf8_lossy(&away.stderr).contains("no answer from http://"));

@@ -16,7 +16,11 @@ const CI: &str = "CI";
 pub fn skipped(why: impl Display) {
     let thread = std::thread::current();
     // Not `println!`: the test passes, and the output of a test that passes is not shown.
-    let _ = writeln!(std::io::stderr(), "skipped: {}: {why}", thread.name().unwrap_or("a test"));
+    let _ = writeln!(
+        std::io::stderr(),
+        "skipped: {}: {why}",
+        thread.name().unwrap_or("a test")
+    );
 }
 
 /// Says that the current test is skipped, because a program is missing that `.ci/run` installs.
@@ -25,8 +29,13 @@ pub fn skipped(why: impl Display) {
 ///
 /// In CI: what nothing has checked is not taken for checked.
 pub fn not_installed(program: &str, package: &str) {
-    assert!(!is_ci(), "{program} is not installed: .ci/run has to install Debian's package {package}");
-    skipped(format_args!("{program} is not installed; Debian has it in the package {package}"));
+    assert!(
+        !is_ci(),
+        "{program} is not installed: .ci/run has to install Debian's package {package}"
+    );
+    skipped(format_args!(
+        "{program} is not installed; Debian has it in the package {package}"
+    ));
 }
 
 fn is_ci() -> bool {

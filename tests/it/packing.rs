@@ -18,17 +18,24 @@ fn text(name: &str) -> Option<String> {
 fn setting() -> Option<PlayedTrace> {
     let (nodes, pods) = (text(NODES)?, text(PODS)?);
     let of = |file, text| TraceText { file, text };
-    Some(PlayedTrace::of(&Trace::read(of(NODES, &nodes), of(PODS, &pods)).unwrap()))
+    Some(PlayedTrace::of(
+        &Trace::read(of(NODES, &nodes), of(PODS, &pods)).unwrap(),
+    ))
 }
 
 #[test]
 fn pods_arrive_in_the_order_of_the_published_runs() {
-    let (Some(setting), Some(orders)) = (setting(), text("default_arrivals_130pct.csv")) else { return };
+    let (Some(setting), Some(orders)) = (setting(), text("default_arrivals_130pct.csv")) else {
+        return;
+    };
     let mut seeds = 0;
     for line in orders.lines().skip(1) {
         let (seed, rows) = line.split_once(',').unwrap();
         let rows: Vec<usize> = rows.split(' ').map(|row| row.parse().unwrap()).collect();
-        assert!(Arrivals::of(&setting, seed.parse().unwrap()).pods == rows, "seed {seed}");
+        assert!(
+            Arrivals::of(&setting, seed.parse().unwrap()).pods == rows,
+            "seed {seed}"
+        );
         seeds += 1;
     }
     assert_eq!(seeds, 10);
@@ -36,17 +43,32 @@ fn pods_arrive_in_the_order_of_the_published_runs() {
 
 #[test]
 fn a_published_policy_reaches_its_published_figure() {
-    let (Some(setting), Some(runs)) = (setting(), text(PUBLISHED)) else { return };
-    let runs = published::read(TraceText { file: PUBLISHED, text: &runs }).unwrap();
+    let (Some(setting), Some(runs)) = (setting(), text(PUBLISHED)) else {
+        return;
+    };
+    let runs = published::read(TraceText {
+        file: PUBLISHED,
+        text: &runs,
+    })
+    .unwrap();
     let (typical, arrivals) = (Typical::of(&setting), Arrivals::of(&setting, 42));
     for policy in [PlayedPolicy::BestFit, PlayedPolicy::Packing] {
-        let mut placer =
-            policy.placer(&setting, &typical, &arrivals, SimulatedEviction::Never, CpuRule::default());
+        let mut placer = policy.placer(
+            &setting,
+            &typical,
+            &arrivals,
+            SimulatedEviction::Never,
+            CpuRule::default(),
+        );
         let curve = replay(&setting, &arrivals, &typical, &mut *placer).curve;
-        let was = published::means(&runs, "default", policy.published_as().unwrap(), &[42]).unwrap();
+        let was =
+            published::means(&runs, "default", policy.published_as().unwrap(), &[42]).unwrap();
         for (load, was) in [(100, was.at_100), (130, was.at_130)] {
             let ours = curve.at(load).unwrap().allocated;
-            assert!((ours - was).abs() < 0.0051, "{policy:?} at {load} %: {ours} where {was} was published");
+            assert!(
+                (ours - was).abs() < 0.0051,
+                "{policy:?} at {load} %: {ours} where {was} was published"
+            );
         }
     }
 }
@@ -55,13 +77,22 @@ fn a_published_policy_reaches_its_published_figure() {
 #[test]
 fn stowage_behind_its_verbs_packs_as_well_as_its_core() {
     let allocated = |flags: &[&str]| -> f64 {
-        let arguments = ["simulate", "packing", "--policy", "stowage", "--seeds", "42..44", "--json"];
+        let arguments = [
+            "simulate", "packing", "--policy", "stowage", "--seeds", "42..44", "--json",
+        ];
         let mut command = Command::new(env!("CARGO_BIN_EXE_stowage"));
         let output = command.args(arguments).args(flags).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         let printed: Value = serde_json::from_slice(&output.stdout).unwrap();
         printed["results"][0]["at_100"].as_f64().unwrap()
     };
     let (core, verbs) = (allocated(&[]), allocated(&["--through-extender"]));
-    assert!(core > 90.0 && (core - verbs).abs() < 1.0, "{core} % and {verbs} %");
+    assert!(
+        core > 90.0 && (core - verbs).abs() < 1.0,
+        "{core} % and {verbs} %"
+    );
 }

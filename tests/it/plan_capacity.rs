@@ -20,14 +20,24 @@ fn capacity(arguments: &[&str]) -> Said {
 /// The same with something on standard input.
 fn fed(arguments: &[&str], input: &str) -> Said {
     let mut command = Command::new(env!("CARGO_BIN_EXE_stowage"));
-    command.args(["plan", "capacity"]).args(arguments).current_dir(env!("CARGO_MANIFEST_DIR"));
-    let pipes = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .args(["plan", "capacity"])
+        .args(arguments)
+        .current_dir(env!("CARGO_MANIFEST_DIR"));
+    let pipes = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let mut child = pipes.spawn().unwrap();
     // A command that reads none of it may have ended.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     let ran = child.wait_with_output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    Said { code: ran.status.code().unwrap(), out: text(ran.stdout), err: text(ran.stderr) }
+    Said {
+        code: ran.status.code().unwrap(),
+        out: text(ran.stdout),
+        err: text(ran.stderr),
+    }
 }
 
 const MODELS: &str = "manifests/examples/three-models.yaml";
@@ -64,13 +74,21 @@ fn two_gpus_hold_fraud_detection_credit_scoring_and_the_chatbot() {
     assert!(said.out.starts_with(summary), "{}", said.out);
     let line = |name: &str| said.out.lines().find(|line| line.contains(name)).unwrap();
     assert!(
-        line("fraud-detection-0").ends_with("exclusively") && line("fraud-detection-0").contains("100 %")
+        line("fraud-detection-0").ends_with("exclusively")
+            && line("fraud-detection-0").contains("100 %")
     );
     let shared = line("credit-scoring-0");
-    assert!(shared.contains("97 %") && shared.contains("70.0 GiB of 72.0 GiB"), "{shared}");
-    assert!(shared.contains("default/chatbot-0 (opportunistic) 30.0 GiB"), "{shared}");
     assert!(
-        said.out.contains("A third GPU is not needed: with it, 34 % of the GPUs would stand idle"),
+        shared.contains("97 %") && shared.contains("70.0 GiB of 72.0 GiB"),
+        "{shared}"
+    );
+    assert!(
+        shared.contains("default/chatbot-0 (opportunistic) 30.0 GiB"),
+        "{shared}"
+    );
+    assert!(
+        said.out
+            .contains("A third GPU is not needed: with it, 34 % of the GPUs would stand idle"),
         "{}",
         said.out
     );
@@ -78,13 +96,24 @@ fn two_gpus_hold_fraud_detection_credit_scoring_and_the_chatbot() {
 
 #[test]
 fn the_answer_as_data_has_the_same_numbers() {
-    let said = capacity(&["--pods", MODELS, "--pods", PRIORITIES, "--nodes", A100, "-o", "json"]);
+    let said = capacity(&[
+        "--pods", MODELS, "--pods", PRIORITIES, "--nodes", A100, "-o", "json",
+    ]);
     let answer: Value = serde_json::from_str(&said.out).unwrap();
     let of = |field: &str| answer[field].clone();
-    assert_eq!((of("gpus"), of("nodes"), of("pods"), of("held")), (json!(2), json!(1), json!(3), json!(3)));
-    assert_eq!((of("isOptimal"), of("notHeld"), of("leftOut")), (json!(true), json!([]), json!([])));
+    assert_eq!(
+        (of("gpus"), of("nodes"), of("pods"), of("held")),
+        (json!(2), json!(1), json!(3), json!(3))
+    );
+    assert_eq!(
+        (of("isOptimal"), of("notHeld"), of("leftOut")),
+        (json!(true), json!([]), json!([]))
+    );
     assert_eq!(answer["lowerBound"]["gpus"], json!(2));
-    assert_eq!(answer["oneMore"], json!({"gpus": 3, "idlePercentNow": 1, "idlePercentThen": 34}));
+    assert_eq!(
+        answer["oneMore"],
+        json!({"gpus": 3, "idlePercentNow": 1, "idlePercentThen": 34})
+    );
     let gpus = answer["layout"][0]["gpus"].as_array().unwrap();
     let shared = gpus.iter().find(|gpu| gpu["sharing"] == "shared").unwrap();
     assert_eq!(
@@ -92,7 +121,10 @@ fn the_answer_as_data_has_the_same_numbers() {
         (&json!(70u64 << 30), &json!(72u64 << 30))
     );
     assert_eq!(shared["pods"].as_array().unwrap().len(), 2);
-    let yaml = capacity(&["--pods", MODELS, "--pods", PRIORITIES, "--nodes", A100, "-o", "yaml"]).out;
+    let yaml = capacity(&[
+        "--pods", MODELS, "--pods", PRIORITIES, "--nodes", A100, "-o", "yaml",
+    ])
+    .out;
     assert_eq!(serde_saphyr::from_str::<Value>(&yaml).unwrap(), answer);
 }
 
@@ -105,45 +137,100 @@ fn the_policy_says_who_shares_a_gpu() {
         pod["spec"]["priority"] = json!(priority);
         pod
     };
-    let pods =
-        [labelled("fraud", 1000, "20Gi"), labelled("credit", 100, "30Gi"), labelled("chatbot", 10, "20Gi")];
+    let pods = [
+        labelled("fraud", 1000, "20Gi"),
+        labelled("credit", 100, "30Gi"),
+        labelled("chatbot", 10, "20Gi"),
+    ];
     let pods = file(&folder, "pods.json", &list(pods.into()));
-    let asked = ["--pods", path(&pods), "--nodes", "gpus=2,gpu=A100-80GB,label=gpu-pool=bank"];
+    let asked = [
+        "--pods",
+        path(&pods),
+        "--nodes",
+        "gpus=2,gpu=A100-80GB,label=gpu-pool=bank",
+    ];
     assert!(capacity(&asked).out.starts_with("1 GPU holds all 3 pods"));
-    let by_policy = capacity(&[&asked[..], &["--policy", "policies/fraud-credit-chatbot"]].concat());
-    assert!(by_policy.out.starts_with("2 GPUs hold all 3 pods"), "{}", by_policy.out);
-    assert!(by_policy.out.contains("alone: its class shares with none"), "{}", by_policy.out);
+    let by_policy =
+        capacity(&[&asked[..], &["--policy", "policies/fraud-credit-chatbot"]].concat());
+    assert!(
+        by_policy.out.starts_with("2 GPUs hold all 3 pods"),
+        "{}",
+        by_policy.out
+    );
+    assert!(
+        by_policy.out.contains("alone: its class shares with none"),
+        "{}",
+        by_policy.out
+    );
 }
 
 #[test]
 fn a_geometry_that_a_gpu_cannot_be_cut_into_is_refused_with_its_placements() {
-    let asked = |mig: &str| capacity(&["--pods", MODELS, "--nodes", "gpus=2,gpu=A100-80GB", "--mig", mig]);
+    let asked = |mig: &str| {
+        capacity(&[
+            "--pods",
+            MODELS,
+            "--nodes",
+            "gpus=2,gpu=A100-80GB",
+            "--mig",
+            mig,
+        ])
+    };
     let four = asked("2g.20gb,2g.20gb,2g.20gb,2g.20gb");
     assert_eq!(four.code, 2);
     let why = "A100-80GB cannot be cut into 2g.20gb × 4: 2g.20gb takes 2 of 8 memory slices and has placements at 0, 2, 4, so at most 3 fit";
-    assert!(four.err.starts_with("error: ") && four.err.contains(why), "{}", four.err);
-    assert_eq!(four.err.matches("--mig").count(), 1, "the reason is given once: {}", four.err);
-    assert!(asked("3g.40gb,3g.40gb,3g.40gb").err.contains("so at most 2 fit"));
+    assert!(
+        four.err.starts_with("error: ") && four.err.contains(why),
+        "{}",
+        four.err
+    );
+    assert_eq!(
+        four.err.matches("--mig").count(),
+        1,
+        "the reason is given once: {}",
+        four.err
+    );
+    assert!(
+        asked("3g.40gb,3g.40gb,3g.40gb")
+            .err
+            .contains("so at most 2 fit")
+    );
     assert!(asked("3g.40g").err.contains("did you mean 3g.40gb?"));
-    for possible in
-        ["3g.40gb,3g.40gb", "4g.40gb,3g.40gb", "1g.10gb,1g.10gb,1g.10gb,1g.10gb,1g.10gb,1g.10gb,1g.10gb"]
-    {
-        assert!(asked(possible).code < 2, "{possible}: {}", asked(possible).err);
+    for possible in [
+        "3g.40gb,3g.40gb",
+        "4g.40gb,3g.40gb",
+        "1g.10gb,1g.10gb,1g.10gb,1g.10gb,1g.10gb,1g.10gb,1g.10gb",
+    ] {
+        assert!(
+            asked(possible).code < 2,
+            "{possible}: {}",
+            asked(possible).err
+        );
     }
 }
 
 #[test]
 fn pods_of_a_device_plugin_ask_for_a_geometry() {
-    let pods = (0..4).map(|n| pod(&format!("p{n}"), json!({"nvidia.com/mig-3g.40gb": "1"}))).collect();
-    let said = fed(&["--pods", "-", "--nodes", "gpus=8,gpu=A100-80GB"], &list(pods));
+    let pods = (0..4)
+        .map(|n| pod(&format!("p{n}"), json!({"nvidia.com/mig-3g.40gb": "1"})))
+        .collect();
+    let said = fed(
+        &["--pods", "-", "--nodes", "gpus=8,gpu=A100-80GB"],
+        &list(pods),
+    );
     assert_eq!(said.code, 0, "{}", said.err);
     assert!(
-        said.out
-            .starts_with("2 GPUs hold all 4 pods: 1 node a100-80gb (2 of its 8 GPUs, by the device plugin)"),
+        said.out.starts_with(
+            "2 GPUs hold all 4 pods: 1 node a100-80gb (2 of its 8 GPUs, by the device plugin)"
+        ),
         "{}",
         said.out
     );
-    assert!(said.out.contains("0 3g.40gb") && said.out.contains("1 3g.40gb"), "{}", said.out);
+    assert!(
+        said.out.contains("0 3g.40gb") && said.out.contains("1 3g.40gb"),
+        "{}",
+        said.out
+    );
 }
 
 #[test]
@@ -157,7 +244,11 @@ fn a_pod_that_no_gpu_holds_is_named_with_its_file_and_the_way_out() {
     let pods = file(&folder, "pods.json", &pods);
     let said = capacity(&["--pods", path(&pods), "--nodes", A100]);
     assert_eq!(said.code, 1, "{}", said.err);
-    assert!(said.out.starts_with("1 GPU holds 1 of 3 pods"), "{}", said.out);
+    assert!(
+        said.out.starts_with("1 GPU holds 1 of 3 pods"),
+        "{}",
+        said.out
+    );
     for part in [
         "team-a/huge  100.0 GiB on 1 GPU",
         "pods.json: Pod team-a/huge",
@@ -167,9 +258,14 @@ fn a_pod_that_no_gpu_holds_is_named_with_its_file_and_the_way_out() {
         assert!(said.out.contains(part), "{part}: {}", said.out);
     }
     let json: Value =
-        serde_json::from_str(&capacity(&["--pods", path(&pods), "--nodes", A100, "--json"]).out).unwrap();
-    let codes: Vec<&Value> =
-        json["notHeld"].as_array().unwrap().iter().map(|pod| &pod["reasons"][0]["code"]).collect();
+        serde_json::from_str(&capacity(&["--pods", path(&pods), "--nodes", A100, "--json"]).out)
+            .unwrap();
+    let codes: Vec<&Value> = json["notHeld"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|pod| &pod["reasons"][0]["code"])
+        .collect();
     assert_eq!(codes, [&json!("too-large"), &json!("bad-quantity")]);
 }
 
@@ -177,10 +273,22 @@ fn a_pod_that_no_gpu_holds_is_named_with_its_file_and_the_way_out() {
 fn a_pod_without_a_place_is_found_by_its_line_and_its_amounts_have_units() {
     let mut first = pod("first", json!({"stowage.dev/vram": "10Gi", "cpu": "64"}));
     first["spec"]["containers"][0]["resources"]["requests"] = json!({"cpu": "64"});
-    let said = fed(&["--pods", "-", "--nodes", "gpus=2,gpu=A100-80GB,cpu=32"], &format!("\n\n{first}\n"));
+    let said = fed(
+        &["--pods", "-", "--nodes", "gpus=2,gpu=A100-80GB,cpu=32"],
+        &format!("\n\n{first}\n"),
+    );
     assert_eq!(said.code, 1, "{}", said.err);
-    assert!(said.out.contains("standard input:3: Pod team-a/first"), "{}", said.out);
-    assert!(said.out.contains("the pod asks for 64 CPU, and the node has 32 in all"), "{}", said.out);
+    assert!(
+        said.out.contains("standard input:3: Pod team-a/first"),
+        "{}",
+        said.out
+    );
+    assert!(
+        said.out
+            .contains("the pod asks for 64 CPU, and the node has 32 in all"),
+        "{}",
+        said.out
+    );
 }
 
 #[test]
@@ -191,7 +299,11 @@ fn a_pod_whose_name_is_none_has_no_place() {
         &list(vec![odd, pod("ok", json!({"stowage.dev/vram": "1Gi"}))]),
     );
     assert_eq!(said.code, 1, "{}", said.err);
-    assert!(said.out.starts_with("1 GPU holds 1 of 2 pods"), "{}", said.out);
+    assert!(
+        said.out.starts_with("1 GPU holds 1 of 2 pods"),
+        "{}",
+        said.out
+    );
     assert!(said.out.contains("Pod team-a/Bad Name!"), "{}", said.out);
 }
 
@@ -215,9 +327,15 @@ fn nodes_that_differ_by_little_memory_are_one_kind_and_pods_bound_to_one_of_them
     let cluster = file(&folder, "cluster.json", &list(items));
     let said = capacity(&["--cluster", path(&cluster)]);
     assert_eq!(said.code, 0, "{}{}", said.out, said.err);
-    assert!(said.out.starts_with("1 GPU holds the pod: 1 node a100-80gb"), "{}", said.out);
     assert!(
-        said.err.contains("1 pod: a selector of one node by its name; the plan does not take that"),
+        said.out
+            .starts_with("1 GPU holds the pod: 1 node a100-80gb"),
+        "{}",
+        said.out
+    );
+    assert!(
+        said.err
+            .contains("1 pod: a selector of one node by its name; the plan does not take that"),
         "{}",
         said.err
     );
@@ -225,16 +343,37 @@ fn nodes_that_differ_by_little_memory_are_one_kind_and_pods_bound_to_one_of_them
 
 #[test]
 fn a_kind_of_node_that_needs_fewer_gpus_alone_is_named() {
-    let pods = (0..6).map(|n| pod(&format!("p{n}"), json!({"stowage.dev/vram": "30Gi"}))).collect();
-    let said =
-        fed(&["--pods", "-", "--nodes", "gpus=8,gpu=L40S", "--nodes", "gpus=8,gpu=A100-80GB"], &list(pods));
-    assert!(said.out.starts_with("6 GPUs hold all 6 pods"), "{}", said.out);
+    let pods = (0..6)
+        .map(|n| pod(&format!("p{n}"), json!({"stowage.dev/vram": "30Gi"})))
+        .collect();
+    let said = fed(
+        &[
+            "--pods",
+            "-",
+            "--nodes",
+            "gpus=8,gpu=L40S",
+            "--nodes",
+            "gpus=8,gpu=A100-80GB",
+        ],
+        &list(pods),
+    );
     assert!(
-        said.out.contains("found to hold them with the kinds of nodes in the order given."),
+        said.out.starts_with("6 GPUs hold all 6 pods"),
         "{}",
         said.out
     );
-    assert!(said.out.contains("3 GPUs of a100-80gb alone hold all of them."), "{}", said.out);
+    assert!(
+        said.out
+            .contains("found to hold them with the kinds of nodes in the order given."),
+        "{}",
+        said.out
+    );
+    assert!(
+        said.out
+            .contains("3 GPUs of a100-80gb alone hold all of them."),
+        "{}",
+        said.out
+    );
 }
 
 #[test]
@@ -248,20 +387,39 @@ fn a_slip_says_what_was_meant() {
         );
         said.err
     };
-    assert!(error(&["--pods", MODELS, "--nodes", "gpuz=8,gpu=A100-80GB"]).contains("did you mean gpus?"));
-    assert!(error(&["--pods", MODELS, "--nodes", "gpus=8,gpu=A100"]).contains("A100-40GB, A100-80GB"));
+    assert!(
+        error(&["--pods", MODELS, "--nodes", "gpuz=8,gpu=A100-80GB"])
+            .contains("did you mean gpus?")
+    );
+    assert!(
+        error(&["--pods", MODELS, "--nodes", "gpus=8,gpu=A100"]).contains("A100-40GB, A100-80GB")
+    );
     assert!(error(&["--pods", MODELS, "--nodes", "gpus=8"]).contains("add gpu=A100-80GB"));
     assert!(error(&["--pods", MODELS, "--nodes", "nodes.yaml"]).contains("nodes.yaml: "));
     assert!(error(&["--pods", "nope.yaml", "--nodes", A100]).contains("nope.yaml: "));
-    assert!(error(&["--pods", MODELS, "--nodes", A100, "--gpu-type", "L4"]).contains("'--gpu-types'"));
+    assert!(
+        error(&["--pods", MODELS, "--nodes", A100, "--gpu-type", "L4"]).contains("'--gpu-types'")
+    );
     assert!(error(&["--pods", MODELS]).contains("--nodes"));
-    assert!(error(&["--pods", "-", "--cluster", "-", "--nodes", A100]).contains("--pods are both -"));
+    assert!(
+        error(&["--pods", "-", "--cluster", "-", "--nodes", A100]).contains("--pods are both -")
+    );
     assert!(error(&["--pods", MODELS, "--nodes", A100, "--policy", "nope"]).contains("nope"));
     assert!(
-        error(&["--pods", MODELS, "--nodes", A100, "--gpu-types", "L4"]).contains("leave gpu= and vram= out")
+        error(&["--pods", MODELS, "--nodes", A100, "--gpu-types", "L4"])
+            .contains("leave gpu= and vram= out")
     );
-    let cut = ["--pods", MODELS, "--nodes", "gpus=8,gpu=B200", "--mig", "1g.23gb,1g.23gb"];
-    assert!(error(&cut).contains("how much memory a slice 1g.23gb of B200-180GB has is not known here"));
+    let cut = [
+        "--pods",
+        MODELS,
+        "--nodes",
+        "gpus=8,gpu=B200",
+        "--mig",
+        "1g.23gb,1g.23gb",
+    ];
+    assert!(
+        error(&cut).contains("how much memory a slice 1g.23gb of B200-180GB has is not known here")
+    );
 }
 
 #[test]
@@ -269,12 +427,20 @@ fn without_a_pod_that_requests_a_gpu_there_is_nothing_to_plan() {
     let empty = fed(&["--pods", "-", "--nodes", A100], "");
     assert_eq!(empty.code, 2);
     assert!(
-        empty.err.contains("there is no pod that requests a GPU") && empty.err.contains("stowage.dev/vram"),
+        empty.err.contains("there is no pod that requests a GPU")
+            && empty.err.contains("stowage.dev/vram"),
         "{}",
         empty.err
     );
-    let none = fed(&["--pods", "-", "--nodes", A100], &list(vec![pod("web", json!({"cpu": "1"}))]));
-    assert!(none.code == 2 && none.err.contains("1 pod left out: no GPU is requested"), "{}", none.err);
+    let none = fed(
+        &["--pods", "-", "--nodes", A100],
+        &list(vec![pod("web", json!({"cpu": "1"}))]),
+    );
+    assert!(
+        none.code == 2 && none.err.contains("1 pod left out: no GPU is requested"),
+        "{}",
+        none.err
+    );
 }
 
 /// What `kubectl get nodes,pods -A -o json` prints of two nodes of one kind, with a pod that runs, one that waits and one that
@@ -295,7 +461,14 @@ fn dump() -> String {
     let mut ended = pod("ended", json!({"stowage.dev/vram": "40Gi"}));
     ended["status"] = json!({"phase": "Succeeded"});
     let cpu = json!({"metadata": {"name": "cpu-only"}, "kind": "Node"});
-    list(vec![node("a"), node("b"), cpu, running, pod("waiting", json!({"stowage.dev/vram": "30Gi"})), ended])
+    list(vec![
+        node("a"),
+        node("b"),
+        cpu,
+        running,
+        pod("waiting", json!({"stowage.dev/vram": "30Gi"})),
+        ended,
+    ])
 }
 
 #[test]
@@ -304,16 +477,49 @@ fn what_runs_and_waits_in_a_dump_is_planned_on_its_own_kinds_of_nodes_or_on_othe
     let cluster = file(&folder, "cluster.json", &dump());
     let own = capacity(&["--cluster", path(&cluster)]);
     assert_eq!(own.code, 0, "{}", own.err);
-    assert!(own.out.starts_with("1 GPU holds all 2 pods: 1 node a100-80gb (1 of its 2 GPUs)"), "{}", own.out);
-    assert!(own.err.contains("1 pod left out"), "{}", own.err);
-    let other = capacity(&["--cluster", path(&cluster), "--nodes", "gpus=1,gpu=L40S-48GB"]);
-    assert!(other.out.starts_with("2 GPUs hold all 2 pods: 2 nodes l40s-48gb (1 GPU each)"), "{}", other.out);
-    let with_more =
-        capacity(&["--cluster", path(&cluster), "--pods", MODELS, "--pods", PRIORITIES, "--nodes", A100]);
-    assert!(with_more.out.contains("all 5 pods"), "{}", with_more.out);
-    let nodes_of_the_dump = capacity(&["--pods", MODELS, "--pods", PRIORITIES, "--nodes", path(&cluster)]);
     assert!(
-        nodes_of_the_dump.out.starts_with("2 GPUs hold all 3 pods: 1 node a100-80gb"),
+        own.out
+            .starts_with("1 GPU holds all 2 pods: 1 node a100-80gb (1 of its 2 GPUs)"),
+        "{}",
+        own.out
+    );
+    assert!(own.err.contains("1 pod left out"), "{}", own.err);
+    let other = capacity(&[
+        "--cluster",
+        path(&cluster),
+        "--nodes",
+        "gpus=1,gpu=L40S-48GB",
+    ]);
+    assert!(
+        other
+            .out
+            .starts_with("2 GPUs hold all 2 pods: 2 nodes l40s-48gb (1 GPU each)"),
+        "{}",
+        other.out
+    );
+    let with_more = capacity(&[
+        "--cluster",
+        path(&cluster),
+        "--pods",
+        MODELS,
+        "--pods",
+        PRIORITIES,
+        "--nodes",
+        A100,
+    ]);
+    assert!(with_more.out.contains("all 5 pods"), "{}", with_more.out);
+    let nodes_of_the_dump = capacity(&[
+        "--pods",
+        MODELS,
+        "--pods",
+        PRIORITIES,
+        "--nodes",
+        path(&cluster),
+    ]);
+    assert!(
+        nodes_of_the_dump
+            .out
+            .starts_with("2 GPUs hold all 3 pods: 1 node a100-80gb"),
         "{}",
         nodes_of_the_dump.out
     );
@@ -333,32 +539,94 @@ fn gpu_types_are_compared_and_the_smallest_that_holds_all_is_named() {
     ];
     let said = capacity(&asked);
     assert_eq!(said.code, 0, "{}", said.err);
-    assert!(said.out.contains("The smallest type that holds every pod is L40S-48GB."), "{}", said.out);
-    let line = |name: &str| said.out.lines().find(|line| line.starts_with(name)).unwrap();
-    assert!(line("L4-24GB").contains("0 of 3") && line("L4-24GB").contains("has no place"), "{}", said.out);
+    assert!(
+        said.out
+            .contains("The smallest type that holds every pod is L40S-48GB."),
+        "{}",
+        said.out
+    );
+    let line = |name: &str| {
+        said.out
+            .lines()
+            .find(|line| line.starts_with(name))
+            .unwrap()
+    };
+    assert!(
+        line("L4-24GB").contains("0 of 3") && line("L4-24GB").contains("has no place"),
+        "{}",
+        said.out
+    );
     assert!(line("L40S-48GB").ends_with("all"), "{}", said.out);
-    let json: Value = serde_json::from_str(&capacity(&[&asked[..], &["-o", "json"]].concat()).out).unwrap();
-    let gpus: Vec<&Value> =
-        json["types"].as_array().unwrap().iter().map(|one| &one["plan"]["gpus"]).collect();
+    let json: Value =
+        serde_json::from_str(&capacity(&[&asked[..], &["-o", "json"]].concat()).out).unwrap();
+    let gpus: Vec<&Value> = json["types"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| &one["plan"]["gpus"])
+        .collect();
     assert_eq!(gpus, [&json!(0), &json!(3), &json!(2), &json!(2)]);
-    let cut = ["--pods", MODELS, "--nodes", "gpus=4", "--gpu-types", "L4,A100-80GB", "--mig", "7g.80gb"];
+    let cut = [
+        "--pods",
+        MODELS,
+        "--nodes",
+        "gpus=4",
+        "--gpu-types",
+        "L4,A100-80GB",
+        "--mig",
+        "7g.80gb",
+    ];
     let said = capacity(&cut);
-    let line = |name: &str| said.out.lines().find(|line| line.starts_with(name)).unwrap();
-    assert!(line("L4-24GB").contains("cannot be cut into MIG slices"), "{}{}", said.out, said.err);
+    let line = |name: &str| {
+        said.out
+            .lines()
+            .find(|line| line.starts_with(name))
+            .unwrap()
+    };
+    assert!(
+        line("L4-24GB").contains("cannot be cut into MIG slices"),
+        "{}{}",
+        said.out,
+        said.err
+    );
     assert!(line("A100-80GB").ends_with("all"), "{}", said.out);
-    let by_none =
-        capacity(&["--pods", MODELS, "--nodes", "gpus=4", "--gpu-types", "L4,L40S", "--mig", "3g.40gb"]);
-    assert!(by_none.code == 2 && by_none.err.contains("L4-24GB cannot be cut"), "{}", by_none.err);
+    let by_none = capacity(&[
+        "--pods",
+        MODELS,
+        "--nodes",
+        "gpus=4",
+        "--gpu-types",
+        "L4,L40S",
+        "--mig",
+        "3g.40gb",
+    ]);
+    assert!(
+        by_none.code == 2 && by_none.err.contains("L4-24GB cannot be cut"),
+        "{}",
+        by_none.err
+    );
     let none = capacity(&["--pods", MODELS, "--nodes", "gpus=4", "--gpu-types", "L4"]);
-    assert!(none.code == 1 && none.out.contains("No type holds every pod"), "{}", none.out);
+    assert!(
+        none.code == 1 && none.out.contains("No type holds every pod"),
+        "{}",
+        none.out
+    );
 }
 
 #[test]
 fn the_example_leader_worker_set_needs_two_whole_nodes() {
     let lws = "manifests/examples/leaderworkerset.yaml";
-    let said = capacity(&["--pods", lws, "--pods", PRIORITIES, "--nodes", "gpus=8,gpu=H100-80GB"]);
+    let said = capacity(&[
+        "--pods",
+        lws,
+        "--pods",
+        PRIORITIES,
+        "--nodes",
+        "gpus=8,gpu=H100-80GB",
+    ]);
     assert!(
-        said.out.starts_with("16 GPUs hold all 2 pods: 2 nodes h100-80gb (8 GPUs each)"),
+        said.out
+            .starts_with("16 GPUs hold all 2 pods: 2 nodes h100-80gb (8 GPUs each)"),
         "{}{}",
         said.out,
         said.err

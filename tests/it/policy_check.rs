@@ -12,7 +12,10 @@ fn broken() -> PathBuf {
 }
 
 fn in_order(path: &Path) -> Vec<PathBuf> {
-    let mut paths: Vec<PathBuf> = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut paths: Vec<PathBuf> = fs::read_dir(path)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
     paths.sort();
     paths
 }
@@ -22,8 +25,13 @@ fn files(directory: &Path) -> Vec<SourceText> {
     let yaml = in_order(directory)
         .into_iter()
         .filter(|path| path.extension().is_some_and(|ending| ending == "yaml"));
-    yaml.map(|path| SourceText::new(path.file_name().unwrap().to_str().unwrap(), fs::read(&path).unwrap()))
-        .collect()
+    yaml.map(|path| {
+        SourceText::new(
+            path.file_name().unwrap().to_str().unwrap(),
+            fs::read(&path).unwrap(),
+        )
+    })
+    .collect()
 }
 
 fn told(directory: &Path) -> String {
@@ -49,22 +57,40 @@ fn each_broken_policy_gets_its_committed_diagnostics() {
             different.push(format!("{}:\n{told}", directory.display()));
         }
     }
-    assert!(directories.len() >= 60, "only {} of the broken policies are here", directories.len());
-    assert!(different.is_empty(), "{} differ from expected.txt:\n{}", different.len(), different.join("\n"));
+    assert!(
+        directories.len() >= 60,
+        "only {} of the broken policies are here",
+        directories.len()
+    );
+    assert!(
+        different.is_empty(),
+        "{} differ from expected.txt:\n{}",
+        different.len(),
+        different.join("\n")
+    );
 }
 
 #[test]
 fn every_broken_policy_has_a_diagnostic_with_a_remedy() {
     for directory in in_order(&broken()) {
         let told = told(&directory);
-        assert!(!told.contains("no errors, no warnings"), "{}", directory.display());
+        assert!(
+            !told.contains("no errors, no warnings"),
+            "{}",
+            directory.display()
+        );
         assert!(told.contains("help: "), "{}:\n{told}", directory.display());
     }
 }
 
 fn stowage(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_stowage"));
-    command.arg("policy").args(arguments).current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap()
+    command
+        .arg("policy")
+        .args(arguments)
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .unwrap()
 }
 
 fn stdout(output: &Output) -> String {
@@ -75,7 +101,11 @@ fn stdout(output: &Output) -> String {
 fn the_exit_code_distinguishes_valid_refused_and_unreadable_policies() {
     let code = |path: &str| stowage(&["check", path]).status.code();
     assert_eq!(code("policies"), Some(0));
-    assert_eq!(code("tests/golden/policy/broken/one-sided-sharing"), Some(0), "a warning");
+    assert_eq!(
+        code("tests/golden/policy/broken/one-sided-sharing"),
+        Some(0),
+        "a warning"
+    );
     assert_eq!(code("tests/golden/policy/broken/unknown-field"), Some(1));
     assert_eq!(code("tests/golden/policy"), Some(2), "no policy there");
     assert_eq!(code("nowhere"), Some(2));
@@ -86,20 +116,45 @@ fn each_shipped_policy_passes_the_check_without_findings() {
     let told = stdout(&stowage(&["check", "policies"]));
     let shipped = in_order(&Path::new(env!("CARGO_MANIFEST_DIR")).join("policies"));
     let shipped = shipped.iter().filter(|path| path.is_dir()).count();
-    assert_eq!(told.lines().filter(|line| line.contains(": sound, digest ")).count(), shipped, "{told}");
+    assert_eq!(
+        told.lines()
+            .filter(|line| line.contains(": sound, digest "))
+            .count(),
+        shipped,
+        "{told}"
+    );
     assert_eq!(told.lines().count(), shipped, "{told}");
 }
 
 #[test]
 fn ci_reads_findings_with_lines_and_columns() {
-    let output = stowage(&["check", "-o", "json", "tests/golden/policy/broken/conflict-between-files"]);
+    let output = stowage(&[
+        "check",
+        "-o",
+        "json",
+        "tests/golden/policy/broken/conflict-between-files",
+    ]);
     let page: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let finding = &page["policies"][0]["findings"][0];
-    assert_eq!((&finding["code"], &finding["severity"]), (&"conflict".into(), &"error".into()));
-    assert_eq!((&finding["line"], &finding["column"]), (&3.into(), &8.into()));
+    assert_eq!(
+        (&finding["code"], &finding["severity"]),
+        (&"conflict".into(), &"error".into())
+    );
+    assert_eq!(
+        (&finding["line"], &finding["column"]),
+        (&3.into(), &8.into())
+    );
     assert!(finding["file"].as_str().unwrap().ends_with("20-more.yaml"));
-    assert!(finding["related"][0]["file"].as_str().unwrap().ends_with("10-base.yaml"));
-    assert!(page["policies"][0].get("digest").is_none(), "it would be refused");
+    assert!(
+        finding["related"][0]["file"]
+            .as_str()
+            .unwrap()
+            .ends_with("10-base.yaml")
+    );
+    assert!(
+        page["policies"][0].get("digest").is_none(),
+        "it would be refused"
+    );
 }
 
 /// With that on standard input.
@@ -107,9 +162,19 @@ fn stowage_reads(arguments: &[&str], text: &str) -> Output {
     use std::io::Write;
     let mut command = Command::new(env!("CARGO_BIN_EXE_stowage"));
     let piped = std::process::Stdio::piped;
-    command.arg("policy").args(arguments).stdin(piped()).stdout(piped()).stderr(piped());
+    command
+        .arg("policy")
+        .args(arguments)
+        .stdin(piped())
+        .stdout(piped())
+        .stderr(piped());
     let mut child = command.spawn().unwrap();
-    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(text.as_bytes())
+        .unwrap();
     child.wait_with_output().unwrap()
 }
 
@@ -119,22 +184,36 @@ fn n13_a_test_without_cases_holds_nothing_and_fails() {
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(stdout(&output), "");
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("policies/default/policy.yaml: no cases"), "{said}");
+    assert!(
+        said.contains("policies/default/policy.yaml: no cases"),
+        "{said}"
+    );
     assert_eq!(stowage(&["test", "policies"]).status.code(), Some(0));
 }
 
 #[test]
 fn cli_check_reads_standard_input_and_has_the_same_json_option_as_the_others() {
     let output = stowage_reads(&["check", "--json", "-"], "mood: shadow\n");
-    assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(
+        output.status.code(),
+        Some(1),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let page: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let finding = &page["policies"][0]["findings"][0];
-    assert_eq!((&finding["file"], &finding["line"]), (&"standard input".into(), &1.into()));
+    assert_eq!(
+        (&finding["file"], &finding["line"]),
+        (&"standard input".into(), &1.into())
+    );
     let sound = stowage_reads(&["check", "-"], "mode: shadow\n");
-    assert!(stdout(&sound).starts_with("standard input: sound, digest "), "{}", stdout(&sound));
+    assert!(
+        stdout(&sound).starts_with("standard input: sound, digest "),
+        "{}",
+        stdout(&sound)
+    );
     assert!(stdout(&stowage_reads(&["show", "-"], "mode: shadow\n")).contains("mode: shadow"));
-    let cases =
-        "kind: PolicyTest\ncases:\n- {name: a, pod: {name: p, vram: 1Gi}, expect: {class: serving}}\n";
+    let cases = "kind: PolicyTest\ncases:\n- {name: a, pod: {name: p, vram: 1Gi}, expect: {class: serving}}\n";
     assert_eq!(stowage_reads(&["test", "-"], cases).status.code(), Some(0));
 }
 
@@ -143,9 +222,15 @@ fn the_printed_schema_is_strict_and_suits_editors() {
     for of in ["policy", "test"] {
         let schema: serde_json::Value =
             serde_json::from_slice(&stowage(&["schema", "--of", of]).stdout).unwrap();
-        assert_eq!(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
+        assert_eq!(
+            schema["$schema"],
+            "https://json-schema.org/draft/2020-12/schema"
+        );
         assert_eq!(schema["additionalProperties"], false);
-        assert!(!schema.to_string().contains("\"null\""), "what may be left out is left out");
+        assert!(
+            !schema.to_string().contains("\"null\""),
+            "what may be left out is left out"
+        );
     }
 }
 
@@ -181,5 +266,11 @@ fn a_closed_pipe_is_not_an_error() {
         .stdout(stdout)
         .output()
         .unwrap();
-    assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr).as_ref()), (Some(141), ""));
+    assert_eq!(
+        (
+            output.status.code(),
+            String::from_utf8_lossy(&output.stderr).as_ref()
+        ),
+        (Some(141), "")
+    );
 }

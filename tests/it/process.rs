@@ -17,7 +17,10 @@ use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
 fn stowage(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_stowage")).args(arguments).output().unwrap()
+    Command::new(env!("CARGO_BIN_EXE_stowage"))
+        .args(arguments)
+        .output()
+        .unwrap()
 }
 
 /// Waits until it holds, on the thread of the test.
@@ -38,7 +41,10 @@ pub fn eventually_within(patience: Duration, what: &str, mut holds: impl FnMut()
 pub fn fails(arguments: &[&str]) -> (i32, String) {
     let output = stowage(arguments);
     assert_eq!(output.stdout, b"", "errors go to stderr");
-    (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+    (
+        output.status.code().unwrap(),
+        String::from_utf8(output.stderr).unwrap(),
+    )
 }
 
 /// A `stowage serve` on ports of its own choice.
@@ -71,14 +77,22 @@ impl RunningServe {
 
     /// One with a disk of its own at this folder, of so many KiB: nothing else sees it, and it goes with the process. `None` where
     /// that needs a privilege that there is not.
-    pub fn with_small_disk(dump: &Path, folder: &Path, kib: u32, arguments: &[&str]) -> Option<Self> {
+    pub fn with_small_disk(
+        dump: &Path,
+        folder: &Path,
+        kib: u32,
+        arguments: &[&str],
+    ) -> Option<Self> {
         let mount = format!("mount -t tmpfs -o size={kib}k tmpfs '{}'", folder.display());
         let in_namespace = |then: &str| {
             let mut command = Command::new("unshare");
             command.args(["--mount", "sh", "-c", &format!("{mount} && {then}")]);
             command
         };
-        let may = in_namespace("true").stderr(Stdio::null()).status().is_ok_and(|status| status.success());
+        let may = in_namespace("true")
+            .stderr(Stdio::null())
+            .status()
+            .is_ok_and(|status| status.success());
         may.then(|| {
             let mut command = in_namespace("exec \"$0\" \"$@\"");
             command.arg(env!("CARGO_BIN_EXE_stowage"));
@@ -98,7 +112,14 @@ impl RunningServe {
 
     pub fn command_of_api_server(kubeconfig: &Path, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_stowage"));
-        command.args(["serve", "--lead-with", "always", "--write-deadline", "100ms", "--kubeconfig"]);
+        command.args([
+            "serve",
+            "--lead-with",
+            "always",
+            "--write-deadline",
+            "100ms",
+            "--kubeconfig",
+        ]);
         command.arg(kubeconfig).args(arguments);
         command
     }
@@ -119,11 +140,21 @@ impl RunningServe {
         let (lines, log) = channel();
         let stderr = BufReader::new(child.stderr.take().unwrap());
         std::thread::spawn(move || {
-            stderr.lines().map_while(Result::ok).try_for_each(|line| lines.send(line))
+            stderr
+                .lines()
+                .map_while(Result::ok)
+                .try_for_each(|line| lines.send(line))
         });
         let unknown = SocketAddr::from(([0, 0, 0, 0], 0));
         let early = RefCell::default();
-        let mut running = Self { child, early, log, scheduler: unknown, agents: unknown, operators: unknown };
+        let mut running = Self {
+            child,
+            early,
+            log,
+            scheduler: unknown,
+            agents: unknown,
+            operators: unknown,
+        };
         let mut early = VecDeque::new();
         running.scheduler = address(&running.line_after("the scheduler: http", &mut early));
         running.agents = address(&running.line_after("agents: http", &mut early));
@@ -174,8 +205,10 @@ impl RunningServe {
     }
 
     fn terminate(&self) {
-        let sent =
-            Command::new("sh").args(["-c", &format!("kill -TERM {}", self.child.id())]).status().unwrap();
+        let sent = Command::new("sh")
+            .args(["-c", &format!("kill -TERM {}", self.child.id())])
+            .status()
+            .unwrap();
         assert!(sent.success());
     }
 }
@@ -190,12 +223,22 @@ impl Drop for RunningServe {
 /// A line of a process' memory in KiB.
 pub fn memory(child: &Child, line: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
-    let found = status.lines().find_map(|found| found.strip_prefix(line)?.strip_prefix(':'));
-    found.unwrap().trim().trim_end_matches(" kB").parse().unwrap()
+    let found = status
+        .lines()
+        .find_map(|found| found.strip_prefix(line)?.strip_prefix(':'));
+    found
+        .unwrap()
+        .trim()
+        .trim_end_matches(" kB")
+        .parse()
+        .unwrap()
 }
 
 fn address(line: &str) -> SocketAddr {
-    assert!(!line.contains('\u{1b}'), "colors are for terminals: {line:?}");
+    assert!(
+        !line.contains('\u{1b}'),
+        "colors are for terminals: {line:?}"
+    );
     line.rsplit("//").next().unwrap().trim().parse().unwrap()
 }
 
@@ -216,8 +259,17 @@ pub fn json_dump(folder: &TempDir) -> PathBuf {
     let mut tenant = on(pod("tenant", "60Gi"), "node-a", &[0], 60 << 30);
     // Labels show only the index of a GPU.
     tenant["metadata"]["annotations"]["stowage.dev/devices"] = json!("index-0");
-    let items = [labelled("node-a", 2), labelled("node-b", 1), pod("llm", "40Gi"), tenant];
-    write(folder, "dump.json", &json!({ "apiVersion": "v1", "kind": "List", "items": items }).to_string())
+    let items = [
+        labelled("node-a", 2),
+        labelled("node-b", 1),
+        pod("llm", "40Gi"),
+        tenant,
+    ];
+    write(
+        folder,
+        "dump.json",
+        &json!({ "apiVersion": "v1", "kind": "List", "items": items }).to_string(),
+    )
 }
 
 /// The same with `-o yaml`.
@@ -232,8 +284,10 @@ fn yaml_dump(folder: &TempDir) -> PathBuf {
             "- apiVersion: v1\n  kind: Pod\n  metadata:\n    annotations:{annotations}\n    name: {name}\n    namespace: default\n    uid: uid-{name}\n  spec:\n    containers:\n    - name: engine\n      resources:\n        limits:\n          stowage.dev/vram: {vram}\n{node}    schedulerName: stowage\n  status:\n    phase: Pending\n"
         )
     };
-    let granted =
-        format!("\n      stowage.dev/devices: index-0\n      stowage.dev/vram-granted: \"{}\"", 60u64 << 30);
+    let granted = format!(
+        "\n      stowage.dev/devices: index-0\n      stowage.dev/vram-granted: \"{}\"",
+        60u64 << 30
+    );
     let items = [
         node("node-a", 2),
         node("node-b", 1),
@@ -254,12 +308,21 @@ fn yaml_dump(folder: &TempDir) -> PathBuf {
 fn help_names_every_command_and_a_wrong_flag_exits_with_2() {
     let help = stowage(&["--help"]);
     let text = String::from_utf8(help.stdout).unwrap();
-    assert!(help.status.success() && text.contains("serve") && text.contains("demo"), "{text}");
+    assert!(
+        help.status.success() && text.contains("serve") && text.contains("demo"),
+        "{text}"
+    );
     let (code, error) = fails(&["serve", "--listne", "127.0.0.1:0"]);
     assert_eq!(code, 2);
-    assert!(error.contains("--listne") && error.contains("--listen"), "it says what was meant: {error}");
+    assert!(
+        error.contains("--listne") && error.contains("--listen"),
+        "it says what was meant: {error}"
+    );
     assert_eq!(fails(&["serve", "--listen", "nowhere"]).0, 2);
-    assert_eq!(fails(&["serve", "--cluster", "x", "--kubeconfig", "y"]).0, 2);
+    assert_eq!(
+        fails(&["serve", "--cluster", "x", "--kubeconfig", "y"]).0,
+        2
+    );
     assert_eq!(fails(&["serve", "--tls-cert", "x"]).0, 2);
     assert_eq!(fails(&[]).0, 2);
 }
@@ -269,9 +332,22 @@ fn plain_http_on_a_reachable_address_is_refused_with_a_remedy() {
     let folder = tempfile::tempdir().unwrap();
     let dump = yaml_dump(&folder);
     for address in ["0.0.0.0:0", "[::]:0"] {
-        let (code, error) = fails(&["serve", "--listen", address, "--cluster", dump.to_str().unwrap()]);
+        let (code, error) = fails(&[
+            "serve",
+            "--listen",
+            address,
+            "--cluster",
+            dump.to_str().unwrap(),
+        ]);
         assert_eq!(code, 1);
-        for part in [address, "--tls-cert", "--tls-key", "--client-ca", "127.0.0.1", "--insecure"] {
+        for part in [
+            address,
+            "--tls-cert",
+            "--tls-key",
+            "--client-ca",
+            "127.0.0.1",
+            "--insecure",
+        ] {
             assert!(error.contains(part), "{error} does not say {part}");
         }
     }
@@ -284,26 +360,58 @@ fn agents_of_other_hosts_need_tokens_and_tls() {
     let dump = dump.to_str().unwrap();
     // The wrong argument is found before the cluster, which does not exist, is contacted.
     let nowhere = folder.path().join("kubeconfig");
-    let serve = |arguments: &[&str]| fails(&[&["serve", "--listen", "127.0.0.1:0"], arguments].concat());
-    let cluster = ["--kubeconfig", nowhere.to_str().unwrap(), "--lead-with", "always"];
+    let serve =
+        |arguments: &[&str]| fails(&[&["serve", "--listen", "127.0.0.1:0"], arguments].concat());
+    let cluster = [
+        "--kubeconfig",
+        nowhere.to_str().unwrap(),
+        "--lead-with",
+        "always",
+    ];
     let cases: [(&[&str], &[&str]); 6] = [
-        (&["--agents", "0.0.0.0:0"], &["0.0.0.0:0", "--agents-tls-cert", "--agents-tls-key", "--insecure"]),
         (
-            &["--agents", "0.0.0.0:0", "--agents-auth", "none", "--insecure"],
+            &["--agents", "0.0.0.0:0"],
+            &[
+                "0.0.0.0:0",
+                "--agents-tls-cert",
+                "--agents-tls-key",
+                "--insecure",
+            ],
+        ),
+        (
+            &[
+                "--agents",
+                "0.0.0.0:0",
+                "--agents-auth",
+                "none",
+                "--insecure",
+            ],
             &["0.0.0.0:0", "leave out --agents-auth none", "127.0.0.1"],
         ),
-        (&["--agents-service-account", "stowage-agent"], &["\"stowage-agent\"", "NAMESPACE/NAME"]),
+        (
+            &["--agents-service-account", "stowage-agent"],
+            &["\"stowage-agent\"", "NAMESPACE/NAME"],
+        ),
         (&["--agents-service-account", "a/b:c"], &["NAMESPACE/NAME"]),
         (&["--agents-audience", ""], &["--agents-audience is empty"]),
         (
-            &["--agents", "127.0.0.1:0", "--agents-tls-cert", "none.crt", "--agents-tls-key", "none.key"],
+            &[
+                "--agents",
+                "127.0.0.1:0",
+                "--agents-tls-cert",
+                "none.crt",
+                "--agents-tls-key",
+                "none.key",
+            ],
             &["cannot read the private key from none.key"],
         ),
     ];
     for (arguments, parts) in cases {
         let (code, error) = serve(&[&cluster[..], arguments].concat());
         assert_eq!(code, 1, "{error}");
-        parts.iter().for_each(|part| assert!(error.contains(part), "{error} does not say {part}"));
+        parts
+            .iter()
+            .for_each(|part| assert!(error.contains(part), "{error} does not say {part}"));
     }
     let (code, error) = serve(&["--cluster", dump, "--agents-auth", "token"]);
     assert!(code == 1 && error.contains("--cluster has none"), "{error}");
@@ -318,13 +426,25 @@ fn the_printed_report_schema_matches_a_report() {
     assert!(output.status.success());
     let schema: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(schema["title"], "NodeReport");
-    for field in
-        ["node", "bootId", "sequence", "ageMillis", "gpus", "engines", "models", "findings", "missing"]
-    {
+    for field in [
+        "node",
+        "bootId",
+        "sequence",
+        "ageMillis",
+        "gpus",
+        "engines",
+        "models",
+        "findings",
+        "missing",
+    ] {
         assert!(schema["properties"][field].is_object(), "{field}");
     }
-    let required: Vec<&str> =
-        schema["required"].as_array().unwrap().iter().map(|field| field.as_str().unwrap()).collect();
+    let required: Vec<&str> = schema["required"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|field| field.as_str().unwrap())
+        .collect();
     assert_eq!(required, ["node", "bootId", "sequence", "gpus"]);
     assert_eq!(fails(&["schema", "reports"]).0, 2);
 }
@@ -345,13 +465,20 @@ fn an_unreadable_dump_is_reported_with_its_position() {
             path.to_str().unwrap(),
         ]);
         assert_eq!(code, 1, "{error}");
-        assert!(error.starts_with("error: ") && error.contains(path.to_str().unwrap()), "{error}");
+        assert!(
+            error.starts_with("error: ") && error.contains(path.to_str().unwrap()),
+            "{error}"
+        );
         error
     };
     assert!(serve(&folder.path().join("missing.yaml")).contains("No such file"));
     let text = std::fs::read_to_string(yaml_dump(&folder)).unwrap();
     let broken = text.replacen("    name: node-b\n", "    name: [node-b\n", 1);
-    let line = broken.lines().position(|line| line.contains("[node-b")).unwrap() + 1;
+    let line = broken
+        .lines()
+        .position(|line| line.contains("[node-b"))
+        .unwrap()
+        + 1;
     let error = serve(&write(&folder, "broken.yaml", &broken));
     let near = (line..line + 3).any(|line| error.contains(&format!("line {line}")));
     assert!(near, "the error is in line {line}: {error}");
@@ -365,11 +492,16 @@ fn an_unreadable_dump_is_reported_with_its_position() {
     ));
     assert!(error.contains("item 1 (Pod)"), "{error}");
     assert!(
-        serve(&write(&folder, "pods.json", &json!({ "items": [pod("p", "1Gi")] }).to_string()))
-            .contains("has no nodes")
+        serve(&write(
+            &folder,
+            "pods.json",
+            &json!({ "items": [pod("p", "1Gi")] }).to_string()
+        ))
+        .contains("has no nodes")
     );
     assert!(
-        serve(&write(&folder, "kindless.yaml", "items:\n- metadata: {}\n")).contains("item 0 has no `kind`")
+        serve(&write(&folder, "kindless.yaml", "items:\n- metadata: {}\n"))
+            .contains("item 0 has no `kind`")
     );
 }
 
@@ -378,10 +510,18 @@ fn a_port_in_use_is_reported_with_its_flag() {
     let folder = tempfile::tempdir().unwrap();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let (code, error) =
-        fails(&["serve", "--cluster", yaml_dump(&folder).to_str().unwrap(), "--listen", &address]);
+    let (code, error) = fails(&[
+        "serve",
+        "--cluster",
+        yaml_dump(&folder).to_str().unwrap(),
+        "--listen",
+        &address,
+    ]);
     assert_eq!(code, 1);
-    assert!(error.contains(&format!("--listen {address}")) && error.contains("in use"), "{error}");
+    assert!(
+        error.contains(&format!("--listen {address}")) && error.contains("in use"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -394,20 +534,32 @@ fn a_dump_is_served_as_yaml_and_as_json_alike() {
         assert_eq!(operators.get("/healthz").text(), "ok\n");
         let metrics = operators.get_page("/metrics");
         assert!(
-            metrics.text().contains("\nstowage_gpus 3\n") && metrics.text().contains("\nstowage_leader 1\n")
+            metrics.text().contains("\nstowage_gpus 3\n")
+                && metrics.text().contains("\nstowage_leader 1\n")
         );
         let llm = pod("llm", "40Gi");
         let mut scheduler = Client::connect(running.scheduler);
-        let passed =
-            scheduler.post("/scheduler/filter", args(&llm, &["node-a", "node-b"]).to_string()).json();
-        let mut names: Vec<&str> =
-            passed["NodeNames"].as_array().unwrap().iter().map(|n| n.as_str().unwrap()).collect();
+        let passed = scheduler
+            .post(
+                "/scheduler/filter",
+                args(&llm, &["node-a", "node-b"]).to_string(),
+            )
+            .json();
+        let mut names: Vec<&str> = passed["NodeNames"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|n| n.as_str().unwrap())
+            .collect();
         names.sort_unstable();
         assert_eq!(names, ["node-a", "node-b"], "{}", dump.display());
         let bound = scheduler.post("/scheduler/bind", bind_args(&llm, "node-b").to_string());
         assert_eq!(bound.json(), json!({ "Error": "" }));
         let ledger = operators.get_page("/debug/snapshot").json();
-        assert_eq!(ledger["pods"]["uid-llm"]["phase"]["bound"]["devices"], json!(["index-0"]));
+        assert_eq!(
+            ledger["pods"]["uid-llm"]["phase"]["bound"]["devices"],
+            json!(["index-0"])
+        );
         assert_eq!(ledger["violations"], json!([]));
         running.terminate();
         let mut running = running;
@@ -422,8 +574,10 @@ fn a_stop_finishes_requests_in_progress_and_exits_with_0() {
     let body = bind_args(&pod("llm", "40Gi"), "node-b").to_string();
     let mut client = Client::connect(running.scheduler);
     // The head is answered only after the server has seen that the body is to be read: then the request is under way.
-    let head =
-        post_head("/scheduler/bind", &format!("Content-Length: {}\r\nExpect: 100-continue", body.len()));
+    let head = post_head(
+        "/scheduler/bind",
+        &format!("Content-Length: {}\r\nExpect: 100-continue", body.len()),
+    );
     client.write(head.as_bytes()).unwrap();
     assert!(client.has_answer());
     client.skip_line_and_blank("HTTP/1.1 100 Continue");
@@ -443,11 +597,21 @@ fn the_demo_keeps_its_invariants_and_uses_its_agents_reports() {
     let summary: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(summary["violations"], json!([]), "{told}");
     assert!(summary["kvSeenAfterMillis"].is_u64(), "{summary}");
-    let [ordinary, planned] = &summary["ways"].as_array().unwrap()[..] else { panic!("{summary}") };
-    assert_eq!((&ordinary["manner"], &planned["manner"]), (&json!("ordinary"), &json!("planned")));
+    let [ordinary, planned] = &summary["ways"].as_array().unwrap()[..] else {
+        panic!("{summary}")
+    };
+    assert_eq!(
+        (&ordinary["manner"], &planned["manner"]),
+        (&json!("ordinary"), &json!("planned"))
+    );
     assert!(ordinary["prioritizeCalls"].as_u64() > Some(0), "{summary}");
-    let costs = ["filterCalls", "nodesAsked", "prioritizeCalls"].map(|figure| planned[figure].clone());
-    assert_eq!(costs, [planned["pods"].clone(), planned["pods"].clone(), json!(0)], "{told}");
+    let costs =
+        ["filterCalls", "nodesAsked", "prioritizeCalls"].map(|figure| planned[figure].clone());
+    assert_eq!(
+        costs,
+        [planned["pods"].clone(), planned["pods"].clone(), json!(0)],
+        "{told}"
+    );
     let wakes = ["askedWakes", "failedWakes", "unaskedWakes"].map(|figure| summary[figure].clone());
     assert_eq!(wakes, [1, 1, 1].map(|count| json!(count)), "{told}");
     for part in [
@@ -465,17 +629,33 @@ fn the_demo_keeps_its_invariants_and_uses_its_agents_reports() {
 fn refusals_of_the_first_moments_are_not_blamed_on_permissions_and_their_end_is_logged() {
     let runtime = Runtime::new().unwrap();
     let api = runtime.block_on(ApiServer::start()).unwrap();
-    for operation in [Operation::ListPods, Operation::ListNodes, Operation::ListBudgets] {
+    for operation in [
+        Operation::ListPods,
+        Operation::ListNodes,
+        Operation::ListBudgets,
+    ] {
         api.faults().next(operation, 2, InjectedFault::Forbids);
     }
     let folder = tempfile::tempdir().unwrap();
     let kubeconfig = folder.path().join("kubeconfig");
-    std::fs::write(&kubeconfig, crate::agent::world::kubeconfig(&api.uri().to_string())).unwrap();
+    std::fs::write(
+        &kubeconfig,
+        crate::agent::world::kubeconfig(&api.uri().to_string()),
+    )
+    .unwrap();
     let running = RunningServe::of_api_server(&kubeconfig, &["--admin", "127.0.0.1:0"]);
     let log = running.lines_until("the watches have synced");
     let lines_with = |text: &str| log.iter().filter(|line| line.contains(text)).count();
-    assert_eq!((lines_with("ERROR"), lines_with("rbac.yaml")), (0, 0), "{log:#?}");
-    assert_eq!(lines_with("the watch failed and is retried"), 3, "once for each kind: {log:#?}");
+    assert_eq!(
+        (lines_with("ERROR"), lines_with("rbac.yaml")),
+        (0, 0),
+        "{log:#?}"
+    );
+    assert_eq!(
+        lines_with("the watch failed and is retried"),
+        3,
+        "once for each kind: {log:#?}"
+    );
     assert_eq!(lines_with("kube_runtime"), 0, "{log:#?}");
     // Nothing is placed without pods and nodes; budgets are not waited for, and may work sooner or later.
     let works = |kind: &str| {
@@ -484,6 +664,10 @@ fn refusals_of_the_first_moments_are_not_blamed_on_permissions_and_their_end_is_
     };
     assert_eq!((works("\"pods\""), works("\"nodes\"")), (1, 1), "{log:#?}");
     if works("poddisruptionbudgets") == 0 {
-        assert!(running.line_with("the watch works again").contains("poddisruptionbudgets"));
+        assert!(
+            running
+                .line_with("the watch works again")
+                .contains("poddisruptionbudgets")
+        );
     }
 }

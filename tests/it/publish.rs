@@ -25,17 +25,31 @@ struct PublishingAgent {
 
 impl PublishingAgent {
     fn of(extenders: &[String], token_file: Option<PathBuf>, ca: Option<PathBuf>) -> Self {
-        let extenders: Vec<Destination> = extenders.iter().map(|text| text.parse().unwrap()).collect();
-        let publisher = Publisher::new(extenders, token_file, ca).unwrap().with_patience(PATIENCE);
-        Self { publisher, runtime: tokio::runtime::Runtime::new().unwrap(), sequence: 0 }
+        let extenders: Vec<Destination> =
+            extenders.iter().map(|text| text.parse().unwrap()).collect();
+        let publisher = Publisher::new(extenders, token_file, ca)
+            .unwrap()
+            .with_patience(PATIENCE);
+        Self {
+            publisher,
+            runtime: tokio::runtime::Runtime::new().unwrap(),
+            sequence: 0,
+        }
     }
 
     /// Sends the next report of a node; what became of it at each replica, in order of their names.
     fn publish(&mut self, node: &str) -> Vec<PublishOutcome> {
         self.sequence += 1;
-        let report: NodeReport = serde_json::from_value(report(node, "agent", self.sequence, 2)).unwrap();
-        self.runtime.block_on(self.publisher.publish(report, Instant::now()));
-        self.publisher.state().replicas.into_values().map(|replica| replica.latest).collect()
+        let report: NodeReport =
+            serde_json::from_value(report(node, "agent", self.sequence, 2)).unwrap();
+        self.runtime
+            .block_on(self.publisher.publish(report, Instant::now()));
+        self.publisher
+            .state()
+            .replicas
+            .into_values()
+            .map(|replica| replica.latest)
+            .collect()
     }
 }
 
@@ -66,13 +80,22 @@ fn each_report_reaches_every_replica_and_a_dead_replica_delays_none() {
     assert_eq!((state.replicas.len(), state.problems.len()), (3, 0));
     for (name, replica) in &state.replicas {
         if name.starts_with(&format!("{dead} ")) {
-            assert!(unreachable(&replica.latest).contains("refused"), "{replica:?}");
+            assert!(
+                unreachable(&replica.latest).contains("refused"),
+                "{replica:?}"
+            );
             assert_eq!((replica.accepted, replica.failed), (0, 2));
         } else {
-            assert_eq!((&replica.latest, replica.accepted), (&PublishOutcome::Accepted, 2));
+            assert_eq!(
+                (&replica.latest, replica.accepted),
+                (&PublishOutcome::Accepted, 2)
+            );
         }
     }
-    assert_eq!((one.charged("node-a").len(), other.charged("node-a").len()), (2, 2));
+    assert_eq!(
+        (one.charged("node-a").len(), other.charged("node-a").len()),
+        (2, 2)
+    );
 }
 
 #[test]
@@ -84,11 +107,17 @@ fn a_replica_that_never_answers_times_out() {
     eventually("the live one accepts and the hung one is given up", || {
         agent.publish("node-a");
         let state = agent.publisher.state();
-        let (hung, live): (Vec<_>, Vec<_>) =
-            state.replicas.iter().partition(|(name, _)| name.starts_with(&hung_at));
-        hung.iter()
-            .for_each(|(_, hung)| assert!(unreachable(&hung.latest).contains("no answer within 100ms")));
-        !hung.is_empty() && live.iter().any(|(_, live)| live.latest == PublishOutcome::Accepted)
+        let (hung, live): (Vec<_>, Vec<_>) = state
+            .replicas
+            .iter()
+            .partition(|(name, _)| name.starts_with(&hung_at));
+        hung.iter().for_each(|(_, hung)| {
+            assert!(unreachable(&hung.latest).contains("no answer within 100ms"))
+        });
+        !hung.is_empty()
+            && live
+                .iter()
+                .any(|(_, live)| live.latest == PublishOutcome::Accepted)
     });
 }
 
@@ -112,7 +141,9 @@ fn each_report_carries_the_current_token_of_the_file() {
     let token = files.write("token", "");
     let mut agent = PublishingAgent::of(&[at(&guarded.served)], Some(token), None);
     let unsent = agent.publish("node-a");
-    let [PublishOutcome::Unsent { reason }] = &unsent[..] else { panic!("{unsent:?}") };
+    let [PublishOutcome::Unsent { reason }] = &unsent[..] else {
+        panic!("{unsent:?}")
+    };
     assert!(reason.contains("should hold a token"), "{reason}");
     assert!(agent.publisher.state().problems.contains(reason));
     let refused = |outcomes: Vec<PublishOutcome>| match &outcomes[..] {
@@ -142,23 +173,45 @@ fn with_tls_reports_go_only_to_a_server_with_a_valid_certificate_of_its_name() {
         let key = files.write("tls.key", &server.key);
         let (mut endpoints, [_, address, _]) = endpoints();
         endpoints.agents.tls = Some(load_server(&ServerFiles { cert, key }).unwrap());
-        (served.spawn(server::serve(served.extender.clone(), endpoints, stop.clone())), address)
+        (
+            served.spawn(server::serve(
+                served.extender.clone(),
+                endpoints,
+                stop.clone(),
+            )),
+            address,
+        )
     };
     let (serving, address) = open("localhost");
     let ca = files.write("ours.crt", &ours.pem);
     let publish = |extender: String, ca: &PathBuf| {
-        PublishingAgent::of(&[extender], None, Some(ca.clone())).publish("node-a").pop().unwrap()
+        PublishingAgent::of(&[extender], None, Some(ca.clone()))
+            .publish("node-a")
+            .pop()
+            .unwrap()
     };
     let named = format!("https://localhost:{}", address.port());
     let mut agent = PublishingAgent::of(&[named], None, Some(ca.clone()));
     // A name may stand for an IPv6 address as well, where no server listens.
     assert!(agent.publish("node-a").contains(&PublishOutcome::Accepted));
     let other_name = publish(format!("https://{address}"), &ca);
-    assert!(unreachable(&other_name).contains("not valid for name"), "{other_name:?}");
-    let other_ca = publish(format!("https://{address}"), &files.write("theirs.crt", &theirs.pem));
-    assert!(unreachable(&other_ca).contains("UnknownIssuer"), "{other_ca:?}");
+    assert!(
+        unreachable(&other_name).contains("not valid for name"),
+        "{other_name:?}"
+    );
+    let other_ca = publish(
+        format!("https://{address}"),
+        &files.write("theirs.crt", &theirs.pem),
+    );
+    assert!(
+        unreachable(&other_ca).contains("UnknownIssuer"),
+        "{other_ca:?}"
+    );
     let plain = publish(format!("https://{}", served.agents), &ca);
-    assert!(unreachable(&plain).contains("Connect"), "no TLS there: {plain:?}");
+    assert!(
+        unreachable(&plain).contains("Connect"),
+        "no TLS there: {plain:?}"
+    );
     drop(agent);
     stop.cancel();
     served.run(serving).unwrap().unwrap();
@@ -175,13 +228,26 @@ fn an_agent_waits_for_its_ca_and_trusts_another_from_the_next_report_on() {
     let (mut endpoints, [_, address, _]) = endpoints();
     let tls = of(&old);
     endpoints.agents.tls = Some(tls.clone());
-    let serving = served.spawn(server::serve(served.extender.clone(), endpoints, stop.clone()));
+    let serving = served.spawn(server::serve(
+        served.extender.clone(),
+        endpoints,
+        stop.clone(),
+    ));
     let missing = files.write("ca.crt", "");
     std::fs::remove_file(&missing).unwrap();
     let mut agent = PublishingAgent::of(&[format!("https://{address}")], None, Some(missing));
-    assert!(unreachable(&agent.publish("node-a")[0]).contains("UnknownIssuer"), "it trusts nobody yet");
+    assert!(
+        unreachable(&agent.publish("node-a")[0]).contains("UnknownIssuer"),
+        "it trusts nobody yet"
+    );
     let problems = agent.publisher.state().problems;
-    assert!(problems.first().unwrap().contains("cannot read the extenders' CA"), "{problems:?}");
+    assert!(
+        problems
+            .first()
+            .unwrap()
+            .contains("cannot read the extenders' CA"),
+        "{problems:?}"
+    );
     files.write("ca.crt", &old.pem);
     assert_eq!(agent.publish("node-a"), [PublishOutcome::Accepted]);
     // The next CA is published, and then it signs; the connection that is there is used no more.
@@ -191,10 +257,17 @@ fn an_agent_waits_for_its_ca_and_trusts_another_from_the_next_report_on() {
     files.write("ca.crt", &new.pem);
     assert_eq!(agent.publish("node-a"), [PublishOutcome::Accepted]);
     // A file that breaks changes nothing.
-    files.write("ca.crt", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n");
+    files.write(
+        "ca.crt",
+        "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+    );
     assert_eq!(agent.publish("node-a"), [PublishOutcome::Accepted]);
     let state = agent.publisher.state();
-    let counts: Vec<_> = state.replicas.values().map(|one| (one.accepted, one.failed)).collect();
+    let counts: Vec<_> = state
+        .replicas
+        .values()
+        .map(|one| (one.accepted, one.failed))
+        .collect();
     assert_eq!((counts, state.problems.len()), (vec![(4, 1)], 1));
     drop(agent);
     stop.cancel();

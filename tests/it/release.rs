@@ -21,21 +21,40 @@ fn the_image_has_the_crates_version_and_names_every_port_that_the_service_opens(
         .map(|(at, found)| &containerfile[at + found.len()..]);
     let mut tags = tags.peekable();
     assert!(tags.peek().is_some());
-    assert!(tags.all(|tag| tag.starts_with(VERSION)), "its examples are of this version");
-    let exposed = containerfile.lines().find_map(|line| line.strip_prefix("EXPOSE ")).unwrap();
-    let help = Command::new(env!("CARGO_BIN_EXE_stowage")).args(["serve", "--help"]).output().unwrap();
+    assert!(
+        tags.all(|tag| tag.starts_with(VERSION)),
+        "its examples are of this version"
+    );
+    let exposed = containerfile
+        .lines()
+        .find_map(|line| line.strip_prefix("EXPOSE "))
+        .unwrap();
+    let help = Command::new(env!("CARGO_BIN_EXE_stowage"))
+        .args(["serve", "--help"])
+        .output()
+        .unwrap();
     let help = String::from_utf8(help.stdout).unwrap();
     for port in exposed.split_whitespace() {
-        assert!(help.contains(&format!("127.0.0.1:{port}]")), "{port} is no default of serve's");
+        assert!(
+            help.contains(&format!("127.0.0.1:{port}]")),
+            "{port} is no default of serve's"
+        );
     }
-    assert_eq!(help.matches("[default: 127.0.0.1:").count(), exposed.split_whitespace().count());
+    assert_eq!(
+        help.matches("[default: 127.0.0.1:").count(),
+        exposed.split_whitespace().count()
+    );
 }
 
 #[test]
 fn the_binary_tells_its_version_and_the_commit_where_it_was_told() {
-    let said = Command::new(env!("CARGO_BIN_EXE_stowage")).arg("--version").output().unwrap();
+    let said = Command::new(env!("CARGO_BIN_EXE_stowage"))
+        .arg("--version")
+        .output()
+        .unwrap();
     let said = String::from_utf8(said.stdout).unwrap();
-    let commit = option_env!("STOWAGE_COMMIT").map_or(String::new(), |commit| format!(" (commit {commit})"));
+    let commit =
+        option_env!("STOWAGE_COMMIT").map_or(String::new(), |commit| format!(" (commit {commit})"));
     assert_eq!(said, format!("stowage {VERSION}{commit}\n"));
 }
 
@@ -45,10 +64,14 @@ fn every_step_of_the_workflows_runs_a_script_that_is_here() {
     for file in [".github/workflows/ci.yml", ".github/workflows/release.yml"] {
         let workflow: Value = serde_saphyr::from_str(&read(file)).unwrap();
         let jobs = workflow["jobs"].as_object().unwrap().values();
-        for run in
-            jobs.flat_map(|job| job["steps"].as_array().unwrap()).filter_map(|step| step["run"].as_str())
+        for run in jobs
+            .flat_map(|job| job["steps"].as_array().unwrap())
+            .filter_map(|step| step["run"].as_str())
         {
-            for word in run.split_whitespace().filter(|word| word.starts_with(".ci/")) {
+            for word in run
+                .split_whitespace()
+                .filter(|word| word.starts_with(".ci/"))
+            {
                 let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(word);
                 let mode = path
                     .metadata()

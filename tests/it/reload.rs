@@ -46,7 +46,11 @@ fn one_sided(side: &str) -> String {
     let first = if side == "b" { other } else { "" };
     let moving = "  - name: moving\n    match:\n      labels: {app: moving}\n    engine: false\n";
     let telemetry = "telemetry: {fresh: 24h, stale: 48h}\n";
-    format!("{telemetry}classes:\n{first}{moving}nodePools:\n{}{}", pool("a"), pool("b"))
+    format!(
+        "{telemetry}classes:\n{first}{moving}nodePools:\n{}{}",
+        pool("a"),
+        pool("b")
+    )
 }
 
 fn moving(name: &str) -> Value {
@@ -74,7 +78,8 @@ impl Reloading {
         write(&policies);
         let (policy, watch) = policy_watch::open(policies, None).unwrap();
         let pods: Vec<Value> = (0..800).map(|n| moving(&format!("pod-{n:03}"))).collect();
-        let mut cluster = ServedCluster::of(&NODES.map(|name| (name, 8))).with(pods.iter().cloned());
+        let mut cluster =
+            ServedCluster::of(&NODES.map(|name| (name, 8))).with(pods.iter().cloned());
         for node in &mut cluster.nodes {
             let side = side_of(node["metadata"]["name"].as_str().unwrap());
             node["metadata"]["labels"] = json!({ "side": side });
@@ -85,8 +90,16 @@ impl Reloading {
             key: PodKey::parse("kube-system", "stowage-0").unwrap(),
             uid: PodUid::parse("uid-stowage-0").unwrap(),
         };
-        served.spawn(watch.run(served.service.clone(), served.control_plane.clone(), Some(own_pod)));
-        Self { served, folder, pods }
+        served.spawn(watch.run(
+            served.service.clone(),
+            served.control_plane.clone(),
+            Some(own_pod),
+        ));
+        Self {
+            served,
+            folder,
+            pods,
+        }
     }
 
     fn policies(&self) -> PathBuf {
@@ -98,7 +111,9 @@ impl Reloading {
     }
 
     fn is_in_force(&self, digest: Digest) -> bool {
-        self.served.metric(&format!("stowage_policy_info{{digest=\"{digest}\",mode=\"enforce\"}}")) == 1
+        self.served.metric(&format!(
+            "stowage_policy_info{{digest=\"{digest}\",mode=\"enforce\"}}"
+        )) == 1
     }
 
     fn until_in_force(&self, digest: Digest) {
@@ -106,7 +121,9 @@ impl Reloading {
     }
 
     fn reloads(&self, outcome: &str) -> u64 {
-        self.served.metric(&format!("stowage_policy_reloads_total{{outcome=\"{outcome}\"}}"))
+        self.served.metric(&format!(
+            "stowage_policy_reloads_total{{outcome=\"{outcome}\"}}"
+        ))
     }
 
     fn readyz(&self) -> HttpAnswer {
@@ -116,7 +133,10 @@ impl Reloading {
     /// What was said to Stowage's own pod.
     fn told(&self) -> Vec<(PodEventReason, String)> {
         let events = self.served.events().into_iter();
-        events.filter(|(name, ..)| name == "stowage-0").map(|(_, kind, text)| (kind, text)).collect()
+        events
+            .filter(|(name, ..)| name == "stowage-0")
+            .map(|(_, kind, text)| (kind, text))
+            .collect()
     }
 }
 
@@ -156,22 +176,34 @@ fn a_pod_is_classified_anew_after_a_policy_change() {
     let before = request.demand.clone();
     reloading.write(&one_sided("b"));
     reloading.until_in_force(digest_of(&one_sided("b")));
-    let view = reloading.served.service.cluster().apply(PrioritizeAsked(request));
+    let view = reloading
+        .served
+        .service
+        .cluster()
+        .apply(PrioritizeAsked(request));
     let after = &view.request.demand;
     assert_eq!(Some(after.class), view.policy.class_named("moving"));
     assert_ne!(after.class, before.class);
-    assert_eq!((before.classified_by + 1, after.classified_by), (view.policy.version, view.policy.version));
+    assert_eq!(
+        (before.classified_by + 1, after.classified_by),
+        (view.policy.version, view.policy.version)
+    );
 }
 
 #[test]
 fn a_policy_change_during_victim_selection_evicts_no_pod() {
     let tenant = priority(on(pod("tenant", "60Gi"), "node-a", &[0], 60 << 30), -10);
     let urgent = priority(pod("urgent", "40Gi"), 1000);
-    let served = ServedCluster::of(&[("node-a", 1)]).with([tenant.clone(), urgent.clone()]).serve();
+    let served = ServedCluster::of(&[("node-a", 1)])
+        .with([tenant.clone(), urgent.clone()])
+        .serve();
     let body = preempt_args(&urgent, &[("node-a", &[&tenant])]).to_string();
     // The search waits behind this one's thread until the policy has changed.
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .max_blocking_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
     let mut other = without_engines();
     other.scoring.shortlist = 2;
     let (changed, wait) = std::sync::mpsc::channel::<()>();
@@ -180,7 +212,10 @@ fn a_policy_change_during_victim_selection_evicts_no_pod() {
         runtime.block_on(async {
             let mut asking = std::pin::pin!(preempt(&served.extender, &args));
             if changes {
-                assert!(futures::poll!(&mut asking).is_pending(), "the search has not begun");
+                assert!(
+                    futures::poll!(&mut asking).is_pending(),
+                    "the search has not begun"
+                );
                 served.service.set_policy(other.clone());
                 changed.send(()).unwrap();
             }
@@ -191,11 +226,25 @@ fn a_policy_change_during_victim_selection_evicts_no_pod() {
     assert_eq!(preempted(true), 0);
     assert!(served.entry(&urgent).unwrap().reservation().is_none());
     assert_eq!(
-        served.metric("stowage_answers_total{code=\"not-reserved\",outcome=\"none\",verb=\"preempt\"}"),
+        served.metric(
+            "stowage_answers_total{code=\"not-reserved\",outcome=\"none\",verb=\"preempt\"}"
+        ),
         1
     );
-    assert_eq!(preempted(false), 1, "the next time it asks, the new policy answers");
-    assert!(served.service.cluster().pod_state(&uid_of(&urgent)).unwrap().reservation().is_some());
+    assert_eq!(
+        preempted(false),
+        1,
+        "the next time it asks, the new policy answers"
+    );
+    assert!(
+        served
+            .service
+            .cluster()
+            .pod_state(&uid_of(&urgent))
+            .unwrap()
+            .reservation()
+            .is_some()
+    );
 }
 
 // ---- what is found on disk ----
@@ -214,13 +263,25 @@ fn a_config_map_swapped_by_its_symlink_comes_into_force() {
         std::os::unix::fs::symlink("..data/policy.yaml", policies.join("policy.yaml")).unwrap();
     });
     let pod = &reloading.pods[0];
-    let passed = || one_side(reloading.served.passed(pod, &NODES).iter().map(String::as_str));
+    let passed = || {
+        one_side(
+            reloading
+                .served
+                .passed(pod, &NODES)
+                .iter()
+                .map(String::as_str),
+        )
+    };
     assert_eq!(passed(), "a");
     swap(&reloading.policies(), "2026_02", &one_sided("b"));
     fs::remove_dir_all(reloading.policies().join("..2026_01")).unwrap();
     reloading.until_in_force(digest_of(&one_sided("b")));
     assert_eq!(passed(), "b");
-    assert_eq!(reloading.reloads("rejected"), 0, "nothing of it was seen half done");
+    assert_eq!(
+        reloading.reloads("rejected"),
+        0,
+        "nothing of it was seen half done"
+    );
 }
 
 #[test]
@@ -228,14 +289,21 @@ fn an_edit_that_changes_no_setting_changes_nothing() {
     let reloading = Reloading::new();
     let version = reloading.served.service.cluster().policy().version;
     reloading.write(&format!("# Written again.\n{}", one_sided("a")));
-    eventually("the change is dealt with", || reloading.reloads("unchanged") == 1);
+    eventually("the change is dealt with", || {
+        reloading.reloads("unchanged") == 1
+    });
     assert_eq!(reloading.served.service.cluster().policy().version, version);
     assert_eq!(reloading.told(), []);
 }
 
 /// Nine times nine aliases of aliases: some gigabytes, once they are followed.
 fn bomb() -> String {
-    let level = |n: usize| format!("a{n}: &a{n} [{}]\n", vec![format!("*a{}", n - 1); 9].join(", "));
+    let level = |n: usize| {
+        format!(
+            "a{n}: &a{n} [{}]\n",
+            vec![format!("*a{}", n - 1); 9].join(", ")
+        )
+    };
     let levels: String = (1..=9).map(level).collect();
     format!("a0: &a0 [lol]\n{levels}")
 }
@@ -248,22 +316,44 @@ fn is_refused(reloading: &Reloading, what: &str, part: &str, spoil: impl FnOnce(
     eventually(what, || reloading.reloads("rejected") == refused + 1);
     let ready = reloading.readyz();
     let lines: Vec<&str> = ready.text().lines().collect();
-    assert_eq!((ready.status, lines.len(), lines[0]), (200, 2, "ok"), "{what}: {lines:?}");
-    assert!(lines[1].starts_with("policy: files rejected since 2"), "{lines:?}");
+    assert_eq!(
+        (ready.status, lines.len(), lines[0]),
+        (200, 2, "ok"),
+        "{what}: {lines:?}"
+    );
+    assert!(
+        lines[1].starts_with("policy: files rejected since 2"),
+        "{lines:?}"
+    );
     for said in [part, &good.digest.to_string()] {
-        assert!(lines[1].contains(said), "{what}: {lines:?} does not say {said:?}");
+        assert!(
+            lines[1].contains(said),
+            "{what}: {lines:?} does not say {said:?}"
+        );
     }
     assert_eq!(*reloading.served.service.cluster().policy(), good, "{what}");
     assert!(reloading.is_in_force(good.digest), "{what}");
     assert_eq!(reloading.served.metric("stowage_policy_reload_failed"), 1);
     let said = reloading.told();
     let (kind, text) = &said[said.len() - 1];
-    assert_eq!((said.len(), *kind), (told + 1, PodEventReason::PolicyRejected), "{what}: it is said once");
-    assert!(text.contains(part) && text.contains("stays in force"), "{text}");
+    assert_eq!(
+        (said.len(), *kind),
+        (told + 1, PodEventReason::PolicyRejected),
+        "{what}: it is said once"
+    );
+    assert!(
+        text.contains(part) && text.contains("stays in force"),
+        "{text}"
+    );
     let passed = reloading.served.passed(&reloading.pods[0], &NODES);
     assert_eq!(one_side(passed.iter().map(String::as_str)), "a", "{what}");
-    let page = Client::connect(reloading.served.operators).get("/debug/policy").json();
-    assert!(page["refused"]["problems"].as_str().unwrap().contains(part), "{page}");
+    let page = Client::connect(reloading.served.operators)
+        .get("/debug/policy")
+        .json();
+    assert!(
+        page["refused"]["problems"].as_str().unwrap().contains(part),
+        "{page}"
+    );
     assert_eq!(page["digest"], json!(good.digest.to_string()));
 }
 
@@ -276,25 +366,44 @@ fn an_invalid_policy_is_refused_with_a_log_line_and_the_last_good_one_stays() {
     is_refused(&reloading, "a broken edit", "policy.yaml:1", || {
         reloading.write("scorring: {shortlist: 8}\n")
     });
-    is_refused(&reloading, "a torn edit", "policy.yaml", || reloading.write("classes: [{name: moving\n"));
-    is_refused(&reloading, "a bomb of anchors", "policy.yaml", || reloading.write(&bomb()));
-    is_refused(&reloading, "ten megabytes", "the file is larger than 1 MiB", || reloading.write(&large));
+    is_refused(&reloading, "a torn edit", "policy.yaml", || {
+        reloading.write("classes: [{name: moving\n")
+    });
+    is_refused(&reloading, "a bomb of anchors", "policy.yaml", || {
+        reloading.write(&bomb())
+    });
+    is_refused(
+        &reloading,
+        "ten megabytes",
+        "the file is larger than 1 MiB",
+        || reloading.write(&large),
+    );
     is_refused(&reloading, "an empty directory", "is no policy", || {
         fs::remove_file(policies.join("policy.yaml")).unwrap();
     });
-    is_refused(&reloading, "a directory that is gone", "No such file", || {
-        fs::rename(&policies, &away).unwrap();
-    });
+    is_refused(
+        &reloading,
+        "a directory that is gone",
+        "No such file",
+        || {
+            fs::rename(&policies, &away).unwrap();
+        },
+    );
     fs::rename(&away, &policies).unwrap();
     reloading.write(&one_sided("b"));
-    eventually("the policy is in force", || reloading.reloads("applied") == 1);
+    eventually("the policy is in force", || {
+        reloading.reloads("applied") == 1
+    });
     assert!(reloading.is_in_force(digest_of(&one_sided("b"))));
     assert_eq!(reloading.readyz().text(), "ok\n");
     assert_eq!(reloading.served.metric("stowage_policy_reload_failed"), 0);
     let (kind, text) = reloading.told().pop().unwrap();
     assert_eq!(kind, PodEventReason::PolicyApplied);
     for side in SIDES {
-        assert!(text.contains(&digest_of(&one_sided(side)).to_string()), "{text}");
+        assert!(
+            text.contains(&digest_of(&one_sided(side)).to_string()),
+            "{text}"
+        );
     }
     let passed = reloading.served.passed(&reloading.pods[0], &NODES);
     assert_eq!(one_side(passed.iter().map(String::as_str)), "b");
@@ -304,8 +413,12 @@ fn an_invalid_policy_is_refused_with_a_log_line_and_the_last_good_one_stays() {
 fn a_reverted_broken_edit_changes_nothing() {
     let reloading = Reloading::new();
     let version = reloading.served.service.cluster().policy().version;
-    is_refused(&reloading, "a broken edit", "policy.yaml:1", || reloading.write("nodepools: []\n"));
+    is_refused(&reloading, "a broken edit", "policy.yaml:1", || {
+        reloading.write("nodepools: []\n")
+    });
     reloading.write(&one_sided("a"));
-    eventually("the refusal is over", || reloading.readyz().text() == "ok\n");
+    eventually("the refusal is over", || {
+        reloading.readyz().text() == "ok\n"
+    });
     assert_eq!(reloading.served.service.cluster().policy().version, version);
 }

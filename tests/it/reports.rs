@@ -1,7 +1,9 @@
 //! Agents' reports: accepted whole or not at all, in their order, and refused with the position of the error.
 
 use crate::client::{Client, post_head};
-use crate::served::{GPU_BYTES, Served, ServedCluster, args, gpu_report, node, on, over, pod, report};
+use crate::served::{
+    GPU_BYTES, Served, ServedCluster, args, gpu_report, node, on, over, pod, report,
+};
 use serde_json::{Value, json};
 use stowage_kubernetes_objects::port::PodEventReason;
 use stowage_scheduling::units::Bytes;
@@ -18,7 +20,9 @@ fn served() -> Served {
 }
 
 fn outcomes(served: &Served, outcome: &str) -> u64 {
-    served.metric(&format!("stowage_agent_reports_total{{outcome=\"{outcome}\"}}"))
+    served.metric(&format!(
+        "stowage_agent_reports_total{{outcome=\"{outcome}\"}}"
+    ))
 }
 
 /// A single report that is refused: with its status, its code, and nothing changed.
@@ -27,7 +31,11 @@ fn refused(served: &Served, status: u16, code: &str, report: &Value) -> String {
     let answer = served.report(report.clone());
     assert_eq!(answer.status, status, "{}", answer.text());
     assert_eq!(outcomes(served, code), count + 1, "{code} is not counted");
-    assert_eq!(served.bad_requests("reports", code), count + 1, "{code} is not counted as a bad request");
+    assert_eq!(
+        served.bad_requests("reports", code),
+        count + 1,
+        "{code} is not counted as a bad request"
+    );
     assert_eq!(served.ledger(), ledger, "{code} changed the ledger");
     answer.json()["Error"].as_str().unwrap().to_owned()
 }
@@ -46,28 +54,53 @@ fn a_gpu_that_could_not_be_read_is_not_lost() {
     let mut unread = report("node-a", "boot", 1, 2);
     unread["missing"] = json!([{ "part": "gpus", "reason": "GPU 2: no answer" }]);
     assert_eq!(served.report(unread).status, 200);
-    assert_eq!(served.charged("node-a"), [Bytes::gib(40); 2], "it may have any name");
+    assert_eq!(
+        served.charged("node-a"),
+        [Bytes::gib(40); 2],
+        "it may have any name"
+    );
     assert_eq!(served.report(report("node-a", "boot", 2, 2)).status, 200);
-    assert_eq!(served.charged("node-a"), [Bytes::ZERO; 2], "it is lost, with its pod");
+    assert_eq!(
+        served.charged("node-a"),
+        [Bytes::ZERO; 2],
+        "it is lost, with its pod"
+    );
     assert_eq!(served.report(report("node-a", "boot", 3, 3)).status, 200);
-    assert_eq!(served.charged("node-a"), [Bytes::ZERO, Bytes::ZERO, Bytes::gib(40)]);
+    assert_eq!(
+        served.charged("node-a"),
+        [Bytes::ZERO, Bytes::ZERO, Bytes::gib(40)]
+    );
 }
 
 #[test]
 fn an_impossible_report_is_refused_with_its_reason() {
     let served = served();
     let good = || report("node-a", "boot", 2, 2);
-    let error = refused(&served, 422, "unknown-node", &with(good(), |r| r["node"] = json!("node-z")));
+    let error = refused(
+        &served,
+        422,
+        "unknown-node",
+        &with(good(), |r| r["node"] = json!("node-z")),
+    );
     assert!(error.contains("no node \"node-z\""), "{error}");
-    let twice = with(good(), |r| r["gpus"][1]["uuid"] = r["gpus"][0]["uuid"].clone());
+    let twice = with(good(), |r| {
+        r["gpus"][1]["uuid"] = r["gpus"][0]["uuid"].clone()
+    });
     assert!(refused(&served, 422, "gpu-twice", &twice).contains("GPU-node-a-0 is listed twice"));
-    let reserved = with(good(), |r| r["gpus"][1]["reservedBytes"] = json!(GPU_BYTES + 1));
+    let reserved = with(good(), |r| {
+        r["gpus"][1]["reservedBytes"] = json!(GPU_BYTES + 1)
+    });
     assert!(refused(&served, 422, "reserved-above-total", &reserved).contains("GPU-node-a-1"));
     let empty = with(good(), |r| r["gpus"][0]["totalBytes"] = json!(0));
     assert!(refused(&served, 422, "no-memory", &empty).contains("GPU-node-a-0 has no memory"));
-    let many = with(good(), |r| r["gpus"] = (0..65).map(|gpu| gpu_report("node-a", gpu)).collect());
+    let many = with(good(), |r| {
+        r["gpus"] = (0..65).map(|gpu| gpu_report("node-a", gpu)).collect()
+    });
     assert!(refused(&served, 422, "too-many-gpus", &many).contains("at most 64"));
-    assert_eq!(served.report(good()).json(), json!({ "accepted": 1, "dropped": 0 }));
+    assert_eq!(
+        served.report(good()).json(),
+        json!({ "accepted": 1, "dropped": 0 })
+    );
 }
 
 #[test]
@@ -75,7 +108,8 @@ fn impossible_figures_are_refused_with_their_place() {
     let served = served();
     let good = || report("node-a", "boot", 2, 2);
     let engine = |edit: &dyn Fn(&mut Value)| {
-        let mut engine = json!({ "pod": "uid-tenant", "engine": "vllm", "gpus": [], "state": "serving" });
+        let mut engine =
+            json!({ "pod": "uid-tenant", "engine": "vllm", "gpus": [], "state": "serving" });
         edit(&mut engine);
         with(good(), |r| r["engines"] = json!([engine]))
     };
@@ -91,30 +125,74 @@ fn impossible_figures_are_refused_with_their_place() {
             "gpus[0]: GPU GPU-node-a-0 is busy for 101 %",
             with(good(), |r| r["gpus"][0]["utilizationPercent"] = json!(101)),
         ),
-        ("bad-uuid", "gpus[0]: index-0", with(good(), |r| r["gpus"][0]["uuid"] = json!("index-0"))),
-        ("bad-uuid", "gpus[1]: a,b", with(good(), |r| r["gpus"][1]["uuid"] = json!("a,b"))),
+        (
+            "bad-uuid",
+            "gpus[0]: index-0",
+            with(good(), |r| r["gpus"][0]["uuid"] = json!("index-0")),
+        ),
+        (
+            "bad-uuid",
+            "gpus[1]: a,b",
+            with(good(), |r| r["gpus"][1]["uuid"] = json!("a,b")),
+        ),
         (
             "bad-kv-usage",
             "engines[0]: the KV cache of pod uid-tenant",
             engine(&|e| e["kvCacheUsage"] = json!(1.01)),
         ),
-        ("bad-kv-usage", "engines[0]", engine(&|e| e["kvCacheUsage"] = json!(-0.1))),
-        ("bad-kv-usage", "engines[0]", engine(&|e| e["kvCacheUsage"] = json!(1e300))),
-        ("no-reason", "`missing` does not say why", with(good(), |r| r["gpus"] = Value::Null)),
-        ("too-aged", "3601 s old", with(good(), |r| r["ageMillis"] = json!(3_601_000))),
-        ("too-long", "bootId is 129 bytes", with(good(), |r| r["bootId"] = json!("x".repeat(129)))),
-        ("too-long", "gpus[1].healthReason", with(good(), |r| r["gpus"][1]["healthReason"] = json!(long))),
-        ("too-long", "engines[0].engine", engine(&|e| e["engine"] = json!(long))),
-        ("too-long", "engines[0].problem", engine(&|e| e["problem"] = json!(long))),
+        (
+            "bad-kv-usage",
+            "engines[0]",
+            engine(&|e| e["kvCacheUsage"] = json!(-0.1)),
+        ),
+        (
+            "bad-kv-usage",
+            "engines[0]",
+            engine(&|e| e["kvCacheUsage"] = json!(1e300)),
+        ),
+        (
+            "no-reason",
+            "`missing` does not say why",
+            with(good(), |r| r["gpus"] = Value::Null),
+        ),
+        (
+            "too-aged",
+            "3601 s old",
+            with(good(), |r| r["ageMillis"] = json!(3_601_000)),
+        ),
+        (
+            "too-long",
+            "bootId is 129 bytes",
+            with(good(), |r| r["bootId"] = json!("x".repeat(129))),
+        ),
+        (
+            "too-long",
+            "gpus[1].healthReason",
+            with(good(), |r| r["gpus"][1]["healthReason"] = json!(long)),
+        ),
+        (
+            "too-long",
+            "engines[0].engine",
+            engine(&|e| e["engine"] = json!(long)),
+        ),
+        (
+            "too-long",
+            "engines[0].problem",
+            engine(&|e| e["problem"] = json!(long)),
+        ),
         (
             "too-long",
             "models[0].source",
-            with(good(), |r| r["models"] = json!([{ "model": "m", "tier": "disk", "source": long }])),
+            with(good(), |r| {
+                r["models"] = json!([{ "model": "m", "tier": "disk", "source": long }])
+            }),
         ),
         (
             "too-long",
             "missing[0].reason",
-            with(good(), |r| r["missing"] = json!([{ "part": "pods", "reason": long }])),
+            with(good(), |r| {
+                r["missing"] = json!([{ "part": "pods", "reason": long }])
+            }),
         ),
         (
             "too-many",
@@ -127,7 +205,9 @@ fn impossible_figures_are_refused_with_their_place() {
         (
             "too-many",
             "513 engines",
-            with(engine(&|_| {}), |r| r["engines"] = (0..513).map(|_| r["engines"][0].clone()).collect()),
+            with(engine(&|_| {}), |r| {
+                r["engines"] = (0..513).map(|_| r["engines"][0].clone()).collect()
+            }),
         ),
         (
             "too-many",
@@ -140,12 +220,17 @@ fn impossible_figures_are_refused_with_their_place() {
         (
             "too-many-gpus",
             "lists 129 GPUs",
-            with(good(), |r| r["gpus"] = (0..129).map(|gpu| gpu_report("node-a", gpu)).collect()),
+            with(good(), |r| {
+                r["gpus"] = (0..129).map(|gpu| gpu_report("node-a", gpu)).collect()
+            }),
         ),
     ];
     for (code, text, report) in cases {
         let error = refused(&served, 422, code, &report);
-        assert!(error.contains("node node-a") && error.contains(text), "{code}: {error}");
+        assert!(
+            error.contains("node node-a") && error.contains(text),
+            "{code}: {error}"
+        );
     }
     let nobody = engine(&|engine| engine["pod"] = json!("two words"));
     assert!(refused(&served, 422, "malformed", &nobody).contains("pod UID"));
@@ -154,7 +239,10 @@ fn impossible_figures_are_refused_with_their_place() {
         r["gpus"][0]["utilizationPercent"] = json!(100);
         r["ageMillis"] = json!(3_600_000);
     });
-    assert_eq!(served.report(at_the_edge).json(), json!({ "accepted": 1, "dropped": 0 }));
+    assert_eq!(
+        served.report(at_the_edge).json(),
+        json!({ "accepted": 1, "dropped": 0 })
+    );
 }
 
 #[test]
@@ -166,10 +254,18 @@ fn a_report_without_gpus_keeps_the_known_gpus() {
         r["missing"] = missing.clone();
     });
     let ledger = served.ledger();
-    assert_eq!(served.report(blind).json(), json!({ "accepted": 1, "dropped": 0 }));
+    assert_eq!(
+        served.report(blind).json(),
+        json!({ "accepted": 1, "dropped": 0 })
+    );
     assert_eq!(served.ledger(), ledger);
     for part in ["gpus", "owners"] {
-        assert_eq!(served.metric(&format!("stowage_agent_missing_parts_total{{part=\"{part}\"}}")), 1);
+        assert_eq!(
+            served.metric(&format!(
+                "stowage_agent_missing_parts_total{{part=\"{part}\"}}"
+            )),
+            1
+        );
     }
     let foreign_pod = with(report("node-z", "boot", 2, 0), |r| {
         r["gpus"] = Value::Null;
@@ -183,9 +279,16 @@ fn reports_and_verbs_have_separate_addresses() {
     let served = served();
     let answer = served.post("/v1/reports", report("node-a", "boot", 2, 1));
     assert_eq!(answer.status, 404);
-    assert!(answer.text().contains("--agents") && answer.text().contains("9446"), "{}", answer.text());
+    assert!(
+        answer.text().contains("--agents") && answer.text().contains("9446"),
+        "{}",
+        answer.text()
+    );
     let mut agents = Client::connect(served.agents);
-    let answer = agents.post("/scheduler/filter", args(&pod("small", "10Gi"), &["node-a"]).to_string());
+    let answer = agents.post(
+        "/scheduler/filter",
+        args(&pod("small", "10Gi"), &["node-a"]).to_string(),
+    );
     assert_eq!(answer.status, 404);
     assert!(answer.text().contains("--listen"), "{}", answer.text());
     assert_eq!(agents.get("/v1/reports").status, 405);
@@ -200,7 +303,9 @@ fn a_truncated_report_and_one_of_seventy_megabytes_are_refused() {
     let answer = Client::connect(served.agents).post("/v1/reports", &whole[..whole.len() / 2]);
     assert_eq!(answer.status, 400, "{}", answer.text());
     let mut client = Client::connect(served.agents);
-    client.write(post_head("/v1/reports", "Content-Length: 73400320").as_bytes()).unwrap();
+    client
+        .write(post_head("/v1/reports", "Content-Length: 73400320").as_bytes())
+        .unwrap();
     let answer = client.read_answer().unwrap();
     assert_eq!(answer.status, 413, "{}", answer.text());
     assert_eq!(served.bad_requests("reports", "too-large"), 1);
@@ -211,26 +316,45 @@ fn a_truncated_report_and_one_of_seventy_megabytes_are_refused() {
 fn operators_see_each_nodes_latest_report_and_how_old_it_is() {
     let served = ServedCluster::of(&[("node-a", 1), ("node-b", 2)]).serve();
     let bytes = served.metric("stowage_agent_report_bytes_total");
-    let later = with(report("node-a", "boot", 7, 1), |r| {
-        r["models"] = json!([{ "model": "m", "tier": "disk", "source": "huggingface" }])
-    });
+    let later =
+        with(
+            report("node-a", "boot", 7, 1),
+            |r| r["models"] = json!([{ "model": "m", "tier": "disk", "source": "huggingface" }]),
+        );
     assert_eq!(served.report(later.clone()).status, 200);
     let mut operators = Client::connect(served.operators);
     let board = operators.get_page("/debug/reports").json();
     assert_eq!(board["node-a"]["report"]["sequence"], 7);
     assert_eq!(board["node-a"]["report"]["models"][0]["model"], "m");
-    assert_eq!(board["node-b"]["report"]["gpus"].as_array().unwrap().len(), 2);
+    assert_eq!(
+        board["node-b"]["report"]["gpus"].as_array().unwrap().len(),
+        2
+    );
     assert!(board["node-b"]["receivedMillisAgo"].is_u64());
     assert_eq!(board.as_object().unwrap().len(), 2);
-    assert_eq!(served.metric("stowage_agent_report_bytes_total"), bytes + later.to_string().len() as u64);
+    assert_eq!(
+        served.metric("stowage_agent_report_bytes_total"),
+        bytes + later.to_string().len() as u64
+    );
     let ages = |operators: &mut Client<_>| {
-        operators.get_page("/metrics").text().matches("stowage_node_report_age_seconds{").count()
+        operators
+            .get_page("/metrics")
+            .text()
+            .matches("stowage_node_report_age_seconds{")
+            .count()
     };
     assert_eq!(ages(&mut operators), 2);
     for name in ["node-a", "node-b"] {
-        served.index.lock().delete_node(&served.service, &serde_json::from_value(node(name)).unwrap());
+        served.index.lock().delete_node(
+            &served.service,
+            &serde_json::from_value(node(name)).unwrap(),
+        );
     }
-    assert_eq!(operators.get_page("/debug/reports").json(), json!({}), "nodes that are gone");
+    assert_eq!(
+        operators.get_page("/debug/reports").json(),
+        json!({}),
+        "nodes that are gone"
+    );
     assert_eq!(ages(&mut operators), 0);
 }
 
@@ -249,8 +373,13 @@ fn the_leader_records_an_agents_findings_as_events() {
     };
     let told = |sequence: u64, pod: &str| {
         let before = served.events().len();
-        let report = with(report("node-a", "boot", sequence, 2), |r| r["findings"] = finding(pod));
-        assert_eq!(served.report(report).json(), json!({ "accepted": 1, "dropped": 0 }));
+        let report = with(report("node-a", "boot", sequence, 2), |r| {
+            r["findings"] = finding(pod)
+        });
+        assert_eq!(
+            served.report(report).json(),
+            json!({ "accepted": 1, "dropped": 0 })
+        );
         served.events().split_off(before)
     };
     assert_eq!(told(2, "uid-other"), [], "a pod of another node");
@@ -265,13 +394,23 @@ fn the_leader_records_an_agents_findings_as_events() {
         drift_text.contains("run on GPU-node-a-1") && drift_text.contains("recorded GPU-node-a-0"),
         "{drift_text}"
     );
-    assert_eq!((overs.as_str(), *over_grant), ("tenant", PodEventReason::OverGrant));
-    assert!(over_text.contains("44.0 GiB") && over_text.contains("40.0 GiB"), "{over_text}");
+    assert_eq!(
+        (overs.as_str(), *over_grant),
+        ("tenant", PodEventReason::OverGrant)
+    );
+    assert!(
+        over_text.contains("44.0 GiB") && over_text.contains("40.0 GiB"),
+        "{over_text}"
+    );
     served.service.set_tenure(Tenure::Standby);
     assert_eq!(told(6, "uid-tenant"), [], "the other replica tells it");
     // Four pods had each, and it still stands for the last.
     for kind in ["drift", "over-grant"] {
-        assert_eq!(served.metric(&format!("stowage_agent_findings_total{{kind=\"{kind}\"}}")), 4, "{kind}");
+        assert_eq!(
+            served.metric(&format!("stowage_agent_findings_total{{kind=\"{kind}\"}}")),
+            4,
+            "{kind}"
+        );
     }
 }
 
@@ -283,16 +422,21 @@ fn a_pod_that_uses_a_gpu_of_stowages_nodes_and_was_given_none_is_told() {
             pod["spec"]["containers"][0]["resources"]["limits"] = limits;
         })
     };
-    let mut cluster = ServedCluster::of(&[("node-a", 2), ("node-b", 1), ("plugins", 1), ("volcanos", 1)])
-        .with([
-            bound("sneaks", "node-a", json!({})),
-            bound("preset", "node-a", json!({ "nvidia.com/gpu": "1" })),
-            bound("unplaced", "node-a", json!({ "stowage.dev/vram": "1Gi" })),
-            bound("elsewhere", "node-b", json!({})),
-            bound("plugin", "plugins", json!({ "nvidia.com/gpu": "1" })),
-            bound("sidecar", "plugins", json!({})),
-            bound("vgpu", "volcanos", json!({ "volcano.sh/vgpu-number": "1" })),
-        ]);
+    let mut cluster = ServedCluster::of(&[
+        ("node-a", 2),
+        ("node-b", 1),
+        ("plugins", 1),
+        ("volcanos", 1),
+    ])
+    .with([
+        bound("sneaks", "node-a", json!({})),
+        bound("preset", "node-a", json!({ "nvidia.com/gpu": "1" })),
+        bound("unplaced", "node-a", json!({ "stowage.dev/vram": "1Gi" })),
+        bound("elsewhere", "node-b", json!({})),
+        bound("plugin", "plugins", json!({ "nvidia.com/gpu": "1" })),
+        bound("sidecar", "plugins", json!({})),
+        bound("vgpu", "volcanos", json!({ "volcano.sh/vgpu-number": "1" })),
+    ]);
     for (node, resource) in [(2, "nvidia.com/gpu"), (3, "volcano.sh/vgpu-number")] {
         cluster.nodes[node]["status"] =
             json!({ "capacity": { resource: "1" }, "allocatable": { resource: "1" } });
@@ -300,32 +444,72 @@ fn a_pod_that_uses_a_gpu_of_stowages_nodes_and_was_given_none_is_told() {
     let served = cluster.serve();
     let told = |node: &str, sequence: u64| -> Vec<String> {
         let before = served.events().len();
-        let names = ["sneaks", "preset", "unplaced", "elsewhere", "plugin", "sidecar", "vgpu", "nobody"];
+        let names = [
+            "sneaks",
+            "preset",
+            "unplaced",
+            "elsewhere",
+            "plugin",
+            "sidecar",
+            "vgpu",
+            "nobody",
+        ];
         let unrecorded = names.map(|name| {
             let gpu = format!("GPU-{node}-0");
             json!({ "pod": format!("uid-{name}"), "namespace": "default", "name": name, "gpus": [gpu] })
         });
-        let report = with(report(node, "boot", sequence, 1), |r| r["unrecorded"] = json!(unrecorded));
-        assert_eq!(served.report(report).json(), json!({ "accepted": 1, "dropped": 0 }));
+        let report = with(report(node, "boot", sequence, 1), |r| {
+            r["unrecorded"] = json!(unrecorded)
+        });
+        assert_eq!(
+            served.report(report).json(),
+            json!({ "accepted": 1, "dropped": 0 })
+        );
         let events = served.events().split_off(before).into_iter();
         let of_kind = events.filter(|(_, kind, _)| *kind == PodEventReason::Ungranted);
-        of_kind.map(|(name, _, text)| format!("{name} {}", text.contains(&format!("GPU-{node}-0")))).collect()
+        of_kind
+            .map(|(name, _, text)| format!("{name} {}", text.contains(&format!("GPU-{node}-0"))))
+            .collect()
     };
-    assert_eq!(told("node-a", 2), ["sneaks true", "preset true"], "the third has an Event of its own");
-    assert_eq!(told("node-b", 2), ["elsewhere true"], "an agent names pods of its own node only");
-    assert_eq!(told("plugins", 2), [""; 0], "the device plugin gave them theirs");
+    assert_eq!(
+        told("node-a", 2),
+        ["sneaks true", "preset true"],
+        "the third has an Event of its own"
+    );
+    assert_eq!(
+        told("node-b", 2),
+        ["elsewhere true"],
+        "an agent names pods of its own node only"
+    );
+    assert_eq!(
+        told("plugins", 2),
+        [""; 0],
+        "the device plugin gave them theirs"
+    );
     assert_eq!(told("volcanos", 2), [""; 0], "another allocator did");
     served.service.set_tenure(Tenure::Standby);
     assert_eq!(told("node-a", 3), [""; 0], "the other replica tells it");
     let bad = with(report("node-a", "boot", 4, 1), |r| {
-        r["unrecorded"] = json!([{ "pod": "uid-sneaks", "namespace": "a/b", "name": "", "gpus": [] }]);
+        r["unrecorded"] =
+            json!([{ "pod": "uid-sneaks", "namespace": "a/b", "name": "", "gpus": [] }]);
     });
-    assert_eq!(served.report(bad).status, 200, "a name that cannot be one names nobody");
+    assert_eq!(
+        served.report(bad).status,
+        200,
+        "a name that cannot be one names nobody"
+    );
 }
 
 #[test]
 fn the_pods_of_a_lost_gpu_get_one_event_that_names_the_gpu_and_the_cause() {
-    let tenants = (0..4).map(|gpu| on(pod(&format!("tenant-{gpu}"), "20Gi"), "node-a", &[gpu], 20 << 30));
+    let tenants = (0..4).map(|gpu| {
+        on(
+            pod(&format!("tenant-{gpu}"), "20Gi"),
+            "node-a",
+            &[gpu],
+            20 << 30,
+        )
+    });
     let pair = on(over(pod("pair", "20Gi"), 2), "node-a", &[0, 1], 20 << 30);
     let served = ServedCluster::of(&[("node-a", 5), ("node-b", 1)])
         .with(tenants)
@@ -346,16 +530,39 @@ fn the_pods_of_a_lost_gpu_get_one_event_that_names_the_gpu_and_the_cause() {
     assert_eq!(served.report(changed(2)).status, 200);
     let mut events = served.events();
     events.sort();
-    let [pair, zero, one, two, three] = &events[..] else { panic!("{events:?}") };
-    let says = |notice: &(String, PodEventReason, String), name: &str, parts: &[&str]| {
-        assert_eq!((notice.0.as_str(), notice.1), (name, PodEventReason::GpuLost));
-        parts.iter().for_each(|part| assert!(notice.2.contains(part), "{} does not say {part}", notice.2));
+    let [pair, zero, one, two, three] = &events[..] else {
+        panic!("{events:?}")
     };
-    says(zero, "tenant-0", &["On node-a: GPU GPU-node-a-0 is gone", "Delete the pod"]);
+    let says = |notice: &(String, PodEventReason, String), name: &str, parts: &[&str]| {
+        assert_eq!(
+            (notice.0.as_str(), notice.1),
+            (name, PodEventReason::GpuLost)
+        );
+        parts
+            .iter()
+            .for_each(|part| assert!(notice.2.contains(part), "{} does not say {part}", notice.2));
+    };
+    says(
+        zero,
+        "tenant-0",
+        &["On node-a: GPU GPU-node-a-0 is gone", "Delete the pod"],
+    );
     says(one, "tenant-1", &["GPU GPU-node-a-1 is unhealthy: XID 79"]);
-    says(two, "tenant-2", &["GPU GPU-node-a-2 has shrunk from 80.0 GiB to 40.0 GiB"]);
-    says(three, "tenant-3", &["GPU GPU-node-a-3 has been partitioned into MIG slices"]);
-    says(pair, "pair", &["GPU-node-a-0 is gone", "; GPU GPU-node-a-1 is unhealthy"]);
+    says(
+        two,
+        "tenant-2",
+        &["GPU GPU-node-a-2 has shrunk from 80.0 GiB to 40.0 GiB"],
+    );
+    says(
+        three,
+        "tenant-3",
+        &["GPU GPU-node-a-3 has been partitioned into MIG slices"],
+    );
+    says(
+        pair,
+        "pair",
+        &["GPU-node-a-0 is gone", "; GPU GPU-node-a-1 is unhealthy"],
+    );
     assert_eq!(served.report(changed(3)).status, 200);
     assert_eq!(served.events().len(), 5, "nothing has changed since");
 }
@@ -364,15 +571,23 @@ fn the_pods_of_a_lost_gpu_get_one_event_that_names_the_gpu_and_the_cause() {
 fn a_missing_or_wrong_field_of_a_report_is_named() {
     let served = served();
     for field in ["node", "bootId", "sequence", "gpus"] {
-        let report = with(report("node-a", "boot", 2, 2), |r| drop(r.as_object_mut().unwrap().remove(field)));
+        let report = with(report("node-a", "boot", 2, 2), |r| {
+            drop(r.as_object_mut().unwrap().remove(field))
+        });
         let error = refused(&served, 422, "malformed", &report);
         assert!(
             error.contains(&format!("missing field `{field}`")) && error.contains("line 1 column"),
             "{error}"
         );
     }
-    for (field, value) in [("totalBytes", json!(-1)), ("index", json!("0")), ("uuid", json!(""))] {
-        let report = with(report("node-a", "boot", 2, 2), |r| r["gpus"][1][field] = value);
+    for (field, value) in [
+        ("totalBytes", json!(-1)),
+        ("index", json!("0")),
+        ("uuid", json!("")),
+    ] {
+        let report = with(report("node-a", "boot", 2, 2), |r| {
+            r["gpus"][1][field] = value
+        });
         assert!(refused(&served, 422, "malformed", &report).contains("line 1 column"));
     }
 }
@@ -397,7 +612,10 @@ fn unknown_fields_of_a_later_version_are_accepted() {
         r["driver"] = json!({ "version": "600.1" });
         r["gpus"][2]["temperature"] = json!(55);
     });
-    assert_eq!(served.report(later).json(), json!({ "accepted": 1, "dropped": 0 }));
+    assert_eq!(
+        served.report(later).json(),
+        json!({ "accepted": 1, "dropped": 0 })
+    );
     assert_eq!(served.charged("node-a").len(), 3);
 }
 
@@ -406,7 +624,8 @@ fn old_and_replayed_reports_are_dropped_and_a_new_boot_id_restarts_the_count() {
     let served = served();
     let taken = json!({ "accepted": 1, "dropped": 0 });
     let dropped = json!({ "accepted": 0, "dropped": 1 });
-    let send = |boot: &str, sequence, gpus| served.report(report("node-a", boot, sequence, gpus)).json();
+    let send =
+        |boot: &str, sequence, gpus| served.report(report("node-a", boot, sequence, gpus)).json();
     assert_eq!(send("boot", 5, 2), taken);
     let ledger = served.ledger();
     assert_eq!(send("boot", 5, 4), dropped, "replayed");
@@ -438,10 +657,19 @@ fn racing_reports_of_one_node_end_with_the_latest() {
             });
         }
     });
-    let board = Client::connect(served.operators).get_page("/debug/reports").json();
+    let board = Client::connect(served.operators)
+        .get_page("/debug/reports")
+        .json();
     assert_eq!(board["node-a"]["report"]["sequence"], LAST);
-    assert_eq!(served.charged("node-a").len() as u64, 1 + LAST % 8, "the ledger is as the board");
-    assert_eq!(outcomes(&served, "accepted") + outcomes(&served, "old"), 1 + LAST);
+    assert_eq!(
+        served.charged("node-a").len() as u64,
+        1 + LAST % 8,
+        "the ledger is as the board"
+    );
+    assert_eq!(
+        outcomes(&served, "accepted") + outcomes(&served, "old"),
+        1 + LAST
+    );
 }
 
 #[test]
@@ -456,11 +684,30 @@ fn the_valid_reports_of_a_batch_count() {
     let answer = served.report(batch);
     assert_eq!(answer.status, 200);
     let result = answer.json();
-    assert_eq!((&result["accepted"], &result["dropped"]), (&json!(1), &json!(1)));
-    let places: Vec<(&Value, &Value)> =
-        result["refused"].as_array().unwrap().iter().map(|one| (&one["report"], &one["code"])).collect();
-    assert_eq!(places, [(&json!(1), &json!("unknown-node")), (&json!(3), &json!("malformed"))]);
-    assert_eq!((served.charged("node-a").len(), served.charged("node-b").len()), (2, 1));
+    assert_eq!(
+        (&result["accepted"], &result["dropped"]),
+        (&json!(1), &json!(1))
+    );
+    let places: Vec<(&Value, &Value)> = result["refused"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| (&one["report"], &one["code"]))
+        .collect();
+    assert_eq!(
+        places,
+        [
+            (&json!(1), &json!("unknown-node")),
+            (&json!(3), &json!("malformed"))
+        ]
+    );
+    assert_eq!(
+        (
+            served.charged("node-a").len(),
+            served.charged("node-b").len()
+        ),
+        (2, 1)
+    );
 }
 
 #[test]
@@ -474,8 +721,14 @@ fn a_report_with_absurdly_much_memory_breaks_nothing() {
     assert_eq!(served.report(absurd).status, 200);
     served.ledger();
     served.metric("stowage_nodes");
-    assert_eq!(served.passed(&pod("vast", "9223372036854775807"), &["node-a"]), ["node-a"]);
-    assert_eq!(served.bind(&pod("vast", "9223372036854775807"), "node-a"), "");
+    assert_eq!(
+        served.passed(&pod("vast", "9223372036854775807"), &["node-a"]),
+        ["node-a"]
+    );
+    assert_eq!(
+        served.bind(&pod("vast", "9223372036854775807"), "node-a"),
+        ""
+    );
     assert_eq!(served.report(report("node-a", "boot", 3, 2)).status, 200);
     served.ledger();
 }
@@ -483,12 +736,14 @@ fn a_report_with_absurdly_much_memory_breaks_nothing() {
 #[test]
 fn a_gpu_with_a_pod_that_is_no_longer_reported_is_lost_and_keeps_its_charge() {
     let served = served();
-    let without =
-        json!({ "node": "node-a", "bootId": "boot", "sequence": 2, "gpus": [gpu_report("node-a", 1)] });
+    let without = json!({ "node": "node-a", "bootId": "boot", "sequence": 2, "gpus": [gpu_report("node-a", 1)] });
     assert_eq!(served.report(without).status, 200);
     assert_eq!(
         served.charged("node-a"),
-        [stowage_scheduling::units::Bytes::gib(40), stowage_scheduling::units::Bytes::ZERO]
+        [
+            stowage_scheduling::units::Bytes::gib(40),
+            stowage_scheduling::units::Bytes::ZERO
+        ]
     );
     let small = pod("small", "10Gi");
     assert_eq!(served.passed(&small, &["node-a"]), ["node-a"]);

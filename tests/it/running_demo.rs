@@ -33,11 +33,20 @@ impl RunningDemo {
         let (sender, lines) = channel();
         let out = BufReader::new(process.stdout.take().unwrap());
         let process = Ends(process);
-        std::thread::spawn(move || out.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        std::thread::spawn(move || {
+            out.lines()
+                .map_while(Result::ok)
+                .try_for_each(|line| sender.send(line))
+        });
         loop {
-            let line = lines.recv_timeout(4 * PATIENCE).expect("the demo names its operators' address");
+            let line = lines
+                .recv_timeout(4 * PATIENCE)
+                .expect("the demo names its operators' address");
             if let Some(operators) = operators_address(&line) {
-                return Self { operators, _process: process };
+                return Self {
+                    operators,
+                    _process: process,
+                };
             }
         }
     }

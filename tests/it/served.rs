@@ -19,8 +19,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 use stowage_kubernetes_objects::port::{
-    AgentAuthority, BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason,
-    IsDue, PageAuthority, PodEvent, PodEventReason, PodOnRecord, ReservationChange, StatusChange,
+    AgentAuthority, BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome,
+    EvictionReason, IsDue, PageAuthority, PodEvent, PodEventReason, PodOnRecord, ReservationChange,
+    StatusChange,
 };
 use stowage_scheduling::audit::ledger::audit;
 use stowage_scheduling::ids::{PodKey, PodUid};
@@ -167,7 +168,9 @@ pub fn without_engines() -> Policy {
     policy.telemetry.stale = Millis::seconds(48 * 3600);
     let mut classes = policy.classes().to_vec();
     classes.iter_mut().for_each(|class| class.engine = false);
-    policy.with_classes(classes).expect("the default classes are valid")
+    policy
+        .with_classes(classes)
+        .expect("the default classes are valid")
 }
 
 /// What a test starts from.
@@ -195,7 +198,10 @@ impl ServedCluster {
             time: TimeSource::SYSTEM,
             authority: None,
             pages: None,
-            gpus: gpus.iter().map(|(name, gpus)| ((*name).to_owned(), *gpus)).collect(),
+            gpus: gpus
+                .iter()
+                .map(|(name, gpus)| ((*name).to_owned(), *gpus))
+                .collect(),
         }
     }
 
@@ -206,7 +212,10 @@ impl ServedCluster {
 
     pub fn serve(self) -> Served {
         let items: Vec<&Value> = self.nodes.iter().chain(&self.pods).collect();
-        let dump = Dump::of(json!({ "kind": "List", "items": items }).to_string(), Path::new("test"));
+        let dump = Dump::of(
+            json!({ "kind": "List", "items": items }).to_string(),
+            Path::new("test"),
+        );
         let service = Service::timed_by(self.time, self.policy);
         let mut index = ClusterIndex::default();
         let control_plane = Arc::new(Scripted {
@@ -224,11 +233,16 @@ impl ServedCluster {
         let agent_auth = self.authority.map_or(AgentAuth::Anyone, |authority| {
             AgentAuth::Token(TokenGuard::new(authority, service.clone()))
         });
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap();
         let page_auth = {
             let _inside = runtime.enter();
-            self.pages.map_or(PageAuth::Anyone, |authority| PageAuth::by(authority, service.clone()))
+            self.pages.map_or(PageAuth::Anyone, |authority| {
+                PageAuth::by(authority, service.clone())
+            })
         };
         // As `stowage serve` has it: what is written is among the decisions that the page lists.
         let observed = ObservedControlPlane::new(control_plane.clone(), service.clone());
@@ -250,8 +264,11 @@ impl ServedCluster {
             serving: Some(serving),
             runtime,
         };
-        let reports: Vec<Value> =
-            self.gpus.iter().map(|(node, gpus)| report(node, "boot", 1, *gpus)).collect();
+        let reports: Vec<Value> = self
+            .gpus
+            .iter()
+            .map(|(node, gpus)| report(node, "boot", 1, *gpus))
+            .collect();
         // A batch has at most a mebibyte.
         for batch in reports.chunks(256) {
             assert_eq!(served.report(Value::from(batch.to_vec())).status, 200);
@@ -269,7 +286,14 @@ pub fn endpoints() -> (Endpoints, [SocketAddr; 3]) {
     });
     let addresses = [0, 1, 2].map(|place: usize| listeners[place].local_addr().unwrap());
     let [scheduler, agents, operators] = listeners.map(Endpoint::plain);
-    (Endpoints { scheduler, agents, operators }, addresses)
+    (
+        Endpoints {
+            scheduler,
+            agents,
+            operators,
+        },
+        addresses,
+    )
 }
 
 pub struct Served {
@@ -317,7 +341,10 @@ impl Served {
         assert_eq!(answer.status, 200, "{}", answer.text());
         let scores = answer.json();
         let score = |one: &Value| {
-            (one["Host"].as_str().unwrap().to_owned(), one["Score"].as_i64().expect("an integer"))
+            (
+                one["Host"].as_str().unwrap().to_owned(),
+                one["Score"].as_i64().expect("an integer"),
+            )
         };
         scores.as_array().unwrap().iter().map(score).collect()
     }
@@ -331,11 +358,15 @@ impl Served {
 
     /// Makes a pod known, as its watch would.
     pub fn show(&self, pod: &Value) -> Option<PodEvent> {
-        self.index.lock().apply_pod(&self.service, &serde_json::from_value(pod.clone()).unwrap())
+        self.index
+            .lock()
+            .apply_pod(&self.service, &serde_json::from_value(pod.clone()).unwrap())
     }
 
     pub fn delete(&self, pod: &Value) {
-        self.index.lock().delete_pod(&self.service, &serde_json::from_value(pod.clone()).unwrap());
+        self.index
+            .lock()
+            .delete_pod(&self.service, &serde_json::from_value(pod.clone()).unwrap());
     }
 
     pub fn entry(&self, pod: &Value) -> Option<PodState> {
@@ -351,7 +382,9 @@ impl Served {
     }
 
     pub fn hint_on(&self, pod: &Value) -> Option<String> {
-        self.entry(pod)?.soft_reservation().map(|soft_reservation| soft_reservation.node.to_string())
+        self.entry(pod)?
+            .soft_reservation()
+            .map(|soft_reservation| soft_reservation.node.to_string())
     }
 
     /// What is charged on each GPU of a node.
@@ -359,7 +392,13 @@ impl Served {
         let ledger = self.service.cluster();
         assert_eq!(audit(&ledger), []);
         let name = stowage_scheduling::ids::NodeName::parse(node).unwrap();
-        ledger.node(&name).unwrap().gpus.iter().map(|gpu| gpu.charged).collect()
+        ledger
+            .node(&name)
+            .unwrap()
+            .gpus
+            .iter()
+            .map(|gpu| gpu.charged)
+            .collect()
     }
 
     /// The ledger as operators see it: every pod, every GPU, every generation.
@@ -371,7 +410,10 @@ impl Served {
 
     /// A counter by its line in the metrics' text, such as `stowage_answers_total{code="none",outcome="bound",verb="bind"}`.
     pub fn metric(&self, series: &str) -> u64 {
-        sample(Client::connect(self.operators).get_page("/metrics").text(), series)
+        sample(
+            Client::connect(self.operators).get_page("/metrics").text(),
+            series,
+        )
     }
 
     /// The same where a test has shortened the limits of connections: on a busy machine its own would exceed them.
@@ -380,12 +422,17 @@ impl Served {
     }
 
     pub fn bad_requests(&self, verb: &str, code: &str) -> u64 {
-        self.metric(&format!("stowage_bad_requests_total{{code=\"{code}\",verb=\"{verb}\"}}"))
+        self.metric(&format!(
+            "stowage_bad_requests_total{{code=\"{code}\",verb=\"{verb}\"}}"
+        ))
     }
 
     pub fn events(&self) -> Vec<(String, PodEventReason, String)> {
         let events = self.control_plane.events.lock();
-        events.iter().map(|n| (n.key.name.to_string(), n.kind, n.text.clone())).collect()
+        events
+            .iter()
+            .map(|n| (n.key.name.to_string(), n.kind, n.text.clone()))
+            .collect()
     }
 
     pub fn run<F: Future>(&self, future: F) -> F::Output {
@@ -427,7 +474,9 @@ impl Served {
 }
 
 fn sample(metrics: &str, series: &str) -> u64 {
-    let line = metrics.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+    let line = metrics
+        .lines()
+        .find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
     line.map_or(0, |count| count.parse().unwrap())
 }
 
@@ -435,7 +484,10 @@ fn sample(metrics: &str, series: &str) -> u64 {
 pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let started = Instant::now();
     while !condition() {
-        assert!(started.elapsed() < crate::client::PATIENCE, "it never came that {what}");
+        assert!(
+            started.elapsed() < crate::client::PATIENCE,
+            "it never came that {what}"
+        );
         std::thread::park_timeout(std::time::Duration::from_millis(1));
     }
 }

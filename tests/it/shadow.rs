@@ -37,14 +37,19 @@ fn shadowing(mut policy: Policy) -> Policy {
 
 fn cluster(nodes: &[(&str, u32)]) -> ServedCluster {
     let mut cluster = ServedCluster::of(&[]);
-    cluster.nodes = nodes.iter().map(|(name, gpus)| plugin_node(name, GPU, *gpus)).collect();
+    cluster.nodes = nodes
+        .iter()
+        .map(|(name, gpus)| plugin_node(name, GPU, *gpus))
+        .collect();
     cluster.policy = shadowing(without_engines());
     cluster
 }
 
 impl Served {
     fn shadow(&self, verb: &str, outcome: &str) -> u64 {
-        self.metric(&format!("stowage_shadow_decisions_total{{outcome=\"{outcome}\",verb=\"{verb}\"}}"))
+        self.metric(&format!(
+            "stowage_shadow_decisions_total{{outcome=\"{outcome}\",verb=\"{verb}\"}}"
+        ))
     }
 
     /// Verb, outcome, what would have been and what was, in order.
@@ -67,22 +72,47 @@ fn filter_passes_all_names_and_whole_nodes_and_notes_what_it_would_have_refused(
     let there = bound_to(asks("there", GPU, 2), "b");
     let served = cluster(&[("a", 2), ("b", 2)]).with([there]).serve();
     let one = asks("one", GPU, 1);
-    assert_eq!(served.passed(&one, &["a", "b", "unknown"]), ["a", "b", "unknown"]);
+    assert_eq!(
+        served.passed(&one, &["a", "b", "unknown"]),
+        ["a", "b", "unknown"]
+    );
     assert_eq!(served.passed(&one, &["a"]), ["a"]);
-    assert_eq!(served.passed(&asks("nine", GPU, 9), &["a", "b"]), ["a", "b"]);
+    assert_eq!(
+        served.passed(&asks("nine", GPU, 9), &["a", "b"]),
+        ["a", "b"]
+    );
     let whole = ["a", "b"].map(|name| json!({ "metadata": { "name": name, "x": 1.50 } }));
     let request = json!({ "Pod": one, "Nodes": { "items": whole }, "NodeNames": null });
     let answer = served.post("/scheduler/filter", request).json();
-    assert_eq!((&answer["Nodes"]["items"], &answer["NodeNames"]), (&json!(whole), &Value::Null));
+    assert_eq!(
+        (&answer["Nodes"]["items"], &answer["NodeNames"]),
+        (&json!(whole), &Value::Null)
+    );
     assert_eq!(answer["FailedAndUnresolvableNodes"], json!({}));
     let expected = [
-        ["filter", "different", "a; refused: 1 × devices-in-use, 1 × unknown-node", "3 nodes passed on"],
+        [
+            "filter",
+            "different",
+            "a; refused: 1 × devices-in-use, 1 × unknown-node",
+            "3 nodes passed on",
+        ],
         ["filter", "same", "a", "1 node passed on"],
-        ["filter", "would-reject", "no node; refused: 2 × too-few-devices", "2 nodes passed on"],
-        ["filter", "different", "a; refused: 1 × devices-in-use", "2 nodes passed on"],
+        [
+            "filter",
+            "would-reject",
+            "no node; refused: 2 × too-few-devices",
+            "2 nodes passed on",
+        ],
+        [
+            "filter",
+            "different",
+            "a; refused: 1 × devices-in-use",
+            "2 nodes passed on",
+        ],
     ];
     assert_eq!(served.journal(), expected);
-    let counts = ["different", "same", "would-reject"].map(|outcome| served.shadow("filter", outcome));
+    let counts =
+        ["different", "same", "would-reject"].map(|outcome| served.shadow("filter", outcome));
     assert_eq!(counts, [2, 1, 1]);
     assert!(served.events().is_empty(), "nobody was refused");
     assert_eq!(served.hint_on(&one), None);
@@ -93,19 +123,30 @@ fn prioritize_leaves_the_order_to_the_scheduler() {
     let served = cluster(&[("a", 8), ("b", 2)]).serve();
     let scores = served.prioritize(&asks("one", GPU, 1), &["a", "b"]);
     assert_eq!(scores, [("a".to_owned(), 0), ("b".to_owned(), 0)]);
-    assert_eq!(served.journal(), [["prioritize", "would-rank", "b, a", "all nodes scored 0"]]);
+    assert_eq!(
+        served.journal(),
+        [["prioritize", "would-rank", "b, a", "all nodes scored 0"]]
+    );
 }
 
 #[test]
 fn preempt_answers_the_candidates_as_offered_in_either_form() {
     let there = |name: &str, node: &str, rank| bound_to(priority(asks(name, GPU, 2), rank), node);
     let (low, parse) = (there("low", "a", -1), there("lower", "b", -2));
-    let served = cluster(&[("a", 2), ("b", 2)]).with([low.clone(), parse.clone()]).serve();
+    let served = cluster(&[("a", 2), ("b", 2)])
+        .with([low.clone(), parse.clone()])
+        .serve();
     let high = priority(asks("high", GPU, 2), 9);
     let offered: [(&str, &[&Value]); 2] = [("a", &[&low]), ("b", &[&parse])];
     let victims = |name: &str, budgets| json!({ "Pods": [{ "UID": format!("uid-{name}") }], "NumPDBViolations": budgets });
-    let expected = json!({ "NodeNameToMetaVictims": { "a": victims("low", 0), "b": victims("lower", 0) } });
-    assert_eq!(served.post("/scheduler/preempt", preempt_args(&high, &offered)).json(), expected);
+    let expected =
+        json!({ "NodeNameToMetaVictims": { "a": victims("low", 0), "b": victims("lower", 0) } });
+    assert_eq!(
+        served
+            .post("/scheduler/preempt", preempt_args(&high, &offered))
+            .json(),
+        expected
+    );
     let whole = json!({ "a": { "Pods": [low], "NumPDBViolations": 3 } });
     let request = json!({ "Pod": high, "NodeNameToVictims": whole, "NodeNameToMetaVictims": null });
     let expected = json!({ "NodeNameToMetaVictims": { "a": victims("low", 3) } });
@@ -114,8 +155,18 @@ fn preempt_answers_the_candidates_as_offered_in_either_form() {
     served.post("/scheduler/preempt", preempt_args(&equal, &offered[1..]));
     let expected = [
         ["preempt", "would-narrow", "b", "2 candidates as offered"],
-        ["preempt", "would-not-preempt", "no candidate: no-candidate", "1 candidate as offered"],
-        ["preempt", "would-not-preempt", "no candidate: no-candidate", "1 candidate as offered"],
+        [
+            "preempt",
+            "would-not-preempt",
+            "no candidate: no-candidate",
+            "1 candidate as offered",
+        ],
+        [
+            "preempt",
+            "would-not-preempt",
+            "no candidate: no-candidate",
+            "1 candidate as offered",
+        ],
     ];
     assert_eq!(served.journal(), expected);
     assert!(served.control_plane.holds.lock().is_empty());
@@ -125,7 +176,8 @@ fn preempt_answers_the_candidates_as_offered_in_either_form() {
 #[test]
 fn bind_writes_the_schedulers_choice_whatever_the_ledger_says() {
     let there = bound_to(asks("there", GPU, 2), "b");
-    let [same, other, full, gone] = ["same", "other", "full", "gone"].map(|name| asks(name, GPU, 1));
+    let [same, other, full, gone] =
+        ["same", "other", "full", "gone"].map(|name| asks(name, GPU, 1));
     let huge = asks("huge", GPU, 9);
     let pods = [&there, &same, &other, &full, &gone, &huge].map(Clone::clone);
     let served = cluster(&[("a", 8), ("b", 2), ("c", 4)]).with(pods).serve();
@@ -133,11 +185,24 @@ fn bind_writes_the_schedulers_choice_whatever_the_ledger_says() {
     for pod in [&same, &other, &huge] {
         served.passed(pod, &["a", "c"]);
     }
-    for (pod, node) in [(&same, "c"), (&other, "a"), (&huge, "a"), (&full, "b"), (&gone, "unheard-of")] {
+    for (pod, node) in [
+        (&same, "c"),
+        (&other, "a"),
+        (&huge, "a"),
+        (&full, "b"),
+        (&gone, "unheard-of"),
+    ] {
         assert_eq!(served.bind(pod, node), "");
         assert!(served.is_bound_to(pod, node));
     }
-    assert!(served.control_plane.orders.lock().iter().all(|(order, _)| order.placement.devices.is_empty()));
+    assert!(
+        served
+            .control_plane
+            .orders
+            .lock()
+            .iter()
+            .all(|(order, _)| order.placement.devices.is_empty())
+    );
     let expected = [
         ["bind", "same", "c", "c"],
         ["bind", "different", "c", "a"],
@@ -146,7 +211,11 @@ fn bind_writes_the_schedulers_choice_whatever_the_ledger_says() {
         ["bind", "not-asked", "not asked", "unheard-of"],
     ];
     assert_eq!(served.journal()[3..], expected);
-    assert_eq!(served.bind(&same, "c"), "", "idempotent, and written down once");
+    assert_eq!(
+        served.bind(&same, "c"),
+        "",
+        "idempotent, and written down once"
+    );
     assert_eq!(served.shadow("bind", "same"), 1);
     let ledger = served.service.cluster();
     assert_eq!(audit(&ledger), []);
@@ -161,14 +230,26 @@ fn a_pod_that_asks_for_vram_is_refused_at_each_verb() {
     let served = cluster.serve();
     let answer = served.filter(&vram, &["stowage"]).json();
     assert_eq!(answer["NodeNames"], json!([]));
-    assert_eq!(answer["FailedAndUnresolvableNodes"], json!({ "stowage": NO_VRAM_IN_SHADOW }));
+    assert_eq!(
+        answer["FailedAndUnresolvableNodes"],
+        json!({ "stowage": NO_VRAM_IN_SHADOW })
+    );
     let unplannable_pod = bound_to(pod("unplannable", "10Gi"), "stowage");
-    let preempt = served.post("/scheduler/preempt", preempt_args(&vram, &[("stowage", &[&unplannable_pod])]));
+    let preempt = served.post(
+        "/scheduler/preempt",
+        preempt_args(&vram, &[("stowage", &[&unplannable_pod])]),
+    );
     assert_eq!(preempt.json(), json!({ "NodeNameToMetaVictims": {} }));
     assert_eq!(served.bind(&vram, "stowage"), NO_VRAM_IN_SHADOW);
     assert!(matches!(served.phase(&vram), PodPhase::Waiting(_)));
     assert!(served.control_plane.orders.lock().is_empty());
-    assert_eq!((served.shadow("filter", "refused"), served.shadow("preempt", "refused")), (1, 1));
+    assert_eq!(
+        (
+            served.shadow("filter", "refused"),
+            served.shadow("preempt", "refused")
+        ),
+        (1, 1)
+    );
 }
 
 #[test]
@@ -193,7 +274,9 @@ fn an_invalid_pod_passes_and_is_bound_in_shadow_mode() {
 
 #[test]
 fn a_policy_that_switches_to_enforcing_takes_effect_at_once() {
-    let served = cluster(&[("a", 2), ("b", 8)]).with([bound_to(asks("there", GPU, 2), "a")]).serve();
+    let served = cluster(&[("a", 2), ("b", 8)])
+        .with([bound_to(asks("there", GPU, 2), "a")])
+        .serve();
     let one = asks("one", GPU, 1);
     assert_eq!(served.passed(&one, &["a", "b"]), ["a", "b"]);
     served.service.set_policy(without_engines());
@@ -213,7 +296,12 @@ fn a_pod_refused_in_shadow_mode_is_retried_when_the_policy_enforces() {
     let later = ledger.now() + Millis::seconds(5);
     ledger.apply(ClockAdvanced(later));
     let due = ledger.apply(TakePending { limit: 64 });
-    assert_eq!(due.iter().map(|pending| pending.uid.as_str()).collect::<Vec<_>>(), ["uid-vram"]);
+    assert_eq!(
+        due.iter()
+            .map(|pending| pending.uid.as_str())
+            .collect::<Vec<_>>(),
+        ["uid-vram"]
+    );
 }
 
 // ---- with the stand-in scheduler ----
@@ -249,21 +337,26 @@ impl ShadowSetup {
         let stop = CancellationToken::new();
         let options = ClusterOptions::new(LeadWith::FromTheStart, "stowage".into());
         let client = api.client("stowage").unwrap();
-        let (control_plane, tasks) = kubernetes::start(client, service.clone(), options, stop.clone());
+        let (control_plane, tasks) =
+            kubernetes::start(client, service.clone(), options, stop.clone());
         // A call that comes before is refused, and not recorded.
         let synced = async {
             while !service.leadership.is_synced() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(PATIENCE, synced).await.expect("the cluster is listed");
+        tokio::time::timeout(PATIENCE, synced)
+            .await
+            .expect("the cluster is listed");
         let extender = Extender::new(service.clone(), control_plane, RequestLimits::default());
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
         let router = server::scheduler_router(extender.clone());
         let serving = async move {
-            axum::serve(tokio::net::TcpListener::from_std(listener).unwrap(), router).await.unwrap()
+            axum::serve(tokio::net::TcpListener::from_std(listener).unwrap(), router)
+                .await
+                .unwrap()
         };
         tokio::spawn(stop.clone().run_until_cancelled_owned(serving));
         let mut config = SchedulerConfig::shipped(&format!("http://{address}/scheduler"));
@@ -276,7 +369,15 @@ impl ShadowSetup {
         };
         let kubelet = Kubelet::start(api.client("kubelet").unwrap(), fast);
         let scheduler = StandInScheduler::start(api.client("scheduler").unwrap(), config);
-        Self { api, service, extender, scheduler, _kubelet: kubelet, _tasks: tasks, stop }
+        Self {
+            api,
+            service,
+            extender,
+            scheduler,
+            _kubelet: kubelet,
+            _tasks: tasks,
+            stop,
+        }
     }
 
     async fn bind(&self, name: &str, gpus: u32, rank: i32) -> String {
@@ -292,11 +393,15 @@ impl ShadowSetup {
             // It is bound before the extender's answer; the code that bound it records it between the two.
             let seen = self.scheduler.observations();
             let pod = format!("default/{name}");
-            seen.until(|seen| (seen.outcome(&pod).node.is_some() && seen.progress().idle).then_some(()))
-                .await;
+            seen.until(|seen| {
+                (seen.outcome(&pod).node.is_some() && seen.progress().idle).then_some(())
+            })
+            .await;
             bound
         };
-        tokio::time::timeout(Duration::from_secs(60), settled).await.expect("it is bound in time")
+        tokio::time::timeout(Duration::from_secs(60), settled)
+            .await
+            .expect("it is bound in time")
     }
 
     /// Pods of one to three GPUs, then one that needs another's place. No two have the same cost, so that the victim depends on
@@ -305,14 +410,23 @@ impl ShadowSetup {
         let mut nodes = Vec::new();
         for number in 0..13 {
             let rank = -1 - i32::try_from(number).unwrap();
-            nodes.push(self.bind(&format!("pod-{number}"), 1 + number % 3, rank).await);
+            nodes.push(
+                self.bind(&format!("pod-{number}"), 1 + number % 3, rank)
+                    .await,
+            );
         }
         nodes.push(self.bind("last", 4, 100).await);
         nodes
     }
 
     fn shadow(&self, verb: &str) -> u64 {
-        let of = |outcome: &str| self.service.metrics.shadow.with_label_values(&[verb, outcome]).get();
+        let of = |outcome: &str| {
+            self.service
+                .metrics
+                .shadow
+                .with_label_values(&[verb, outcome])
+                .get()
+        };
         [
             "same",
             "different",
@@ -333,18 +447,30 @@ impl ShadowSetup {
 async fn in_shadow_mode_every_pod_is_placed_as_without_stowage() {
     let without = ShadowSetup::start(without_engines(), NOBODYS).await;
     let alone = without.all().await;
-    assert_eq!(without.scheduler.observations().calls().len(), 0, "it decided alone");
+    assert_eq!(
+        without.scheduler.observations().calls().len(),
+        0,
+        "it decided alone"
+    );
     let beside = ShadowSetup::start(shadowing(without_engines()), GPU).await;
     assert_eq!(beside.all().await, alone);
 
     let seen = beside.scheduler.observations();
     assert_eq!(beside.shadow("filter"), seen.count(Verb::Filter) as u64);
-    assert_eq!(beside.shadow("prioritize"), seen.count(Verb::Prioritize) as u64);
+    assert_eq!(
+        beside.shadow("prioritize"),
+        seen.count(Verb::Prioritize) as u64
+    );
     assert_eq!(beside.shadow("preempt"), seen.count(Verb::Preempt) as u64);
     assert_eq!(beside.shadow("bind"), 14);
     // The last pod may be retried while its victim is still there.
     assert!(seen.count(Verb::Preempt) > 0);
-    let differing = beside.service.metrics.shadow.with_label_values(&["bind", "different"]).get();
+    let differing = beside
+        .service
+        .metrics
+        .shadow
+        .with_label_values(&["bind", "different"])
+        .get();
     assert!(differing > 0, "it would have packed them otherwise");
     let recorded = beside.extender.journal.records().len();
     assert_eq!(recorded, seen.calls().len());
@@ -352,10 +478,27 @@ async fn in_shadow_mode_every_pod_is_placed_as_without_stowage() {
     let calls = beside.api.calls();
     assert_eq!(calls.count_by("stowage", "create", "pods/binding"), 14);
     let writes = ["create", "patch", "update", "delete"];
-    let wrote = |resource| writes.iter().map(|verb| calls.count_by("stowage", verb, resource)).sum::<u64>();
-    assert_eq!((wrote("pods/status"), wrote("nodes/status"), wrote("events"), wrote("pods")), (0, 0, 0, 0));
+    let wrote = |resource| {
+        writes
+            .iter()
+            .map(|verb| calls.count_by("stowage", verb, resource))
+            .sum::<u64>()
+    };
+    assert_eq!(
+        (
+            wrote("pods/status"),
+            wrote("nodes/status"),
+            wrote("events"),
+            wrote("pods")
+        ),
+        (0, 0, 0, 0)
+    );
     for pod in beside.api.list("pods") {
-        assert!(pod["metadata"]["annotations"].as_object().is_none_or(|annotations| annotations.is_empty()));
+        assert!(
+            pod["metadata"]["annotations"]
+                .as_object()
+                .is_none_or(|annotations| annotations.is_empty())
+        );
     }
 }
 
@@ -381,7 +524,21 @@ async fn enforcing_packs_the_same_pods_and_evicts_for_the_one_that_needs_it() {
     let high = beside.bind("high", 3, 100).await;
     assert_ne!(high, "n3", "nobody may take the place of serving");
     // It may be retried while its victims are still there.
-    assert!(beside.scheduler.observations().outcome("default/high").preemptions > 0);
-    assert_eq!(beside.api.list("pods").len(), 9, "two left for it, of eleven");
-    assert_eq!((beside.shadow("bind"), audit(&beside.service.cluster())), (0, vec![]));
+    assert!(
+        beside
+            .scheduler
+            .observations()
+            .outcome("default/high")
+            .preemptions
+            > 0
+    );
+    assert_eq!(
+        beside.api.list("pods").len(),
+        9,
+        "two left for it, of eleven"
+    );
+    assert_eq!(
+        (beside.shadow("bind"), audit(&beside.service.cluster())),
+        (0, vec![])
+    );
 }

@@ -8,19 +8,27 @@ use stowage_scheduling::policy::Policy;
 
 fn folders() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("policies");
-    let entries = std::fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path());
+    let entries = std::fs::read_dir(root)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
     let mut folders: Vec<PathBuf> = entries.filter(|path| path.is_dir()).collect();
     folders.sort();
     folders
 }
 
 fn sources(folder: &Path) -> Vec<SourceText> {
-    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let mut files: Vec<PathBuf> =
-        entries.filter(|path| path.extension().is_some_and(|end| end == "yaml")).collect();
+    let entries = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let mut files: Vec<PathBuf> = entries
+        .filter(|path| path.extension().is_some_and(|end| end == "yaml"))
+        .collect();
     files.sort();
     let name = |path: &Path| path.file_name().unwrap().to_str().unwrap().to_owned();
-    files.iter().map(|path| SourceText::new(name(path), std::fs::read(path).unwrap())).collect()
+    files
+        .iter()
+        .map(|path| SourceText::new(name(path), std::fs::read(path).unwrap()))
+        .collect()
 }
 
 fn loaded(folder: &Path) -> Loaded {

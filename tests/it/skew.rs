@@ -60,9 +60,12 @@ fn every_supported_kube_scheduler_reads_every_shipped_configuration() {
     assert!(configurations.len() >= 2, "{configurations:?}");
     for minor in MINORS {
         let folder = tempfile::tempdir().unwrap();
-        let Some(decoder) = decoder(folder.path(), minor) else { return };
+        let Some(decoder) = decoder(folder.path(), minor) else {
+            return;
+        };
         for file in &configurations {
-            let shipped: Value = serde_saphyr::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+            let shipped: Value =
+                serde_saphyr::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
             let read = decoded(&decoder, &shipped)
                 .unwrap_or_else(|why| panic!("1.{minor}, {}: {why}", file.display()));
             for (ours, theirs) in of_extenders(&shipped).zip(of_extenders(&read)) {
@@ -73,15 +76,26 @@ fn every_supported_kube_scheduler_reads_every_shipped_configuration() {
         let mut misspelt: Value =
             serde_saphyr::from_str(&std::fs::read_to_string(&configurations[0]).unwrap()).unwrap();
         misspelt["extenders"][0]["bindVerbs"] = "bind".into();
-        assert!(decoded(&decoder, &misspelt).unwrap_err().contains("bindVerbs"), "it would find a mistake");
-        println!("kube-scheduler 1.{minor} reads {} configurations", configurations.len());
+        assert!(
+            decoded(&decoder, &misspelt)
+                .unwrap_err()
+                .contains("bindVerbs"),
+            "it would find a mistake"
+        );
+        println!(
+            "kube-scheduler 1.{minor} reads {} configurations",
+            configurations.len()
+        );
     }
 }
 
 /// Every file of the manifests that configures a kube-scheduler.
 fn configurations() -> Vec<PathBuf> {
     fn find(folder: &Path, found: &mut Vec<PathBuf>) {
-        for entry in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+        for entry in std::fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+        {
             let name = entry.file_name().unwrap().to_string_lossy().into_owned();
             match entry.is_dir() {
                 true => find(&entry, found),
@@ -91,7 +105,10 @@ fn configurations() -> Vec<PathBuf> {
         }
     }
     let mut found = Vec::new();
-    find(&Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests"), &mut found);
+    find(
+        &Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests"),
+        &mut found,
+    );
     found.sort();
     found
 }
@@ -107,11 +124,22 @@ fn of_extenders(configuration: &Value) -> impl Iterator<Item = (Vec<Value>, Vec<
         "weight",
         "nodeCacheCapable",
     ];
-    let extenders = configuration["extenders"].as_array().cloned().unwrap_or_default();
+    let extenders = configuration["extenders"]
+        .as_array()
+        .cloned()
+        .unwrap_or_default();
     extenders.into_iter().map(move |extender| {
-        let resources = extender["managedResources"].as_array().cloned().unwrap_or_default();
-        let names = resources.into_iter().map(|resource| resource["name"].clone());
-        (fields.map(|field| extender[field].clone()).to_vec(), names.collect())
+        let resources = extender["managedResources"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
+        let names = resources
+            .into_iter()
+            .map(|resource| resource["name"].clone());
+        (
+            fields.map(|field| extender[field].clone()).to_vec(),
+            names.collect(),
+        )
     })
 }
 
@@ -119,30 +147,55 @@ fn of_extenders(configuration: &Value) -> impl Iterator<Item = (Vec<Value>, Vec<
 fn decoder(folder: &Path, minor: u32) -> Option<PathBuf> {
     let version = Command::new("go").arg("version").output();
     if !version.is_ok_and(|ran| ran.status.success()) {
-        needs::skipped("Go, whose types kube-scheduler's configuration is decoded with, is not installed");
+        needs::skipped(
+            "Go, whose types kube-scheduler's configuration is decoded with, is not installed",
+        );
         return None;
     }
-    let module = format!("module decoder\n\ngo 1.22\n\nrequire k8s.io/kube-scheduler v0.{minor}.0\n");
+    let module =
+        format!("module decoder\n\ngo 1.22\n\nrequire k8s.io/kube-scheduler v0.{minor}.0\n");
     std::fs::write(folder.join("go.mod"), module).unwrap();
     std::fs::write(folder.join("main.go"), DECODER).unwrap();
     let go = |arguments: &[&str]| {
         let mut command = Command::new("go");
-        command.args(arguments).current_dir(folder).env("GOFLAGS", "-mod=mod").output().unwrap()
+        command
+            .args(arguments)
+            .current_dir(folder)
+            .env("GOFLAGS", "-mod=mod")
+            .output()
+            .unwrap()
     };
-    if !go(&["mod", "download", "k8s.io/kube-scheduler"]).status.success() {
-        needs::skipped(format_args!("Go cannot get the module k8s.io/kube-scheduler v0.{minor}.0"));
+    if !go(&["mod", "download", "k8s.io/kube-scheduler"])
+        .status
+        .success()
+    {
+        needs::skipped(format_args!(
+            "Go cannot get the module k8s.io/kube-scheduler v0.{minor}.0"
+        ));
         return None;
     }
     let built = go(&["build", "-o", "decoder", "."]);
-    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    assert!(
+        built.status.success(),
+        "{}",
+        String::from_utf8_lossy(&built.stderr)
+    );
     Some(folder.join("decoder"))
 }
 
 fn decoded(decoder: &Path, configuration: &Value) -> Result<Value, String> {
     let mut command = Command::new(decoder);
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
-    child.stdin.take().unwrap().write_all(configuration.to_string().as_bytes()).unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(configuration.to_string().as_bytes())
+        .unwrap();
     let ran = child.wait_with_output().unwrap();
     match ran.status.success() {
         true => Ok(serde_json::from_slice(&ran.stdout).unwrap()),

@@ -21,7 +21,8 @@ async fn server() -> (ApiServer, kube::Client) {
 }
 
 fn pod(name: &str) -> Value {
-    let container = json!({"name": "c", "image": "i", "resources": {"limits": {"stowage.dev/vram": "1Gi"}}});
+    let container =
+        json!({"name": "c", "image": "i", "resources": {"limits": {"stowage.dev/vram": "1Gi"}}});
     json!({"metadata": {"name": name}, "spec": {"containers": [container]}})
 }
 
@@ -34,10 +35,25 @@ fn binding(uid: &str, node: &str) -> Value {
 }
 
 /// A raw request, for what kube's typed calls do not show.
-async fn send(client: &kube::Client, method: &str, path: &str, body: Value) -> Result<Value, (u16, String)> {
-    let content_type = if method == "PATCH" { "application/json-patch+json" } else { "application/json" };
-    let request = http::Request::builder().method(method).uri(path).header("Content-Type", content_type);
-    match client.request(request.body(body.to_string().into_bytes()).unwrap()).await {
+async fn send(
+    client: &kube::Client,
+    method: &str,
+    path: &str,
+    body: Value,
+) -> Result<Value, (u16, String)> {
+    let content_type = if method == "PATCH" {
+        "application/json-patch+json"
+    } else {
+        "application/json"
+    };
+    let request = http::Request::builder()
+        .method(method)
+        .uri(path)
+        .header("Content-Type", content_type);
+    match client
+        .request(request.body(body.to_string().into_bytes()).unwrap())
+        .await
+    {
         Ok(answer) => Ok(answer),
         Err(kube::Error::Api(status)) => Err((status.code, status.message.clone())),
         Err(other) => panic!("{other}"),
@@ -48,15 +64,33 @@ async fn send(client: &kube::Client, method: &str, path: &str, body: Value) -> R
 async fn kube_creates_reads_patches_and_deletes() {
     let (api, client) = server().await;
     let pods: Api<Pod> = Api::default_namespaced(client.clone());
-    let created =
-        pods.create(&PostParams::default(), &serde_json::from_value(pod("a")).unwrap()).await.unwrap();
-    let requests = created.spec.unwrap().containers[0].resources.clone().unwrap().requests.unwrap();
+    let created = pods
+        .create(
+            &PostParams::default(),
+            &serde_json::from_value(pod("a")).unwrap(),
+        )
+        .await
+        .unwrap();
+    let requests = created.spec.unwrap().containers[0]
+        .resources
+        .clone()
+        .unwrap()
+        .requests
+        .unwrap();
     assert_eq!(requests["stowage.dev/vram"].0, "1Gi");
-    let twice = pods.create(&PostParams::default(), &serde_json::from_value(pod("a")).unwrap()).await;
+    let twice = pods
+        .create(
+            &PostParams::default(),
+            &serde_json::from_value(pod("a")).unwrap(),
+        )
+        .await;
     assert!(matches!(twice, Err(kube::Error::Api(status)) if status.is_already_exists()));
 
     let patch = json!({"metadata": {"annotations": {"x": "y"}}, "status": {"phase": "Running"}});
-    let patched = pods.patch("a", &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
+    let patched = pods
+        .patch("a", &PatchParams::default(), &Patch::Merge(patch))
+        .await
+        .unwrap();
     assert_eq!(patched.metadata.annotations.unwrap()["x"], "y");
     assert_eq!(
         patched.status.unwrap().phase.as_deref(),
@@ -65,7 +99,10 @@ async fn kube_creates_reads_patches_and_deletes() {
     );
 
     let list = pods.list(&ListParams::default()).await.unwrap();
-    assert_eq!((list.items.len(), list.metadata.resource_version.as_deref()), (1, Some("2")));
+    assert_eq!(
+        (list.items.len(), list.metadata.resource_version.as_deref()),
+        (1, Some("2"))
+    );
     pods.delete("a", &DeleteParams::default()).await.unwrap();
     assert!(pods.get_opt("a").await.unwrap().is_none());
     assert_eq!(api.calls().count_by("test", "create", "pods"), 2);
@@ -77,9 +114,16 @@ async fn status_conditions_merge_by_type_and_a_repeated_write_changes_nothing() 
     let (api, client) = server().await;
     api.create("pods", pod("a")).unwrap();
     let pods: Api<Pod> = Api::default_namespaced(client);
-    let condition = |kind: &str| json!({"status": {"conditions": [{"type": kind, "status": "True"}]}});
+    let condition =
+        |kind: &str| json!({"status": {"conditions": [{"type": kind, "status": "True"}]}});
     for kind in ["stowage.dev/Reserved", "Ready", "Ready"] {
-        pods.patch_status("a", &PatchParams::default(), &Patch::Strategic(condition(kind))).await.unwrap();
+        pods.patch_status(
+            "a",
+            &PatchParams::default(),
+            &Patch::Strategic(condition(kind)),
+        )
+        .await
+        .unwrap();
     }
     let stored = api.get("pods/default/a").unwrap();
     assert_eq!(stored["status"]["conditions"].as_array().unwrap().len(), 2);
@@ -92,22 +136,43 @@ async fn a_binding_writes_node_annotations_labels_and_condition_at_once_and_only
     let created = api.create("pods", pod("a")).unwrap();
     let uid = created["metadata"]["uid"].as_str().unwrap();
     let path = "/api/v1/namespaces/default/pods/a/binding";
-    let (code, text) = send(&client, "POST", path, binding("other", "n")).await.unwrap_err();
-    assert_eq!((code, text.contains("Precondition failed: UID")), (409, true));
-    send(&client, "POST", path, binding(uid, "n")).await.unwrap();
+    let (code, text) = send(&client, "POST", path, binding("other", "n"))
+        .await
+        .unwrap_err();
+    assert_eq!(
+        (code, text.contains("Precondition failed: UID")),
+        (409, true)
+    );
+    send(&client, "POST", path, binding(uid, "n"))
+        .await
+        .unwrap();
     let stored = api.get("pods/default/a").unwrap();
     assert_eq!(stored["spec"]["nodeName"], "n");
     assert_eq!(
-        (&stored["metadata"]["annotations"]["k"], &stored["metadata"]["labels"]["l"]),
+        (
+            &stored["metadata"]["annotations"]["k"],
+            &stored["metadata"]["labels"]["l"]
+        ),
         (&json!("v"), &json!("w"))
     );
     assert_eq!(stored["status"]["conditions"][0]["type"], "PodScheduled");
     assert_eq!(stored["metadata"]["resourceVersion"], "2", "one write");
-    let (code, text) = send(&client, "POST", path, binding(uid, "n")).await.unwrap_err();
+    let (code, text) = send(&client, "POST", path, binding(uid, "n"))
+        .await
+        .unwrap_err();
     assert_eq!(code, 409);
-    assert!(text.ends_with("pod a is already assigned to node \"n\""), "{text}");
+    assert!(
+        text.ends_with("pod a is already assigned to node \"n\""),
+        "{text}"
+    );
     api.delete_now("pods/default/a").unwrap();
-    assert_eq!(send(&client, "POST", path, binding(uid, "n")).await.unwrap_err().0, 404);
+    assert_eq!(
+        send(&client, "POST", path, binding(uid, "n"))
+            .await
+            .unwrap_err()
+            .0,
+        404
+    );
 }
 
 #[tokio::test]
@@ -117,7 +182,13 @@ async fn a_gate_is_lifted_but_never_added() {
     gated["spec"]["schedulingGates"] = json!([{"name": "stowage.dev/plan"}]);
     let created = api.create("pods", gated).unwrap();
     let path = "/api/v1/namespaces/default/pods/a";
-    let early = send(&client, "POST", &format!("{path}/binding"), binding("", "n")).await;
+    let early = send(
+        &client,
+        "POST",
+        &format!("{path}/binding"),
+        binding("", "n"),
+    )
+    .await;
     assert_eq!(early.unwrap_err().0, 409);
     let uid = &created["metadata"]["uid"];
     let lift = json!([
@@ -144,7 +215,11 @@ async fn a_gated_pod_says_that_it_is_gated_and_has_no_node_and_a_merge_takes_one
         (&condition["type"], &condition["reason"]),
         (&json!("PodScheduled"), &json!("SchedulingGated"))
     );
-    api.patch_status("pods/default/a", &json!({"status": {"nominatedNodeName": "n"}})).unwrap();
+    api.patch_status(
+        "pods/default/a",
+        &json!({"status": {"nominatedNodeName": "n"}}),
+    )
+    .unwrap();
     assert_eq!(
         api.get("pods/default/a").unwrap()["status"]["nominatedNodeName"],
         "n",
@@ -156,15 +231,35 @@ async fn a_gated_pod_says_that_it_is_gated_and_has_no_node_and_a_merge_takes_one
         let gates = json!([{"$patch": "delete", "name": "stowage.dev/plan"}]);
         Patch::Strategic(json!({"metadata": {"uid": uid}, "spec": {"schedulingGates": gates}}))
     };
-    let foreign_pod = pods.patch("a", &PatchParams::default(), &lift(&json!("other"))).await;
-    let Err(kube::Error::Api(foreign_pod)) = foreign_pod else { panic!("{foreign_pod:?}") };
+    let foreign_pod = pods
+        .patch("a", &PatchParams::default(), &lift(&json!("other")))
+        .await;
+    let Err(kube::Error::Api(foreign_pod)) = foreign_pod else {
+        panic!("{foreign_pod:?}")
+    };
     assert_eq!(
-        (foreign_pod.code, foreign_pod.details.unwrap().causes[0].field.as_str()),
+        (
+            foreign_pod.code,
+            foreign_pod.details.unwrap().causes[0].field.as_str()
+        ),
         (422, "metadata.uid")
     );
-    let lifted = pods.patch("a", &PatchParams::default(), &lift(&created["metadata"]["uid"])).await.unwrap();
-    let left: Vec<String> =
-        lifted.spec.unwrap().scheduling_gates.unwrap().into_iter().map(|gate| gate.name).collect();
+    let lifted = pods
+        .patch(
+            "a",
+            &PatchParams::default(),
+            &lift(&created["metadata"]["uid"]),
+        )
+        .await
+        .unwrap();
+    let left: Vec<String> = lifted
+        .spec
+        .unwrap()
+        .scheduling_gates
+        .unwrap()
+        .into_iter()
+        .map(|gate| gate.name)
+        .collect();
     assert_eq!(left, ["quota"]);
 }
 
@@ -175,16 +270,35 @@ async fn an_eviction_marks_a_bound_pod_and_waits_for_its_kubelet() {
     api.bind("pods/default/a", &binding("", "n")).unwrap();
     let path = "/api/v1/namespaces/default/pods/a/eviction";
     let eviction = |uid: &Value| json!({"deleteOptions": {"preconditions": {"uid": uid}}});
-    assert_eq!(send(&client, "POST", path, eviction(&json!("other"))).await.unwrap_err().0, 409);
-    send(&client, "POST", path, eviction(&created["metadata"]["uid"])).await.unwrap();
+    assert_eq!(
+        send(&client, "POST", path, eviction(&json!("other")))
+            .await
+            .unwrap_err()
+            .0,
+        409
+    );
+    send(&client, "POST", path, eviction(&created["metadata"]["uid"]))
+        .await
+        .unwrap();
     let stored = api.get("pods/default/a").unwrap();
     assert!(stored["metadata"]["deletionTimestamp"].is_string());
     assert_eq!(stored["metadata"]["deletionGracePeriodSeconds"], 30);
-    assert_eq!(stored["status"]["conditions"][1]["reason"], "EvictionByEvictionAPI");
-    for (asked, given) in [(json!(40), 30), (Value::Null, 30), (json!(20), 20), (json!(25), 20)] {
+    assert_eq!(
+        stored["status"]["conditions"][1]["reason"],
+        "EvictionByEvictionAPI"
+    );
+    for (asked, given) in [
+        (json!(40), 30),
+        (Value::Null, 30),
+        (json!(20), 20),
+        (json!(25), 20),
+    ] {
         let shorter = json!({"deleteOptions": {"gracePeriodSeconds": asked}});
         send(&client, "POST", path, shorter).await.unwrap();
-        assert_eq!(api.get("pods/default/a").unwrap()["metadata"]["deletionGracePeriodSeconds"], given);
+        assert_eq!(
+            api.get("pods/default/a").unwrap()["metadata"]["deletionGracePeriodSeconds"],
+            given
+        );
     }
 }
 
@@ -196,12 +310,23 @@ async fn a_pod_with_a_finalizer_stays_until_it_is_removed_even_if_deletion_is_fo
     api.create("pods", kept).unwrap();
     api.bind("pods/default/a", &binding("", "n")).unwrap();
     api.delete("pods/default/a").unwrap();
-    assert_eq!(api.get("pods/default/a").unwrap()["metadata"]["deletionGracePeriodSeconds"], 30);
+    assert_eq!(
+        api.get("pods/default/a").unwrap()["metadata"]["deletionGracePeriodSeconds"],
+        30
+    );
     api.delete_now("pods/default/a").unwrap();
-    assert_eq!(api.get("pods/default/a").unwrap()["metadata"]["deletionGracePeriodSeconds"], 0);
-    api.patch_status("pods/default/a", &json!({"status": {"phase": "Failed"}})).unwrap();
-    assert!(api.get("pods/default/a").is_some(), "another change does not let it go");
-    api.patch("pods/default/a", &json!({"metadata": {"finalizers": null}})).unwrap();
+    assert_eq!(
+        api.get("pods/default/a").unwrap()["metadata"]["deletionGracePeriodSeconds"],
+        0
+    );
+    api.patch_status("pods/default/a", &json!({"status": {"phase": "Failed"}}))
+        .unwrap();
+    assert!(
+        api.get("pods/default/a").is_some(),
+        "another change does not let it go"
+    );
+    api.patch("pods/default/a", &json!({"metadata": {"finalizers": null}}))
+        .unwrap();
     assert!(api.get("pods/default/a").is_none());
 }
 
@@ -214,7 +339,8 @@ fn running(api: &ApiServer, name: &str, app: &str) {
     binding["metadata"]["name"] = json!(name);
     api.bind(&format!("pods/default/{name}"), &binding).unwrap();
     let status = json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]});
-    api.patch_status(&format!("pods/default/{name}"), &json!({"status": status})).unwrap();
+    api.patch_status(&format!("pods/default/{name}"), &json!({"status": status}))
+        .unwrap();
 }
 
 fn budget(name: &str, allowed: u64) -> Value {
@@ -228,7 +354,8 @@ fn budget(name: &str, allowed: u64) -> Value {
 #[tokio::test]
 async fn a_disruption_budget_admits_as_many_evictions_as_it_allows() {
     let (api, client) = server().await;
-    api.create("poddisruptionbudgets", budget("pdb", 1)).unwrap();
+    api.create("poddisruptionbudgets", budget("pdb", 1))
+        .unwrap();
     for name in ["a", "b"] {
         running(&api, name, "served");
     }
@@ -242,30 +369,58 @@ async fn a_disruption_budget_admits_as_many_evictions_as_it_allows() {
     let evict = async |name: &str| {
         let path = format!("/api/v1/namespaces/default/pods/{name}/eviction");
         let request = http::Request::post(&path).header("Content-Type", "application/json");
-        client.request::<Value>(request.body(b"{}".to_vec()).unwrap()).await
+        client
+            .request::<Value>(request.body(b"{}".to_vec()).unwrap())
+            .await
     };
     evict("a").await.unwrap();
     let status = &api.get("poddisruptionbudgets/default/pdb").unwrap()["status"];
-    assert_eq!((&status["disruptionsAllowed"], status["disruptedPods"]["a"].is_string()), (&json!(0), true));
-    let Err(kube::Error::Api(refused)) = evict("b").await else { panic!("the budget is spent") };
-    assert_eq!((refused.code, refused.reason.as_str()), (429, "TooManyRequests"));
+    assert_eq!(
+        (
+            &status["disruptionsAllowed"],
+            status["disruptedPods"]["a"].is_string()
+        ),
+        (&json!(0), true)
+    );
+    let Err(kube::Error::Api(refused)) = evict("b").await else {
+        panic!("the budget is spent")
+    };
+    assert_eq!(
+        (refused.code, refused.reason.as_str()),
+        (429, "TooManyRequests")
+    );
     let cause = &refused.details.as_ref().unwrap().causes[0];
     assert_eq!(cause.reason, "DisruptionBudget");
-    assert!(cause.message.contains("needs 1 healthy pods and has 2 currently"), "{}", cause.message);
+    assert!(
+        cause
+            .message
+            .contains("needs 1 healthy pods and has 2 currently"),
+        "{}",
+        cause.message
+    );
     assert!(api.get("pods/default/b").unwrap()["metadata"]["deletionTimestamp"].is_null());
 
-    evict("a").await.expect("who leaves already costs no budget");
+    evict("a")
+        .await
+        .expect("who leaves already costs no budget");
     evict("c").await.expect("another app");
-    evict("waiting").await.expect("who does not run is nobody's loss");
+    evict("waiting")
+        .await
+        .expect("who does not run is nobody's loss");
     assert!(api.get("pods/default/waiting").is_none());
-    api.patch_status("poddisruptionbudgets/default/pdb", &json!({"status": {"disruptionsAllowed": 1}}))
-        .unwrap();
+    api.patch_status(
+        "poddisruptionbudgets/default/pdb",
+        &json!({"status": {"disruptionsAllowed": 1}}),
+    )
+    .unwrap();
     evict("b").await.expect("the budget has one again");
 
     running(&api, "d", "served");
     let sick = json!({"status": {"conditions": [{"type": "Ready", "status": "False"}]}});
     api.patch_status("pods/default/d", &sick).unwrap();
-    evict("d").await.expect("it is not ready, and enough others are");
+    evict("d")
+        .await
+        .expect("it is not ready, and enough others are");
 }
 
 #[tokio::test]
@@ -281,9 +436,19 @@ async fn a_pod_of_two_budgets_cannot_be_evicted_and_one_not_yet_counted_says_whe
     let Err(kube::Error::Api(refused)) = client.request::<Value>(request).await else {
         panic!("not counted")
     };
-    assert_eq!((refused.code, refused.details.as_ref().unwrap().retry_after_seconds), (429, 10));
-    api.create("poddisruptionbudgets", budget("second", 5)).unwrap();
-    assert_eq!(send(&client, "POST", path, json!({})).await.unwrap_err().0, 500);
+    assert_eq!(
+        (
+            refused.code,
+            refused.details.as_ref().unwrap().retry_after_seconds
+        ),
+        (429, 10)
+    );
+    api.create("poddisruptionbudgets", budget("second", 5))
+        .unwrap();
+    assert_eq!(
+        send(&client, "POST", path, json!({})).await.unwrap_err().0,
+        500
+    );
 }
 
 #[tokio::test]
@@ -294,7 +459,10 @@ async fn a_watch_sees_what_enters_and_leaves_its_selector_and_survives_a_compact
     let config = watcher::Config::default().fields("spec.nodeName=");
     let mut events = watcher::watcher(pods, config).boxed();
     let mut next = async || loop {
-        let event = tokio::time::timeout(PATIENCE, events.next()).await.unwrap().unwrap();
+        let event = tokio::time::timeout(PATIENCE, events.next())
+            .await
+            .unwrap()
+            .unwrap();
         match event {
             Ok(Event::InitApply(pod)) => return format!("listed {}", pod.metadata.name.unwrap()),
             Ok(Event::Apply(pod)) => return format!("applied {}", pod.metadata.name.unwrap()),
@@ -312,7 +480,10 @@ async fn a_watch_sees_what_enters_and_leaves_its_selector_and_survives_a_compact
     api.create("pods", pod("c")).unwrap();
     api.compact();
     let mut rest = vec![next().await];
-    while rest.last().is_some_and(|event| event != "synced" && event != "applied c") {
+    while rest
+        .last()
+        .is_some_and(|event| event != "synced" && event != "applied c")
+    {
         rest.push(next().await);
     }
     assert!(rest.iter().any(|event| event.ends_with(" c")), "{rest:?}");
@@ -324,21 +495,30 @@ async fn a_watch_from_a_forgotten_version_gets_410() {
     api.create("pods", pod("a")).unwrap();
     api.create("pods", pod("b")).unwrap();
     api.compact();
-    let request = http::Request::get("/api/v1/pods?watch=true&resourceVersion=1").body(Vec::new()).unwrap();
+    let request = http::Request::get("/api/v1/pods?watch=true&resourceVersion=1")
+        .body(Vec::new())
+        .unwrap();
     let text = client.request_text(request).await.unwrap();
     let event: Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
-    assert_eq!((&event["type"], &event["object"]["code"]), (&json!("ERROR"), &json!(410)));
+    assert_eq!(
+        (&event["type"], &event["object"]["code"]),
+        (&json!("ERROR"), &json!(410))
+    );
 }
 
 #[tokio::test]
 async fn a_streamed_list_ends_with_its_bookmark() {
     let (api, client) = server().await;
-    api.create("nodes", json!({"metadata": {"name": "n"}})).unwrap();
+    api.create("nodes", json!({"metadata": {"name": "n"}}))
+        .unwrap();
     let config = watcher::Config::default().streaming_lists();
     let mut events = watcher::watcher(Api::<Node>::all(client), config).boxed();
     let mut seen = Vec::new();
     while !matches!(seen.last(), Some(Event::InitDone)) {
-        let event = tokio::time::timeout(PATIENCE, events.next()).await.unwrap().unwrap();
+        let event = tokio::time::timeout(PATIENCE, events.next())
+            .await
+            .unwrap()
+            .unwrap();
         seen.push(event.unwrap());
     }
     assert_eq!(seen.len(), 3, "{seen:?}");
@@ -349,12 +529,31 @@ async fn injected_faults_occur_in_order_and_then_stop() {
     let (api, client) = server().await;
     api.create("pods", pod("a")).unwrap();
     let path = "/api/v1/namespaces/default/pods/a/binding";
-    api.faults().next(Operation::Binding, 1, InjectedFault::Fails);
-    api.faults().next(Operation::Binding, 1, InjectedFault::Conflicts);
-    api.faults().next(Operation::Binding, 1, InjectedFault::Hangs);
-    api.faults().next(Operation::Binding, 1, InjectedFault::AnswersLate(Duration::from_secs(60)));
-    assert_eq!(send(&client, "POST", path, binding("", "n")).await.unwrap_err().0, 500);
-    assert_eq!(send(&client, "POST", path, binding("", "n")).await.unwrap_err().0, 409);
+    api.faults()
+        .next(Operation::Binding, 1, InjectedFault::Fails);
+    api.faults()
+        .next(Operation::Binding, 1, InjectedFault::Conflicts);
+    api.faults()
+        .next(Operation::Binding, 1, InjectedFault::Hangs);
+    api.faults().next(
+        Operation::Binding,
+        1,
+        InjectedFault::AnswersLate(Duration::from_secs(60)),
+    );
+    assert_eq!(
+        send(&client, "POST", path, binding("", "n"))
+            .await
+            .unwrap_err()
+            .0,
+        500
+    );
+    assert_eq!(
+        send(&client, "POST", path, binding("", "n"))
+            .await
+            .unwrap_err()
+            .0,
+        409
+    );
     let asked = api.calls().count("create", "pods/binding");
     let hung = tokio::spawn({
         let client = client.clone();
@@ -365,14 +564,24 @@ async fn injected_faults_occur_in_order_and_then_stop() {
     }
     hung.abort();
     assert!(hung.await.unwrap_err().is_cancelled(), "it was answered");
-    assert!(api.get("pods/default/a").unwrap()["spec"]["nodeName"].is_null(), "nothing was written so far");
+    assert!(
+        api.get("pods/default/a").unwrap()["spec"]["nodeName"].is_null(),
+        "nothing was written so far"
+    );
     let late = tokio::spawn({
         let client = client.clone();
         async move { send(&client, "POST", path, binding("", "n")).await }
     });
-    api.until(|api| api.get("pods/default/a").filter(|pod| pod["spec"]["nodeName"] == "n")).await;
+    api.until(|api| {
+        api.get("pods/default/a")
+            .filter(|pod| pod["spec"]["nodeName"] == "n")
+    })
+    .await;
     assert!(!late.is_finished(), "written, but not answered");
-    let text = send(&client, "POST", path, binding("", "n")).await.unwrap_err().1;
+    let text = send(&client, "POST", path, binding("", "n"))
+        .await
+        .unwrap_err()
+        .1;
     assert!(text.contains("already assigned"), "{text}");
 }
 
@@ -384,10 +593,25 @@ async fn odd_input_is_refused_and_never_ends_the_server() {
     for (method, path, body, code) in [
         ("POST", pods.to_owned(), json!([]), 400),
         ("POST", pods.to_owned(), json!({"metadata": 3}), 400),
-        ("POST", format!("{pods}/a/binding"), json!({"target": "n"}), 400),
-        ("POST", format!("{pods}/gone/eviction"), json!({"deleteOptions": 1}), 404),
+        (
+            "POST",
+            format!("{pods}/a/binding"),
+            json!({"target": "n"}),
+            400,
+        ),
+        (
+            "POST",
+            format!("{pods}/gone/eviction"),
+            json!({"deleteOptions": 1}),
+            404,
+        ),
         ("PATCH", format!("{pods}/a"), json!({}), 400),
-        ("PATCH", format!("{pods}/a"), json!([{"op": "replace", "path": "", "value": 1}]), 400),
+        (
+            "PATCH",
+            format!("{pods}/a"),
+            json!([{"op": "replace", "path": "", "value": 1}]),
+            400,
+        ),
         ("PATCH", format!("{pods}/a/scale"), json!([]), 404),
         ("GET", "/api/v1/unknown".to_owned(), json!({}), 404),
         ("DELETE", pods.to_owned(), json!({}), 405),
@@ -402,20 +626,44 @@ async fn odd_input_is_refused_and_never_ends_the_server() {
 async fn dropping_the_server_ends_its_watches_and_hanging_requests() {
     let (api, client) = server().await;
     api.create("pods", pod("a")).unwrap();
-    api.faults().next(Operation::Binding, 1, InjectedFault::Hangs);
-    let request = http::Request::get("/api/v1/pods?watch=true&resourceVersion=1").body(Vec::new()).unwrap();
+    api.faults()
+        .next(Operation::Binding, 1, InjectedFault::Hangs);
+    let request = http::Request::get("/api/v1/pods?watch=true&resourceVersion=1")
+        .body(Vec::new())
+        .unwrap();
     let watching = tokio::spawn({
         let client = client.clone();
         async move { client.request_text(request).await }
     });
     let hanging = tokio::spawn(async move {
-        send(&client, "POST", "/api/v1/namespaces/default/pods/a/binding", binding("", "n")).await
+        send(
+            &client,
+            "POST",
+            "/api/v1/namespaces/default/pods/a/binding",
+            binding("", "n"),
+        )
+        .await
     });
-    let arrived = || api.calls().count("watch", "pods") + api.calls().count("create", "pods/binding") == 2;
+    let arrived =
+        || api.calls().count("watch", "pods") + api.calls().count("create", "pods/binding") == 2;
     while !arrived() {
         tokio::task::yield_now().await;
     }
     drop(api);
-    assert!(tokio::time::timeout(PATIENCE, watching).await.unwrap().unwrap().is_ok());
-    assert_eq!(tokio::time::timeout(PATIENCE, hanging).await.unwrap().unwrap().unwrap_err().0, 500);
+    assert!(
+        tokio::time::timeout(PATIENCE, watching)
+            .await
+            .unwrap()
+            .unwrap()
+            .is_ok()
+    );
+    assert_eq!(
+        tokio::time::timeout(PATIENCE, hanging)
+            .await
+            .unwrap()
+            .unwrap()
+            .unwrap_err()
+            .0,
+        500
+    );
 }

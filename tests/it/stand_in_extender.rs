@@ -52,7 +52,9 @@ pub struct ScriptedExtender {
 }
 
 impl ScriptedExtender {
-    pub async fn start(script: impl Fn(&RecordedRequest) -> ScriptedAnswer + Send + Sync + 'static) -> Self {
+    pub async fn start(
+        script: impl Fn(&RecordedRequest) -> ScriptedAnswer + Send + Sync + 'static,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let requests = Arc::<Mutex<Vec<RecordedRequest>>>::default();
@@ -63,7 +65,11 @@ impl ScriptedExtender {
                 connections.spawn(serve(stream, script.clone(), log.clone()));
             }
         });
-        Self { address, requests, task }
+        Self {
+            address,
+            requests,
+            task,
+        }
     }
 
     pub fn url_prefix(&self) -> String {
@@ -71,7 +77,13 @@ impl ScriptedExtender {
     }
 
     pub fn requests(&self, verb: &str) -> Vec<RecordedRequest> {
-        self.requests.lock().unwrap().iter().filter(|request| request.verb == verb).cloned().collect()
+        self.requests
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(|request| request.verb == verb)
+            .cloned()
+            .collect()
     }
 }
 
@@ -81,7 +93,11 @@ impl Drop for ScriptedExtender {
     }
 }
 
-async fn serve(stream: TcpStream, script: Arc<ExtenderScript>, log: Arc<Mutex<Vec<RecordedRequest>>>) {
+async fn serve(
+    stream: TcpStream,
+    script: Arc<ExtenderScript>,
+    log: Arc<Mutex<Vec<RecordedRequest>>>,
+) {
     let mut stream = BufReader::new(stream);
     while let Some(request) = read(&mut stream).await {
         log.lock().unwrap().push(request.clone());
@@ -106,22 +122,41 @@ async fn read(stream: &mut BufReader<TcpStream>) -> Option<RecordedRequest> {
         }
     }
     let path = lines.first()?.split(' ').nth(1)?.to_owned();
-    let split =
-        |line: &String| line.split_once(": ").map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let split = |line: &String| {
+        line.split_once(": ")
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+    };
     let headers: Vec<_> = lines[1..].iter().filter_map(split).collect();
-    let length = headers.iter().find(|(name, _)| name == "Content-Length")?.1.parse().ok()?;
+    let length = headers
+        .iter()
+        .find(|(name, _)| name == "Content-Length")?
+        .1
+        .parse()
+        .ok()?;
     let mut body = vec![0; length];
     stream.read_exact(&mut body).await.ok()?;
     let verb = path.rsplit('/').next()?.to_owned();
-    Some(RecordedRequest { verb, headers, body: serde_json::from_slice(&body).ok()? })
+    Some(RecordedRequest {
+        verb,
+        headers,
+        body: serde_json::from_slice(&body).ok()?,
+    })
 }
 
 fn encode(answer: &ScriptedAnswer) -> Vec<u8> {
-    let ScriptedAnswer { status, body, content_type, .. } = answer;
+    let ScriptedAnswer {
+        status,
+        body,
+        content_type,
+        ..
+    } = answer;
     let head = format!("HTTP/1.1 {status} X\r\nContent-Type: {content_type}\r\n");
     let rest = match (answer.chunked, *status) {
         (_, 204) => "\r\n".to_owned(),
-        (true, _) => format!("Transfer-Encoding: chunked\r\n\r\n{:x}\r\n{body}\r\n0\r\n\r\n", body.len()),
+        (true, _) => format!(
+            "Transfer-Encoding: chunked\r\n\r\n{:x}\r\n{body}\r\n0\r\n\r\n",
+            body.len()
+        ),
         (false, _) => format!("Content-Length: {}\r\n\r\n{body}", body.len()),
     };
     (head + &rest).into_bytes()
@@ -132,9 +167,9 @@ pub fn agreeable(api: &ApiServer, request: &RecordedRequest) -> ScriptedAnswer {
     match request.verb.as_str() {
         "filter" => ScriptedAnswer::ok(keep(request, |_| true)),
         "prioritize" => ScriptedAnswer::ok(json!([])),
-        "preempt" => {
-            ScriptedAnswer::ok(json!({"NodeNameToMetaVictims": request.body["NodeNameToMetaVictims"]}))
-        }
+        "preempt" => ScriptedAnswer::ok(
+            json!({"NodeNameToMetaVictims": request.body["NodeNameToMetaVictims"]}),
+        ),
         _ => bind(api, request, request.body["Node"].as_str().unwrap()),
     }
 }
@@ -143,13 +178,20 @@ pub fn agreeable(api: &ApiServer, request: &RecordedRequest) -> ScriptedAnswer {
 pub fn keep(request: &RecordedRequest, keeps: impl Fn(&str) -> bool) -> Value {
     match &request.body["NodeNames"] {
         Value::Array(names) => {
-            let kept: Vec<&Value> = names.iter().filter(|name| keeps(name.as_str().unwrap())).collect();
+            let kept: Vec<&Value> = names
+                .iter()
+                .filter(|name| keeps(name.as_str().unwrap()))
+                .collect();
             json!({"NodeNames": kept})
         }
         _ => {
             let kept = |node: &&Value| keeps(node["metadata"]["name"].as_str().unwrap());
-            let items: Vec<&Value> =
-                request.body["Nodes"]["items"].as_array().unwrap().iter().filter(kept).collect();
+            let items: Vec<&Value> = request.body["Nodes"]["items"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .filter(kept)
+                .collect();
             json!({"Nodes": {"metadata": {}, "items": items}})
         }
     }
@@ -158,11 +200,16 @@ pub fn keep(request: &RecordedRequest, keeps: impl Fn(&str) -> bool) -> Value {
 /// The names a filter request asks about, in either mode.
 pub fn asked(request: &RecordedRequest) -> Vec<String> {
     let names = |values: &Vec<Value>, name: fn(&Value) -> &Value| {
-        values.iter().map(|value| name(value).as_str().unwrap().to_owned()).collect()
+        values
+            .iter()
+            .map(|value| name(value).as_str().unwrap().to_owned())
+            .collect()
     };
     match &request.body["NodeNames"] {
         Value::Array(values) => names(values, |value| value),
-        _ => names(request.body["Nodes"]["items"].as_array().unwrap(), |node| &node["metadata"]["name"]),
+        _ => names(request.body["Nodes"]["items"].as_array().unwrap(), |node| {
+            &node["metadata"]["name"]
+        }),
     }
 }
 
@@ -173,6 +220,11 @@ pub fn bind(api: &ApiServer, request: &RecordedRequest, node: &str) -> ScriptedA
         "metadata": {"name": text("PodName"), "uid": text("PodUID")},
         "target": {"kind": "Node", "name": node},
     });
-    let bound = api.bind(&format!("pods/{}/{}", text("PodNamespace"), text("PodName")), &binding);
-    ScriptedAnswer::ok(json!({"Error": bound.err().map(|error| error.to_string()).unwrap_or_default()}))
+    let bound = api.bind(
+        &format!("pods/{}/{}", text("PodNamespace"), text("PodName")),
+        &binding,
+    );
+    ScriptedAnswer::ok(
+        json!({"Error": bound.err().map(|error| error.to_string()).unwrap_or_default()}),
+    )
 }

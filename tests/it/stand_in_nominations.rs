@@ -1,6 +1,8 @@
 //! The stand-in scheduler's nominations: their effect, and the paths on which they are lost.
 
-use crate::stand_in_extender::{RecordedRequest, ScriptedAnswer, ScriptedExtender, agreeable, asked};
+use crate::stand_in_extender::{
+    RecordedRequest, ScriptedAnswer, ScriptedExtender, agreeable, asked,
+};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -30,14 +32,20 @@ impl NominationCluster {
     async fn new(nodes: usize) -> Self {
         let api = Arc::new(ApiServer::start().await.unwrap());
         for number in 0..nodes {
-            let capacity = json!({"cpu": "64", "memory": "512Gi", "pods": "110", "stowage.dev/vram": "80Gi"});
+            let capacity =
+                json!({"cpu": "64", "memory": "512Gi", "pods": "110", "stowage.dev/vram": "80Gi"});
             let node = json!({"metadata": {"name": format!("n{number}")}, "status": {"capacity": capacity}});
             api.create("nodes", node).unwrap();
         }
         let mood = Arc::new(Mutex::new(ExtenderMood::Agrees));
         let (scripted, now) = (api.clone(), mood.clone());
-        let extender = ScriptedExtender::start(move |request| answer(&scripted, *now.lock(), request)).await;
-        Self { api, extender, mood }
+        let extender =
+            ScriptedExtender::start(move |request| answer(&scripted, *now.lock(), request)).await;
+        Self {
+            api,
+            extender,
+            mood,
+        }
     }
 
     fn schedule(&self) -> StandInScheduler {
@@ -51,23 +59,34 @@ impl NominationCluster {
     fn create(&self, name: &str, vram: &str, spec: Value) {
         let container = json!({"name": "c", "resources": {"limits": {"stowage.dev/vram": vram}}});
         let mut pod = json!({"metadata": {"name": name}, "spec": {"schedulerName": "stowage", "containers": [container]}});
-        pod["spec"].as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+        pod["spec"]
+            .as_object_mut()
+            .unwrap()
+            .extend(spec.as_object().unwrap().clone());
         self.api.create("pods", pod).unwrap();
     }
 
     fn gated(&self, name: &str, vram: &str) {
-        self.create(name, vram, json!({"schedulingGates": [{"name": "stowage.dev/plan"}]}));
+        self.create(
+            name,
+            vram,
+            json!({"schedulingGates": [{"name": "stowage.dev/plan"}]}),
+        );
     }
 
     fn lift(&self, name: &str) {
         let gates = json!([{"$patch": "delete", "name": "stowage.dev/plan"}]);
         let patch = json!({"spec": {"schedulingGates": gates}});
-        self.api.patch(&format!("pods/default/{name}"), &patch).unwrap();
+        self.api
+            .patch(&format!("pods/default/{name}"), &patch)
+            .unwrap();
     }
 
     fn nominate(&self, name: &str, node: Option<&str>) {
         let patch = json!({"status": {"nominatedNodeName": node}});
-        self.api.patch_status(&format!("pods/default/{name}"), &patch).unwrap();
+        self.api
+            .patch_status(&format!("pods/default/{name}"), &patch)
+            .unwrap();
     }
 
     fn nominated(&self, name: &str) -> Option<String> {
@@ -76,7 +95,11 @@ impl NominationCluster {
     }
 
     fn node_of(&self, name: &str) -> Option<String> {
-        Some(self.api.get(&format!("pods/default/{name}"))?["spec"]["nodeName"].as_str()?.to_owned())
+        Some(
+            self.api.get(&format!("pods/default/{name}"))?["spec"]["nodeName"]
+                .as_str()?
+                .to_owned(),
+        )
     }
 
     async fn bound(&self, name: &str) -> String {
@@ -93,13 +116,23 @@ impl NominationCluster {
     /// Until the scheduler has seen all that was written and has nothing to do.
     async fn settled(&self, scheduler: &StandInScheduler) {
         let newest = |kind: &str| {
-            let version =
-                |object: &Arc<Value>| object["metadata"]["resourceVersion"].as_str()?.parse::<u64>().ok();
-            self.api.list(kind).iter().filter_map(version).max().unwrap_or_default()
+            let version = |object: &Arc<Value>| {
+                object["metadata"]["resourceVersion"]
+                    .as_str()?
+                    .parse::<u64>()
+                    .ok()
+            };
+            self.api
+                .list(kind)
+                .iter()
+                .filter_map(version)
+                .max()
+                .unwrap_or_default()
         };
         let settled = scheduler.observations().until(|seen| {
             let progress = seen.progress();
-            let news = progress.pods_version >= newest("pods") && progress.nodes_version >= newest("nodes");
+            let news = progress.pods_version >= newest("pods")
+                && progress.nodes_version >= newest("nodes");
             (progress.idle && news).then_some(())
         });
         within(settled).await;
@@ -109,7 +142,10 @@ impl NominationCluster {
 fn answer(api: &ApiServer, mood: ExtenderMood, request: &RecordedRequest) -> ScriptedAnswer {
     match (mood, request.verb.as_str()) {
         (ExtenderMood::RefusesEverywhere, "filter") => {
-            let reasons: Value = asked(request).into_iter().map(|name| (name, json!("no room"))).collect();
+            let reasons: Value = asked(request)
+                .into_iter()
+                .map(|name| (name, json!("no room")))
+                .collect();
             ScriptedAnswer::ok(json!({"NodeNames": [], "FailedAndUnresolvableNodes": reasons}))
         }
         (ExtenderMood::FailsToFilter, "filter") | (ExtenderMood::FailsToBind, "bind") => {
@@ -120,7 +156,9 @@ fn answer(api: &ApiServer, mood: ExtenderMood, request: &RecordedRequest) -> Scr
 }
 
 async fn within<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(60), future).await.expect("in time")
+    tokio::time::timeout(Duration::from_secs(60), future)
+        .await
+        .expect("in time")
 }
 
 #[tokio::test]
@@ -131,7 +169,11 @@ async fn a_planned_pod_costs_one_filter_call_for_one_node_and_no_prioritize() {
     cluster.settled(&scheduler).await;
     cluster.nominate("planned", Some("n2"));
     cluster.settled(&scheduler).await;
-    assert_eq!(scheduler.observations().calls(), [], "gated, it is nobody's business");
+    assert_eq!(
+        scheduler.observations().calls(),
+        [],
+        "gated, it is nobody's business"
+    );
     cluster.lift("planned");
     assert_eq!(cluster.bound("planned").await, "n2");
     assert_eq!(cluster.filtered("planned"), [["n2"]]);
@@ -143,17 +185,32 @@ async fn a_planned_pod_costs_one_filter_call_for_one_node_and_no_prioritize() {
 
 #[tokio::test]
 async fn a_nomination_is_lost_when_filter_or_bind_fails_and_when_the_extender_refuses() {
-    for mood in [ExtenderMood::FailsToFilter, ExtenderMood::FailsToBind, ExtenderMood::RefusesEverywhere] {
+    for mood in [
+        ExtenderMood::FailsToFilter,
+        ExtenderMood::FailsToBind,
+        ExtenderMood::RefusesEverywhere,
+    ] {
         let cluster = NominationCluster::new(2).await;
         *cluster.mood.lock() = mood;
         cluster.create("p", "1Gi", json!({}));
         cluster.nominate("p", Some("n1"));
         let _scheduler = cluster.schedule();
-        within(cluster.api.until(|_| cluster.nominated("p").is_none().then_some(()))).await;
+        within(
+            cluster
+                .api
+                .until(|_| cluster.nominated("p").is_none().then_some(())),
+        )
+        .await;
         assert_eq!(cluster.node_of("p"), None, "{mood:?}");
         assert_eq!(cluster.filtered("p")[0], ["n1"], "{mood:?}");
         *cluster.mood.lock() = ExtenderMood::Agrees;
-        cluster.api.patch("pods/default/p", &json!({"metadata": {"annotations": {"touch": "1"}}})).unwrap();
+        cluster
+            .api
+            .patch(
+                "pods/default/p",
+                &json!({"metadata": {"annotations": {"touch": "1"}}}),
+            )
+            .unwrap();
         cluster.bound("p").await;
     }
 }
@@ -165,7 +222,12 @@ async fn a_pod_that_may_not_preempt_keeps_its_nomination_when_refused() {
     cluster.create("p", "1Gi", json!({"preemptionPolicy": "Never"}));
     cluster.nominate("p", Some("n1"));
     let scheduler = cluster.schedule();
-    within(scheduler.observations().until(|seen| seen.outcome("default/p").message)).await;
+    within(
+        scheduler
+            .observations()
+            .until(|seen| seen.outcome("default/p").message),
+    )
+    .await;
     cluster.settled(&scheduler).await;
     assert_eq!(cluster.nominated("p").as_deref(), Some("n1"));
 }
@@ -183,7 +245,10 @@ async fn a_nomination_keeps_resources_from_lower_and_equal_priority_only() {
     cluster.settled(&scheduler).await;
     for name in ["lower", "equal"] {
         assert_eq!(
-            scheduler.observations().outcome(&format!("default/{name}")).reason,
+            scheduler
+                .observations()
+                .outcome(&format!("default/{name}"))
+                .reason,
             Some("Unschedulable")
         );
     }
@@ -212,11 +277,25 @@ async fn a_restarted_scheduler_forgets_a_gated_pods_nomination_until_the_pod_cha
     cluster.nominate("planned", Some("n0"));
     let scheduler = cluster.schedule();
     cluster.create("first", "10Gi", json!({}));
-    assert_eq!(cluster.bound("first").await, "n0", "it would fit beside the planned one, too");
+    assert_eq!(
+        cluster.bound("first").await,
+        "n0",
+        "it would fit beside the planned one, too"
+    );
     cluster.create("second", "40Gi", json!({}));
-    assert_eq!(cluster.bound("second").await, "n0", "nobody knows of the planned one");
+    assert_eq!(
+        cluster.bound("second").await,
+        "n0",
+        "nobody knows of the planned one"
+    );
     cluster.api.delete_now("pods/default/second").unwrap();
-    cluster.api.patch("pods/default/planned", &json!({"metadata": {"annotations": {"a": "b"}}})).unwrap();
+    cluster
+        .api
+        .patch(
+            "pods/default/planned",
+            &json!({"metadata": {"annotations": {"a": "b"}}}),
+        )
+        .unwrap();
     cluster.settled(&scheduler).await;
     cluster.create("third", "40Gi", json!({}));
     cluster.settled(&scheduler).await;

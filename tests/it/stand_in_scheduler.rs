@@ -1,7 +1,9 @@
 //! The stand-in scheduler at work: wire format, waking, nomination and preemption.
 
 use crate::recorded;
-use crate::stand_in_extender::{RecordedRequest, ScriptedAnswer, ScriptedExtender, agreeable, asked, keep};
+use crate::stand_in_extender::{
+    RecordedRequest, ScriptedAnswer, ScriptedExtender, agreeable, asked, keep,
+};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +27,8 @@ impl SchedulerCluster {
     ) -> Self {
         let api = Arc::new(ApiServer::start().await.unwrap());
         for number in 0..nodes {
-            let capacity = json!({"cpu": "64", "memory": "512Gi", "pods": "110", "stowage.dev/vram": "80Gi"});
+            let capacity =
+                json!({"cpu": "64", "memory": "512Gi", "pods": "110", "stowage.dev/vram": "80Gi"});
             let node = json!({"metadata": {"name": format!("n{number}")}, "status": {"capacity": capacity}});
             api.create("nodes", node).unwrap();
         }
@@ -48,12 +51,19 @@ impl SchedulerCluster {
 
     fn create(&self, name: &str, vram: &str, priority: i64) {
         let container = json!({"name": "c", "resources": {"limits": {"stowage.dev/vram": vram}}});
-        let spec = json!({"schedulerName": "stowage", "priority": priority, "containers": [container]});
-        self.api.create("pods", json!({"metadata": {"name": name}, "spec": spec})).unwrap();
+        let spec =
+            json!({"schedulerName": "stowage", "priority": priority, "containers": [container]});
+        self.api
+            .create("pods", json!({"metadata": {"name": name}, "spec": spec}))
+            .unwrap();
     }
 
     fn node_of(&self, pod: &str) -> Option<String> {
-        Some(self.api.get(&format!("pods/default/{pod}"))?["spec"]["nodeName"].as_str()?.to_owned())
+        Some(
+            self.api.get(&format!("pods/default/{pod}"))?["spec"]["nodeName"]
+                .as_str()?
+                .to_owned(),
+        )
     }
 
     async fn bound(&self, pod: &str) -> String {
@@ -63,13 +73,23 @@ impl SchedulerCluster {
     /// Until the scheduler has seen all that was written and has nothing to do.
     async fn settled(&self, scheduler: &StandInScheduler) {
         let newest = |kind: &str| {
-            let version =
-                |object: &Arc<Value>| object["metadata"]["resourceVersion"].as_str()?.parse::<u64>().ok();
-            self.api.list(kind).iter().filter_map(version).max().unwrap_or_default()
+            let version = |object: &Arc<Value>| {
+                object["metadata"]["resourceVersion"]
+                    .as_str()?
+                    .parse::<u64>()
+                    .ok()
+            };
+            self.api
+                .list(kind)
+                .iter()
+                .filter_map(version)
+                .max()
+                .unwrap_or_default()
         };
         let settled = scheduler.observations().until(|seen| {
             let progress = seen.progress();
-            let news = progress.pods_version >= newest("pods") && progress.nodes_version >= newest("nodes");
+            let news = progress.pods_version >= newest("pods")
+                && progress.nodes_version >= newest("nodes");
             (progress.idle && news).then_some(())
         });
         within(settled).await;
@@ -77,15 +97,19 @@ impl SchedulerCluster {
 }
 
 async fn within<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(60), future).await.expect("in time")
+    tokio::time::timeout(Duration::from_secs(60), future)
+        .await
+        .expect("in time")
 }
 
 fn refuse_all(api: &ApiServer, request: &RecordedRequest) -> ScriptedAnswer {
     if request.verb != "filter" {
         return agreeable(api, request);
     }
-    let reasons: Value =
-        asked(request).into_iter().map(|name| (name, json!("no single GPU has room"))).collect();
+    let reasons: Value = asked(request)
+        .into_iter()
+        .map(|name| (name, json!("no single GPU has room")))
+        .collect();
     ScriptedAnswer::ok(json!({"NodeNames": [], "FailedAndUnresolvableNodes": reasons}))
 }
 
@@ -100,7 +124,10 @@ async fn the_stand_ins_requests_equal_the_recorded_ones() {
     config.extender.ignored_by_scheduler = true;
     for node in ["n0", "n1"] {
         let room = json!({"status": {"allocatable": {"nvidia.com/gpu": "4"}}});
-        cluster.api.patch_status(&format!("nodes/{node}"), &room).unwrap();
+        cluster
+            .api
+            .patch_status(&format!("nodes/{node}"), &room)
+            .unwrap();
     }
     cluster.api.create("pods", pod.clone()).unwrap();
     let _scheduler = StandInScheduler::start(cluster.api.client("scheduler").unwrap(), config);
@@ -114,15 +141,27 @@ async fn the_stand_ins_requests_equal_the_recorded_ones() {
     assert_eq!(request.body["Pod"], pod);
     assert_eq!(keys(&request.body), keys(&recorded["request"]));
     assert_eq!(request.body["Nodes"], Value::Null);
-    for (name, value) in [("User-Agent", "Go-http-client/1.1"), ("Content-Type", "application/json")] {
-        assert!(request.headers.contains(&(name.into(), value.into())), "{:?}", request.headers);
+    for (name, value) in [
+        ("User-Agent", "Go-http-client/1.1"),
+        ("Content-Type", "application/json"),
+    ] {
+        assert!(
+            request.headers.contains(&(name.into(), value.into())),
+            "{:?}",
+            request.headers
+        );
     }
     let bind = &cluster.extender.requests("bind")[0].body;
     assert_eq!(keys(bind), ["Node", "PodName", "PodNamespace", "PodUID"]);
 }
 
 fn keys(object: &Value) -> Vec<&str> {
-    object.as_object().unwrap().keys().map(String::as_str).collect()
+    object
+        .as_object()
+        .unwrap()
+        .keys()
+        .map(String::as_str)
+        .collect()
 }
 
 #[tokio::test]
@@ -131,20 +170,33 @@ async fn a_refused_pod_is_woken_by_a_touch_and_not_by_a_heartbeat() {
     let scheduler = cluster.schedule();
     cluster.create("a", "1Gi", 0);
     let filters = || scheduler.observations().count(Verb::Filter);
-    within(scheduler.observations().until(|seen| (seen.count(Verb::Filter) == 2).then_some(()))).await;
+    within(
+        scheduler
+            .observations()
+            .until(|seen| (seen.count(Verb::Filter) == 2).then_some(())),
+    )
+    .await;
     cluster.settled(&scheduler).await;
     assert_eq!(filters(), 2, "its own condition woke it once");
 
-    let heartbeat =
-        json!({"status": {"conditions": [{"type": "Ready", "lastHeartbeatTime": "2026-01-01T00:00:00Z"}]}});
+    let heartbeat = json!({"status": {"conditions": [{"type": "Ready", "lastHeartbeatTime": "2026-01-01T00:00:00Z"}]}});
     cluster.api.patch_status("nodes/n0", &heartbeat).unwrap();
     cluster.settled(&scheduler).await;
     assert_eq!(filters(), 2);
 
-    cluster.api.patch("pods/default/a", &json!({"metadata": {"annotations": {"touch": "1"}}})).unwrap();
+    cluster
+        .api
+        .patch(
+            "pods/default/a",
+            &json!({"metadata": {"annotations": {"touch": "1"}}}),
+        )
+        .unwrap();
     cluster.settled(&scheduler).await;
     assert_eq!(filters(), 3);
-    cluster.api.patch("nodes/n0", &json!({"metadata": {"labels": {"touch": "1"}}})).unwrap();
+    cluster
+        .api
+        .patch("nodes/n0", &json!({"metadata": {"labels": {"touch": "1"}}}))
+        .unwrap();
     cluster.settled(&scheduler).await;
     assert_eq!(filters(), 4);
 }
@@ -153,7 +205,13 @@ async fn a_refused_pod_is_woken_by_a_touch_and_not_by_a_heartbeat() {
 async fn a_nominated_pod_asks_about_its_node_alone_and_skips_scores() {
     let cluster = SchedulerCluster::new(4, agreeable).await;
     cluster.create("a", "1Gi", 0);
-    cluster.api.patch_status("pods/default/a", &json!({"status": {"nominatedNodeName": "n2"}})).unwrap();
+    cluster
+        .api
+        .patch_status(
+            "pods/default/a",
+            &json!({"status": {"nominatedNodeName": "n2"}}),
+        )
+        .unwrap();
     let scheduler = cluster.schedule();
     assert_eq!(cluster.bound("a").await, "n2");
     assert_eq!(asked(&cluster.extender.requests("filter")[0]), ["n2"]);
@@ -169,12 +227,24 @@ async fn a_gated_pod_waits_for_its_gate_and_a_foreign_pod_for_ever() {
         let spec = json!({"schedulerName": scheduler, "schedulingGates": gates, "containers": [container]});
         json!({"metadata": {"name": name}, "spec": spec})
     };
-    cluster.api.create("pods", pod("gated", "stowage", json!([{"name": "g"}]))).unwrap();
-    cluster.api.create("pods", pod("strange", "default-scheduler", json!([]))).unwrap();
+    cluster
+        .api
+        .create("pods", pod("gated", "stowage", json!([{"name": "g"}])))
+        .unwrap();
+    cluster
+        .api
+        .create("pods", pod("strange", "default-scheduler", json!([])))
+        .unwrap();
     let scheduler = cluster.schedule();
     cluster.settled(&scheduler).await;
     assert_eq!(scheduler.observations().calls(), []);
-    cluster.api.patch("pods/default/gated", &json!({"spec": {"schedulingGates": null}})).unwrap();
+    cluster
+        .api
+        .patch(
+            "pods/default/gated",
+            &json!({"spec": {"schedulingGates": null}}),
+        )
+        .unwrap();
     cluster.bound("gated").await;
     assert_eq!(cluster.node_of("strange"), None);
 }
@@ -182,7 +252,9 @@ async fn a_gated_pod_waits_for_its_gate_and_a_foreign_pod_for_ever() {
 #[tokio::test]
 async fn the_top_score_wins_every_time() {
     let cluster = SchedulerCluster::new(5, |api, request| match request.verb.as_str() {
-        "prioritize" => ScriptedAnswer::ok(json!([{"Host": "n1", "Score": 3}, {"Host": "n3", "Score": 4}])),
+        "prioritize" => {
+            ScriptedAnswer::ok(json!([{"Host": "n1", "Score": 3}, {"Host": "n3", "Score": 4}]))
+        }
         _ => agreeable(api, request),
     });
     let cluster = cluster.await;
@@ -218,14 +290,28 @@ async fn a_full_node_sum_causes_a_preemption_and_the_nomination_leads_to_the_nod
     assert_eq!(cluster.bound("high").await, "n1");
 
     let preempts = cluster.extender.requests("preempt");
-    assert_eq!(preempts.len(), 1, "while its victims terminated it was not eligible again");
-    assert_eq!(keys(&preempts[0].body["NodeNameToMetaVictims"]), ["n0", "n1"]);
+    assert_eq!(
+        preempts.len(),
+        1,
+        "while its victims terminated it was not eligible again"
+    );
+    assert_eq!(
+        keys(&preempts[0].body["NodeNameToMetaVictims"]),
+        ["n0", "n1"]
+    );
     assert_eq!(preempts[0].body["NodeNameToVictims"], Value::Null);
     let last = cluster.extender.requests("filter").pop().unwrap();
     assert_eq!(asked(&last), ["n1"]);
     assert_eq!(last.body["Pod"]["status"]["nominatedNodeName"], "n1");
-    assert_eq!(scheduler.observations().outcome("default/high").preemptions, 1);
-    assert_eq!(cluster.api.list("pods").len(), 2, "one victim left, one pod stayed");
+    assert_eq!(
+        scheduler.observations().outcome("default/high").preemptions,
+        1
+    );
+    assert_eq!(
+        cluster.api.list("pods").len(),
+        2,
+        "one victim left, one pod stayed"
+    );
 }
 
 #[tokio::test]
@@ -239,16 +325,27 @@ async fn an_empty_preempt_answer_evicts_no_pod() {
     cluster.create("low", "60Gi", 0);
     cluster.bound("low").await;
     cluster.create("high", "40Gi", 100);
-    within(scheduler.observations().until(|seen| seen.outcome("default/high").message)).await;
+    within(
+        scheduler
+            .observations()
+            .until(|seen| seen.outcome("default/high").message),
+    )
+    .await;
     cluster.settled(&scheduler).await;
     assert_eq!(
-        scheduler.observations().outcome("default/high").message.as_deref(),
+        scheduler
+            .observations()
+            .outcome("default/high")
+            .message
+            .as_deref(),
         Some(
             "0/1 nodes are available: 1 Insufficient stowage.dev/vram. \
              no new claims to deallocate, preemption: no candidate node for preemption"
         )
     );
-    assert!(cluster.api.get("pods/default/low").unwrap()["metadata"]["deletionTimestamp"].is_null());
+    assert!(
+        cluster.api.get("pods/default/low").unwrap()["metadata"]["deletionTimestamp"].is_null()
+    );
     assert_eq!(
         scheduler.observations().count(Verb::Preempt),
         1,
@@ -269,11 +366,17 @@ async fn the_node_sum_counts_pods_whose_bind_is_still_on_its_way() {
     };
     let all = ["a", "b", "c"];
     within(scheduler.observations().until(|seen| {
-        let done = |name: &&str| seen.outcome(&format!("default/{name}")).node.is_some() || refused(name);
+        let done =
+            |name: &&str| seen.outcome(&format!("default/{name}")).node.is_some() || refused(name);
         all.iter().all(done).then_some(())
     }))
     .await;
-    assert_eq!(all.iter().filter(|name| cluster.node_of(name).is_some()).count(), 2);
+    assert_eq!(
+        all.iter()
+            .filter(|name| cluster.node_of(name).is_some())
+            .count(),
+        2
+    );
 }
 
 #[tokio::test]
@@ -287,7 +390,14 @@ async fn a_shortlist_of_one_is_bound_without_scores() {
     cluster.create("a", "1Gi", 0);
     assert_eq!(cluster.bound("a").await, "n1");
     assert_eq!(scheduler.observations().count(Verb::Prioritize), 0);
-    assert_eq!(cluster.api.calls().count_by("scheduler", "create", "pods/binding"), 0, "the extender binds");
+    assert_eq!(
+        cluster
+            .api
+            .calls()
+            .count_by("scheduler", "create", "pods/binding"),
+        0,
+        "the extender binds"
+    );
 }
 
 /// Why Stowage refuses through `FailedAndUnresolvableNodes`; see "Refusals" in docs/kube-scheduler.md.
@@ -298,7 +408,10 @@ async fn a_resolvable_refusal_loops_where_a_pod_could_be_evicted() {
         if !refused {
             return agreeable(api, request);
         }
-        let reasons: Value = asked(request).into_iter().map(|name| (name, json!("no room"))).collect();
+        let reasons: Value = asked(request)
+            .into_iter()
+            .map(|name| (name, json!("no room")))
+            .collect();
         ScriptedAnswer::ok(json!({"NodeNames": [], "FailedNodes": reasons}))
     });
     let cluster = cluster.await;
@@ -312,6 +425,9 @@ async fn a_resolvable_refusal_loops_where_a_pod_could_be_evicted() {
     let seen = scheduler.observations();
     within(seen.until(|seen| (seen.calls_for("default/high").len() > 20).then_some(()))).await;
     let message = seen.outcome("default/high").message.unwrap();
-    assert!(message.contains("expected at least one victim pod on node"), "{message}");
+    assert!(
+        message.contains("expected at least one victim pod on node"),
+        "{message}"
+    );
     assert_eq!(seen.count(Verb::Preempt), 0);
 }

@@ -29,12 +29,18 @@ async fn every_recorded_answer_shape_has_its_recorded_outcome() {
     let (mut wrong, mut slow) = (Vec::new(), Vec::new());
     let mut replayed = 0;
     for case in cases {
-        let modes = case.as_object().unwrap().iter().filter(|(key, _)| key.starts_with("nodeCacheCapable"));
+        let modes = case
+            .as_object()
+            .unwrap()
+            .iter()
+            .filter(|(key, _)| key.starts_with("nodeCacheCapable"));
         for (mode, expected) in modes {
             replayed += 1;
             let replaying = async move {
                 let replayed = replay(case, mode, expected).await;
-                replayed.err().map(|why| format!("{} [{mode}]: {why}", case["case"]))
+                replayed
+                    .err()
+                    .map(|why| format!("{} [{mode}]: {why}", case["case"]))
             };
             match case["delaySeconds"].is_null() {
                 true => wrong.extend(replaying.await),
@@ -44,7 +50,12 @@ async fn every_recorded_answer_shape_has_its_recorded_outcome() {
         }
     }
     wrong.extend(join_all(slow).await.into_iter().flatten());
-    assert!(wrong.is_empty(), "{} of {replayed} differ:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "{} of {replayed} differ:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
     assert_eq!(replayed, cases.len() * 3);
 }
 
@@ -56,16 +67,23 @@ async fn replay(case: &Value, mode: &str, expected: &Value) -> Result<(), String
         api.create("nodes", node).unwrap();
     }
     let (script_api, script_case) = (api.clone(), case.clone());
-    let extender = ScriptedExtender::start(move |request| script(&script_api, &script_case, request)).await;
-    let trial =
-        tokio::time::timeout(Duration::from_secs(60), run_one(&api, config(&extender, case, mode), pod()));
+    let extender =
+        ScriptedExtender::start(move |request| script(&script_api, &script_case, request)).await;
+    let trial = tokio::time::timeout(
+        Duration::from_secs(60),
+        run_one(&api, config(&extender, case, mode), pod()),
+    );
     let trial = trial.await.map_err(|_| "did not end".to_owned())?.unwrap();
     compare(&trial, expected, &extender.url_prefix())
 }
 
 fn config(extender: &ScriptedExtender, case: &Value, mode: &str) -> SchedulerConfig {
     let mut config = SchedulerConfig::shipped(&extender.url_prefix());
-    config.extender.timeout = if case["delaySeconds"].is_null() { LONG_PATIENCE } else { SHORT_PATIENCE };
+    config.extender.timeout = if case["delaySeconds"].is_null() {
+        LONG_PATIENCE
+    } else {
+        SHORT_PATIENCE
+    };
     config.extender.weight = 1;
     config.extender.ignored_by_scheduler = true;
     config.extender.node_cache_capable = mode.contains("nodeCacheCapable:true");
@@ -92,8 +110,14 @@ fn script(api: &ApiServer, case: &Value, request: &RecordedRequest) -> ScriptedA
     if let Some(body) = case["rawBody"].as_str() {
         answer.body = body.to_owned();
     }
-    answer.status = case["httpStatus"].as_u64().map_or(200, |status| u16::try_from(status).unwrap());
-    answer.delay = if case["delaySeconds"].is_null() { Duration::ZERO } else { LATE };
+    answer.status = case["httpStatus"]
+        .as_u64()
+        .map_or(200, |status| u16::try_from(status).unwrap());
+    answer.delay = if case["delaySeconds"].is_null() {
+        Duration::ZERO
+    } else {
+        LATE
+    };
     answer.closes = case["closesConnection"] == true;
     answer.chunked = case["chunked"] == true;
     if let Some(content_type) = case["contentType"].as_str() {
@@ -111,16 +135,23 @@ fn by_setting(api: &ApiServer, setting: &Value, request: &RecordedRequest) -> Sc
             ScriptedAnswer::ok(keep(request, |name| kept.iter().any(|keep| keep == name)))
         }
         // Recorded with one node left, which was not the one bound to.
-        "filter" if setting["node"].is_string() => ScriptedAnswer::ok(keep(request, |name| name == "n0003")),
+        "filter" if setting["node"].is_string() => {
+            ScriptedAnswer::ok(keep(request, |name| name == "n0003"))
+        }
         "bind" if setting["mode"] == "ok" => ScriptedAnswer::ok(json!({})),
-        "bind" if setting["node"].is_string() => bind(api, request, setting["node"].as_str().unwrap()),
+        "bind" if setting["node"].is_string() => {
+            bind(api, request, setting["node"].as_str().unwrap())
+        }
         _ => agreeable(api, request),
     }
 }
 
 fn denial(setting: &Value, request: &RecordedRequest) -> Value {
     let message = setting["msg"].as_str().unwrap_or_default();
-    let reasons: Value = asked(request).into_iter().map(|name| (name, json!(message))).collect();
+    let reasons: Value = asked(request)
+        .into_iter()
+        .map(|name| (name, json!(message)))
+        .collect();
     let mut answer = keep(request, |_| false);
     match setting["as"].as_str() {
         None => answer["FailedNodes"] = reasons,
@@ -136,18 +167,33 @@ fn denial(setting: &Value, request: &RecordedRequest) -> Value {
 
 fn compare(trial: &Trial, expected: &Value, url_prefix: &str) -> Result<(), String> {
     let same = |what: &str, found: &Value, wanted: &Value| {
-        if found == wanted { Ok(()) } else { Err(format!("{what}: {found}, recorded {wanted}")) }
+        if found == wanted {
+            Ok(())
+        } else {
+            Err(format!("{what}: {found}, recorded {wanted}"))
+        }
     };
     same("bound", &json!(trial.bound.is_some()), &expected["bound"])?;
     same("reason", &json!(trial.reason), &expected["reason"])?;
     // The one recorded text with a node in it names the node the pod went to.
     let node = trial.bound.as_deref().unwrap_or("n0001");
     let prefix = url_prefix.trim_end_matches("/scheduler");
-    let text = |text: &str| text.replace("http://EXTENDER", prefix).replace("n0001", node);
-    same("message", &json!(trial.message), &json!(expected["message"].as_str().map(text)))?;
+    let text = |text: &str| {
+        text.replace("http://EXTENDER", prefix)
+            .replace("n0001", node)
+    };
+    same(
+        "message",
+        &json!(trial.message),
+        &json!(expected["message"].as_str().map(text)),
+    )?;
     let found: Vec<&str> = trial.calls.iter().map(|verb| Verb::as_str(*verb)).collect();
-    let wanted: Vec<&str> =
-        expected["calls"].as_array().unwrap().iter().map(|verb| verb.as_str().unwrap()).collect();
+    let wanted: Vec<&str> = expected["calls"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|verb| verb.as_str().unwrap())
+        .collect();
     let retried = expected["reason"] == "SchedulerError" && expected["bound"] == false;
     if !retried {
         return same("calls", &json!(found), &json!(wanted));
@@ -160,6 +206,13 @@ fn compare(trial: &Trial, expected: &Value, url_prefix: &str) -> Result<(), Stri
 
 /// The calls before the second filter, and whether there was a second.
 fn first_cycle<'a>(calls: &[&'a str]) -> (Vec<&'a str>, bool) {
-    let second = calls.iter().skip(1).position(|verb| *verb == "filter").map(|place| place + 1);
-    (calls[..second.unwrap_or(calls.len())].to_vec(), second.is_some())
+    let second = calls
+        .iter()
+        .skip(1)
+        .position(|verb| *verb == "filter")
+        .map(|place| place + 1);
+    (
+        calls[..second.unwrap_or(calls.len())].to_vec(),
+        second.is_some(),
+    )
 }

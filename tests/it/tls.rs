@@ -32,7 +32,10 @@ impl Ca {
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = KeyPair::generate().unwrap();
         let pem = params.self_signed(&key).unwrap().pem();
-        Self { pem, issuer: Issuer::new(params, key) }
+        Self {
+            pem,
+            issuer: Issuer::new(params, key),
+        }
     }
 
     fn issue(&self) -> Identity {
@@ -44,7 +47,10 @@ impl Ca {
         let key = KeyPair::generate().unwrap();
         let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
         let cert = params.signed_by(&key, &self.issuer).unwrap().pem();
-        Identity { cert, key: key.serialize_pem() }
+        Identity {
+            cert,
+            key: key.serialize_pem(),
+        }
     }
 }
 
@@ -54,7 +60,9 @@ pub struct TlsFixture {
 
 impl TlsFixture {
     pub fn new() -> Self {
-        Self { folder: tempfile::tempdir().unwrap() }
+        Self {
+            folder: tempfile::tempdir().unwrap(),
+        }
     }
 
     pub fn write(&self, name: &str, text: &str) -> PathBuf {
@@ -91,10 +99,11 @@ pub fn connect_to(
     for ca in CertificateDer::pem_slice_iter(cas.as_bytes()) {
         roots.add(ca.unwrap()).unwrap();
     }
-    let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots);
+    let config =
+        ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots);
     let config = match identity {
         Some(identity) => {
             let cert = CertificateDer::from_pem_slice(identity.cert.as_bytes()).unwrap();
@@ -119,7 +128,11 @@ fn only_a_client_certificate_of_the_configured_ca_is_accepted() {
     let (mut endpoints, [address, ..]) = endpoints();
     endpoints.scheduler.tls = Some(tls);
     let stop = CancellationToken::new();
-    let serving = served.spawn(server::serve(served.extender.clone(), endpoints, stop.clone()));
+    let serving = served.spawn(server::serve(
+        served.extender.clone(),
+        endpoints,
+        stop.clone(),
+    ));
 
     let llm = pod("llm", "40Gi");
     let body = args(&llm, &["node-a"]).to_string();
@@ -128,20 +141,33 @@ fn only_a_client_certificate_of_the_configured_ca_is_accepted() {
     };
     let ledger = served.ledger();
     let refused = ask(None).unwrap_err();
-    assert!(refused.to_string().contains("CertificateRequired"), "{refused}");
+    assert!(
+        refused.to_string().contains("CertificateRequired"),
+        "{refused}"
+    );
     let refused = ask(Some(&theirs.issue())).unwrap_err();
     assert!(refused.to_string().contains("UnknownCA"), "{refused}");
     let refused = ask(Some(&impostor.issue())).unwrap_err();
-    assert!(refused.to_string().contains("DecryptError"), "the same name, another key: {refused}");
+    assert!(
+        refused.to_string().contains("DecryptError"),
+        "the same name, another key: {refused}"
+    );
     // Nor does a client that leaves TLS out.
-    assert!(Client::connect(address).try_post("/scheduler/filter", body.as_bytes()).is_err());
+    assert!(
+        Client::connect(address)
+            .try_post("/scheduler/filter", body.as_bytes())
+            .is_err()
+    );
     assert_eq!(served.ledger(), ledger, "nobody was heard");
     assert_eq!(served.entry(&llm), None);
 
     let mut scheduler = connect(address, &ours.pem, Some(&ours.issue()));
     for _ in 0..2 {
         let answer = scheduler.post("/scheduler/filter", &body);
-        assert_eq!((answer.status, &answer.json()["NodeNames"][0]), (200, &serde_json::json!("node-a")));
+        assert_eq!(
+            (answer.status, &answer.json()["NodeNames"][0]),
+            (200, &serde_json::json!("node-a"))
+        );
     }
     assert!(
         connect(address, &theirs.pem, Some(&ours.issue()))
@@ -161,41 +187,81 @@ fn unusable_tls_files_are_named_with_the_error() {
     assert!(load(&good).is_ok());
     let missing = files.folder.path().join("missing.pem");
     let empty = files.write("empty.pem", "");
-    let garbage =
-        files.write("garbage.pem", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n");
+    let garbage = files.write(
+        "garbage.pem",
+        "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+    );
     let other_key = files.write("other.key", &other.issue().key);
     let cases = [
         (
-            TlsFiles { cert: missing.clone(), ..good.clone() },
-            vec!["cannot read the certificate from", "missing.pem", "No such file"],
+            TlsFiles {
+                cert: missing.clone(),
+                ..good.clone()
+            },
+            vec![
+                "cannot read the certificate from",
+                "missing.pem",
+                "No such file",
+            ],
         ),
         (
-            TlsFiles { key: missing.clone(), ..good.clone() },
+            TlsFiles {
+                key: missing.clone(),
+                ..good.clone()
+            },
             vec!["cannot read the private key from", "missing.pem"],
         ),
         (
-            TlsFiles { client_ca: missing, ..good.clone() },
+            TlsFiles {
+                client_ca: missing,
+                ..good.clone()
+            },
             vec!["cannot read the client CA from", "missing.pem"],
         ),
         (
-            TlsFiles { cert: empty.clone(), ..good.clone() },
+            TlsFiles {
+                cert: empty.clone(),
+                ..good.clone()
+            },
             vec!["empty.pem should hold the certificate and holds no certificate"],
         ),
         (
-            TlsFiles { key: empty.clone(), ..good.clone() },
-            vec!["cannot read the private key from", "empty.pem", "no items found"],
+            TlsFiles {
+                key: empty.clone(),
+                ..good.clone()
+            },
+            vec![
+                "cannot read the private key from",
+                "empty.pem",
+                "no items found",
+            ],
         ),
         (
-            TlsFiles { client_ca: empty, ..good.clone() },
+            TlsFiles {
+                client_ca: empty,
+                ..good.clone()
+            },
             vec!["empty.pem should hold the client CA and holds no certificate"],
         ),
         (
-            TlsFiles { client_ca: garbage, ..good.clone() },
+            TlsFiles {
+                client_ca: garbage,
+                ..good.clone()
+            },
             vec!["the client CA in", "garbage.pem", "does not work"],
         ),
-        (TlsFiles { key: other_key, ..good.clone() }, vec!["the certificate and key do not work"]),
         (
-            TlsFiles { key: good.cert.clone(), ..good.clone() },
+            TlsFiles {
+                key: other_key,
+                ..good.clone()
+            },
+            vec!["the certificate and key do not work"],
+        ),
+        (
+            TlsFiles {
+                key: good.cert.clone(),
+                ..good.clone()
+            },
             vec!["cannot read the private key from", "tls.crt"],
         ),
     ];

@@ -30,15 +30,28 @@ struct StandInCollector {
 
 impl StandInCollector {
     fn start() -> Self {
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let (spans, resources) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(Vec::new())));
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        let (spans, resources) = (
+            Arc::new(Mutex::new(Vec::new())),
+            Arc::new(Mutex::new(Vec::new())),
+        );
         let (kept, kept_resources) = (spans.clone(), resources.clone());
         let take = async move |body: Bytes| {
             let request = ExportTraceServiceRequest::decode(body).unwrap();
             for of_resource in request.resource_spans {
-                kept_resources.lock().push(attributes(&of_resource.resource.unwrap().attributes));
-                kept.lock().extend(of_resource.scope_spans.into_iter().flat_map(|scope| scope.spans));
+                kept_resources
+                    .lock()
+                    .push(attributes(&of_resource.resource.unwrap().attributes));
+                kept.lock().extend(
+                    of_resource
+                        .scope_spans
+                        .into_iter()
+                        .flat_map(|scope| scope.spans),
+                );
             }
         };
         let router = Router::new().route("/v1/traces", post(take));
@@ -46,13 +59,25 @@ impl StandInCollector {
         listener.set_nonblocking(true).unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         runtime.spawn(async {
-            axum::serve(tokio::net::TcpListener::from_std(listener).unwrap(), router).await.unwrap()
+            axum::serve(tokio::net::TcpListener::from_std(listener).unwrap(), router)
+                .await
+                .unwrap()
         });
-        Self { endpoint, spans, resources, _runtime: runtime }
+        Self {
+            endpoint,
+            spans,
+            resources,
+            _runtime: runtime,
+        }
     }
 
     fn spans(&self, name: &str) -> Vec<Span> {
-        self.spans.lock().iter().filter(|span| span.name == name).cloned().collect()
+        self.spans
+            .lock()
+            .iter()
+            .filter(|span| span.name == name)
+            .cloned()
+            .collect()
     }
 
     fn span(&self, name: &str) -> Span {
@@ -68,12 +93,14 @@ fn attributes(of: &[KeyValue]) -> BTreeMap<String, String> {
         Attribute::IntValue(number) => number.to_string(),
         other => panic!("{other:?}"),
     };
-    let one = |pair: &KeyValue| Some((pair.key.clone(), text(pair.value.as_ref()?.value.as_ref()?)));
+    let one =
+        |pair: &KeyValue| Some((pair.key.clone(), text(pair.value.as_ref()?.value.as_ref()?)));
     of.iter().filter_map(one).collect()
 }
 
 fn call(serve: &RunningServe, verb: &str, body: &serde_json::Value) -> serde_json::Value {
-    let answer = Client::connect(serve.scheduler).post(&format!("/scheduler/{verb}"), body.to_string());
+    let answer =
+        Client::connect(serve.scheduler).post(&format!("/scheduler/{verb}"), body.to_string());
     assert_eq!(answer.status, 200, "{}", answer.text());
     answer.json()
 }
@@ -82,7 +109,10 @@ fn metric(serve: &RunningServe, sample: &str) -> f64 {
     let page = Client::connect(serve.operators).get_page("/metrics");
     let text = page.text();
     let line = text.lines().find_map(|line| line.strip_prefix(sample));
-    line.unwrap_or_else(|| panic!("no {sample} in {text}")).trim().parse().unwrap()
+    line.unwrap_or_else(|| panic!("no {sample} in {text}"))
+        .trim()
+        .parse()
+        .unwrap()
 }
 
 #[test]
@@ -92,9 +122,13 @@ fn all_calls_about_a_pod_are_one_trace_with_their_decisions_and_writes_below_the
     let mut llm = pod("llm", "40Gi");
     llm["metadata"]["uid"] = json!(UID);
     let dump = json_dump(&folder);
-    let mut cluster: serde_json::Value = serde_json::from_slice(&std::fs::read(&dump).unwrap()).unwrap();
+    let mut cluster: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&dump).unwrap()).unwrap();
     let items = cluster["items"].as_array_mut().unwrap();
-    items.iter_mut().filter(|item| item["metadata"]["name"] == "llm").for_each(|item| *item = llm.clone());
+    items
+        .iter_mut()
+        .filter(|item| item["metadata"]["name"] == "llm")
+        .for_each(|item| *item = llm.clone());
     std::fs::write(&dump, cluster.to_string()).unwrap();
     let serve = RunningServe::serve_with(&dump, &["--otlp-endpoint", &collector.endpoint]);
     let nodes = ["node-a", "node-b"];
@@ -102,13 +136,24 @@ fn all_calls_about_a_pod_are_one_trace_with_their_decisions_and_writes_below_the
     call(&serve, "prioritize", &args(&llm, &nodes));
     let bound = call(&serve, "bind", &bind_args(&llm, "node-b"));
     assert_eq!(bound["Error"], "");
-    eventually("the collector has the spans", || !collector.spans("bind").is_empty());
+    eventually("the collector has the spans", || {
+        !collector.spans("bind").is_empty()
+    });
 
     let trace = UID.replace('-', "");
-    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let hex = |bytes: &[u8]| {
+        bytes
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect::<String>()
+    };
     for span in collector.spans.lock().iter() {
         assert_eq!(hex(&span.trace_id), trace, "{}", span.name);
-        assert!(span.end_time_unix_nano >= span.start_time_unix_nano, "{}", span.name);
+        assert!(
+            span.end_time_unix_nano >= span.start_time_unix_nano,
+            "{}",
+            span.name
+        );
     }
     for verb in ["filter", "prioritize", "bind"] {
         let root = collector.span(verb);
@@ -118,7 +163,9 @@ fn all_calls_about_a_pod_are_one_trace_with_their_decisions_and_writes_below_the
         assert_eq!(of_pod["k8s.pod.uid"], UID);
         assert_eq!(of_pod["k8s.namespace.name"], "default");
         let below: Vec<Span> = collector.spans("decide");
-        let below = below.iter().filter(|step| step.parent_span_id == root.span_id);
+        let below = below
+            .iter()
+            .filter(|step| step.parent_span_id == root.span_id);
         assert_eq!(below.count(), 1, "{verb} has one decision");
     }
     let bind = collector.span("bind");
@@ -128,13 +175,24 @@ fn all_calls_about_a_pod_are_one_trace_with_their_decisions_and_writes_below_the
     assert!(write.start_time_unix_nano >= bind.start_time_unix_nano);
     assert!(write.end_time_unix_nano <= bind.end_time_unix_nano);
     let written = attributes(&write.attributes);
-    assert_eq!((&*written["k8s.node.name"], &*written["stowage.outcome"]), ("node-b", "written"));
+    assert_eq!(
+        (&*written["k8s.node.name"], &*written["stowage.outcome"]),
+        ("node-b", "written")
+    );
     let resource = collector.resources.lock()[0].clone();
     assert_eq!(resource["service.name"], "stowage");
     assert!(resource.contains_key("service.instance.id"), "{resource:?}");
     let count = collector.spans.lock().len() as f64;
-    eventually("they are counted", || metric(&serve, "stowage_trace_spans_exported_total") >= count);
-    assert_eq!(metric(&serve, r#"stowage_trace_spans_dropped_total{reason="queue-full"}"#), 0.0);
+    eventually("they are counted", || {
+        metric(&serve, "stowage_trace_spans_exported_total") >= count
+    });
+    assert_eq!(
+        metric(
+            &serve,
+            r#"stowage_trace_spans_dropped_total{reason="queue-full"}"#
+        ),
+        0.0
+    );
 }
 
 #[test]
@@ -143,7 +201,12 @@ fn a_preemption_is_traced_to_the_reservation_that_it_writes() {
     let collector = StandInCollector::start();
     let mut node = served::node("node-a");
     node["metadata"]["labels"] = served::gpu_labels(1);
-    let mut victim = on(priority(pod("batch", "60Gi"), -10), "node-a", &[0], 60 << 30);
+    let mut victim = on(
+        priority(pod("batch", "60Gi"), -10),
+        "node-a",
+        &[0],
+        60 << 30,
+    );
     // Labels show only the index of a GPU.
     victim["metadata"]["annotations"]["stowage.dev/devices"] = json!("index-0");
     let urgent = priority(pod("urgent", "60Gi"), 1000);
@@ -152,21 +215,36 @@ fn a_preemption_is_traced_to_the_reservation_that_it_writes() {
     std::fs::write(&dump, items.to_string()).unwrap();
     let serve = RunningServe::serve_with(&dump, &["--otlp-endpoint", &collector.endpoint]);
     call(&serve, "filter", &args(&urgent, &["node-a"]));
-    let answer = call(&serve, "preempt", &preempt_args(&urgent, &[("node-a", &[&victim])]));
-    assert!(answer["NodeNameToMetaVictims"]["node-a"].is_object(), "{answer}");
-    eventually("the collector has the spans", || !collector.spans("preempt").is_empty());
+    let answer = call(
+        &serve,
+        "preempt",
+        &preempt_args(&urgent, &[("node-a", &[&victim])]),
+    );
+    assert!(
+        answer["NodeNameToMetaVictims"]["node-a"].is_object(),
+        "{answer}"
+    );
+    eventually("the collector has the spans", || {
+        !collector.spans("preempt").is_empty()
+    });
     let preempt = collector.span("preempt");
     let written = collector.span("write reservation");
     assert_eq!(written.parent_span_id, preempt.span_id);
     assert_eq!(attributes(&written.attributes)["k8s.node.name"], "node-a");
     let decisions = collector.spans("decide");
     let of = |call: &Span| {
-        let below = decisions.iter().find(|step| step.parent_span_id == call.span_id);
+        let below = decisions
+            .iter()
+            .find(|step| step.parent_span_id == call.span_id);
         attributes(&below.expect("a decision").attributes)
     };
     assert_eq!(of(&preempt)["stowage.victims"], "1");
     let filter = collector.span("filter");
-    assert!(of(&filter).contains_key("stowage.refusal"), "{:?}", of(&filter));
+    assert!(
+        of(&filter).contains_key("stowage.refusal"),
+        "{:?}",
+        of(&filter)
+    );
     assert_eq!(filter.trace_id, preempt.trace_id);
 }
 
@@ -175,7 +253,12 @@ fn without_a_collector_calls_are_answered_and_what_was_dropped_is_counted_and_lo
     let folder = tempfile::tempdir().unwrap();
     let closed = format!("http://127.0.0.1:{NOBODYS}");
     let serve = RunningServe::serve_with(&json_dump(&folder), &["--otlp-endpoint", &closed]);
-    let dropped = || metric(&serve, r#"stowage_trace_spans_dropped_total{reason="export-failed"}"#);
+    let dropped = || {
+        metric(
+            &serve,
+            r#"stowage_trace_spans_dropped_total{reason="export-failed"}"#,
+        )
+    };
     let llm = pod("llm", "40Gi");
     let mut before = 0.0;
     for _ in 0..2 {
@@ -184,10 +267,16 @@ fn without_a_collector_calls_are_answered_and_what_was_dropped_is_counted_and_lo
         eventually("the spans are given up", || dropped() > before);
         before = dropped();
     }
-    assert_eq!(call(&serve, "bind", &bind_args(&llm, "node-b"))["Error"], "");
+    assert_eq!(
+        call(&serve, "bind", &bind_args(&llm, "node-b"))["Error"],
+        ""
+    );
     let line = serve.line_with("spans are dropped");
     assert!(line.contains("nothing else is affected"), "{line}");
     // The log goes on with the binding, and has no second line of this kind before it.
     let again = serve.lines_until(" bound");
-    assert!(!again.iter().any(|line| line.contains("spans are dropped")), "{again:?}");
+    assert!(
+        !again.iter().any(|line| line.contains("spans are dropped")),
+        "{again:?}"
+    );
 }

@@ -23,17 +23,24 @@ pub fn folder() -> PathBuf {
 
 /// The recorded objects of a version, by name.
 pub fn recorded(version: &str) -> BTreeMap<String, Value> {
-    let files = std::fs::read_dir(folder().join(version)).unwrap().map(|file| file.unwrap().path());
+    let files = std::fs::read_dir(folder().join(version))
+        .unwrap()
+        .map(|file| file.unwrap().path());
     let read = |file: PathBuf| {
         let name = file.file_stem().unwrap().to_str().unwrap().to_owned();
-        (name, serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap())
+        (
+            name,
+            serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap(),
+        )
     };
     files.map(read).collect()
 }
 
 /// All that were recorded, the current one among them.
 fn versions() -> Vec<BTreeMap<String, Value>> {
-    let folders = std::fs::read_dir(folder()).unwrap().map(|folder| folder.unwrap().file_name());
+    let folders = std::fs::read_dir(folder())
+        .unwrap()
+        .map(|folder| folder.unwrap().file_name());
     let names: Vec<String> = folders.map(|name| name.into_string().unwrap()).collect();
     assert!(names.contains(&VERSION.to_owned()), "{names:?}");
     names.iter().map(|name| recorded(name)).collect()
@@ -66,12 +73,26 @@ fn bound_pods_keep_their_gpus_and_what_they_were_granted() {
         ] {
             let pod = pod(&version, name);
             assert_eq!(objects::granted(&pod), Some(Bytes(granted)), "{name}");
-            let observed = objects::observation(&pod, &Policy::default(), None, jiff::Timestamp::UNIX_EPOCH);
+            let observed =
+                objects::observation(&pod, &Policy::default(), None, jiff::Timestamp::UNIX_EPOCH);
             let observed = observed.unwrap();
-            let ObservedPhase::Bound { node: on, devices, .. } = observed.state else { panic!("{name}") };
+            let ObservedPhase::Bound {
+                node: on, devices, ..
+            } = observed.state
+            else {
+                panic!("{name}")
+            };
             let expected: Vec<GpuUuid> = (0..gpus).map(|index| gpu(node, index)).collect();
-            assert_eq!((on.as_str(), devices.as_deref()), (node, Some(&expected[..])), "{name}");
-            assert_eq!((observed.demand.gpus, observed.demand.sharing), (gpus, sharing), "{name}");
+            assert_eq!(
+                (on.as_str(), devices.as_deref()),
+                (node, Some(&expected[..])),
+                "{name}"
+            );
+            assert_eq!(
+                (observed.demand.gpus, observed.demand.sharing),
+                (gpus, sharing),
+                "{name}"
+            );
         }
     }
 }
@@ -82,13 +103,25 @@ fn a_reservation_is_found_until_it_has_ended() {
         let victim = pod(&version, "evicted");
         let reserved = ReservationMessage::read(&pod(&version, "reserved-for-victims")).unwrap();
         assert_eq!(reserved.node.as_str(), "node-d");
-        assert_eq!(reserved.devices, objects::recorded_devices(&victim).unwrap());
+        assert_eq!(
+            reserved.devices,
+            objects::recorded_devices(&victim).unwrap()
+        );
         let victims: Vec<&str> = reserved.victims.iter().map(|uid| uid.as_str()).collect();
         assert_eq!(victims, [victim.metadata.uid.as_deref().unwrap()]);
         let lease = version["lease"]["metadata"]["uid"].as_str().unwrap();
-        assert!(reserved.epoch.unwrap().to_string().starts_with(&format!("{lease}/0/")));
+        assert!(
+            reserved
+                .epoch
+                .unwrap()
+                .to_string()
+                .starts_with(&format!("{lease}/0/"))
+        );
 
-        assert_eq!(ReservationMessage::read(&pod(&version, "reservation-ended")), None);
+        assert_eq!(
+            ReservationMessage::read(&pod(&version, "reservation-ended")),
+            None
+        );
     }
 }
 
@@ -102,7 +135,11 @@ fn gates_are_the_planners_or_others_and_a_nomination_is_found() {
             ("plan-preempting", false, true),
             ("bound-planned", false, false),
         ] {
-            assert_eq!(objects::gates(&pod(&version, name)), Gates { ours, others }, "{name}");
+            assert_eq!(
+                objects::gates(&pod(&version, name)),
+                Gates { ours, others },
+                "{name}"
+            );
         }
     }
 }
@@ -124,14 +161,23 @@ fn every_condition_and_annotation_is_one_that_is_still_known() {
     for version in versions() {
         let mut conditions = 0;
         for (name, object) in version.iter().filter(|(name, _)| name.starts_with("pod-")) {
-            let kinds = object["status"]["conditions"].as_array().into_iter().flatten();
+            let kinds = object["status"]["conditions"]
+                .as_array()
+                .into_iter()
+                .flatten();
             for kind in kinds.filter_map(|condition| condition["type"].as_str()) {
                 let is_ours = kind.starts_with("stowage.dev/");
-                assert!(!is_ours || objects::CONDITIONS.contains(&kind), "{name}: {kind}");
+                assert!(
+                    !is_ours || objects::CONDITIONS.contains(&kind),
+                    "{name}: {kind}"
+                );
                 conditions += usize::from(is_ours);
             }
-            let keys =
-                object["metadata"]["annotations"].as_object().into_iter().flatten().map(|(key, _)| key);
+            let keys = object["metadata"]["annotations"]
+                .as_object()
+                .into_iter()
+                .flatten()
+                .map(|(key, _)| key);
             for key in keys.filter(|key| key.starts_with("stowage.dev/")) {
                 assert!(annotations.contains(&key.as_str()), "{name}: {key}");
             }
@@ -143,33 +189,59 @@ fn every_condition_and_annotation_is_one_that_is_still_known() {
 #[test]
 fn a_ledger_is_built_from_what_was_left() {
     for version in versions() {
-        let left = ["bound-shared", "bound-over-two", "bound-exclusive", "reserved-for-victims", "evicted"];
+        let left = [
+            "bound-shared",
+            "bound-over-two",
+            "bound-exclusive",
+            "reserved-for-victims",
+            "evicted",
+        ];
         let pods = left.map(|name| version[&format!("pod-{name}")].clone());
-        let nodes =
-            version.iter().filter(|(_, object)| object["kind"] == "Node").map(|(_, node)| node.clone());
+        let nodes = version
+            .iter()
+            .filter(|(_, object)| object["kind"] == "Node")
+            .map(|(_, node)| node.clone());
         let items: Vec<Value> = nodes.chain(pods).collect();
         assert_eq!(items.len(), 4 + left.len());
         let folder = tempfile::tempdir().unwrap();
         let dump = folder.path().join("cluster.json");
-        std::fs::write(&dump, json!({ "apiVersion": "v1", "kind": "List", "items": items }).to_string())
-            .unwrap();
-        for (pod, node, index) in
-            [("shared", "node-a", 0), ("over-two", "node-b", 1), ("exclusive", "node-c", 0)]
-        {
+        std::fs::write(
+            &dump,
+            json!({ "apiVersion": "v1", "kind": "List", "items": items }).to_string(),
+        )
+        .unwrap();
+        for (pod, node, index) in [
+            ("shared", "node-a", 0),
+            ("over-two", "node-b", 1),
+            ("exclusive", "node-c", 0),
+        ] {
             let explained = explain(&dump, pod);
-            assert!(explained.contains(gpu(node, index).as_str()), "{pod}: {explained}");
+            assert!(
+                explained.contains(gpu(node, index).as_str()),
+                "{pod}: {explained}"
+            );
         }
         let reserved = ReservationMessage::read(&pod(&version, "reserved-for-victims")).unwrap();
         let explained = explain(&dump, "preemptor");
-        assert!(explained.contains(reserved.devices[0].as_str()), "{explained}");
+        assert!(
+            explained.contains(reserved.devices[0].as_str()),
+            "{explained}"
+        );
     }
 }
 
 /// What `stowage explain` prints of a pod; whether it fits is the exit code, and does not matter here.
 fn explain(dump: &Path, pod: &str) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_stowage"));
-    let output =
-        command.args(["explain", &format!("default/{pod}"), "--cluster"]).arg(dump).output().unwrap();
-    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+    let output = command
+        .args(["explain", &format!("default/{pod}"), "--cluster"])
+        .arg(dump)
+        .output()
+        .unwrap();
+    assert!(
+        output.stderr.is_empty(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     String::from_utf8(output.stdout).unwrap()
 }

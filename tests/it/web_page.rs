@@ -10,8 +10,8 @@ mod using;
 
 use crate::browser::Browser;
 use crate::served::{
-    Served, ServedCluster, eventually, exclusive, gpu_report, key_of, on, pod, priority, report, uid_of,
-    without_engines,
+    Served, ServedCluster, eventually, exclusive, gpu_report, key_of, on, pod, priority, report,
+    uid_of, without_engines,
 };
 use serde_json::{Value, json};
 use stowage_kubernetes_objects::port::{PodEvent, PodEventReason};
@@ -24,9 +24,17 @@ const DRAWN: &str = "document.documentElement?.dataset.ready === ''";
 const GIB: u64 = 1 << 30;
 
 fn with_tenants() -> Policy {
-    let guarantee = TenantUsage { vram: Bytes::gib(80), milli_gpus: u64::MAX };
-    let team = Tenant { guarantee, ..Tenant::named("team-default", &["default"]) };
-    without_engines().with_tenants(vec![team, Tenant::named("team-idle", &["idle"])]).unwrap()
+    let guarantee = TenantUsage {
+        vram: Bytes::gib(80),
+        milli_gpus: u64::MAX,
+    };
+    let team = Tenant {
+        guarantee,
+        ..Tenant::named("team-default", &["default"])
+    };
+    without_engines()
+        .with_tenants(vec![team, Tenant::named("team-idle", &["idle"])])
+        .unwrap()
 }
 
 /// Three nodes, pods of three classes, one that has just been bound and two that wait: `large` fits nowhere.
@@ -34,7 +42,12 @@ fn cluster() -> ServedCluster {
     let mut cluster = ServedCluster::of(&[("node-a", 4), ("node-b", 2), ("node-c", 8)]);
     cluster.policy = with_tenants();
     cluster.with([
-        on(serving("chat", "acme/Chat-8B", "40Gi"), "node-a", &[0], 40 * GIB),
+        on(
+            serving("chat", "acme/Chat-8B", "40Gi"),
+            "node-a",
+            &[0],
+            40 * GIB,
+        ),
         on(priority(pod("job", "20Gi"), -5), "node-a", &[0], 20 * GIB),
         on(exclusive(pod("alone", "60Gi")), "node-b", &[1], 60 * GIB),
         pod("new", "30Gi"),
@@ -53,7 +66,10 @@ fn served() -> Served {
     let served = cluster().serve();
     assert_eq!(served.bind(&pod("new", "30Gi"), "node-c"), "");
     let large = pod("large", "100Gi");
-    assert_eq!(served.passed(&large, &["node-a", "node-b", "node-c"]), [""; 0]);
+    assert_eq!(
+        served.passed(&large, &["node-a", "node-b", "node-c"]),
+        [""; 0]
+    );
     // The planner says so once a pod has been refused for a while.
     served.extender.control_plane.record_event(PodEvent {
         key: key_of(&large),
@@ -63,7 +79,10 @@ fn served() -> Served {
     });
     // What is used without being allocated is believed after three readings.
     for sequence in 2..5 {
-        assert_eq!(served.report(report_of_use("node-a", 4, sequence)).status, 200);
+        assert_eq!(
+            served.report(report_of_use("node-a", 4, sequence)).status,
+            200
+        );
     }
     served
 }
@@ -122,13 +141,21 @@ impl Browser {
 #[test]
 fn it_shows_nodes_pods_by_class_what_waits_tenants_and_decisions() {
     let served = served();
-    let Some(mut browser) = visiting(&served) else { return };
+    let Some(mut browser) = visiting(&served) else {
+        return;
+    };
     for (role, name) in [
         ("heading", "Stowage"),
         ("heading", "node-a"),
         ("heading", "node-c"),
-        ("button", "node-a, GPU 0, 83 % of 72.0 GiB allocated, KV cache 91 %, 12 requests waiting, 2 pods"),
-        ("button", "node-a, GPU 3, 0 % of 72.0 GiB allocated, KV cache 0 %, 20.0 GiB unaccounted, no pods"),
+        (
+            "button",
+            "node-a, GPU 0, 83 % of 72.0 GiB allocated, KV cache 91 %, 12 requests waiting, 2 pods",
+        ),
+        (
+            "button",
+            "node-a, GPU 3, 0 % of 72.0 GiB allocated, KV cache 0 %, 20.0 GiB unaccounted, no pods",
+        ),
         ("button", "node-c, GPU 7"),
         ("button", "default/large"),
         ("button", "default/later"),
@@ -154,8 +181,10 @@ fn it_shows_nodes_pods_by_class_what_waits_tenants_and_decisions() {
         "[...document.querySelectorAll('.gpu[data-key=GPU-node-a-0] .segment')].map((one) => \
          [one.title, Math.round(parseFloat(one.style.flexBasis))])",
     );
-    let expected =
-        json!([["default/chat: 40.0 GiB, serving", 50], ["default/job: 20.0 GiB, opportunistic", 25]]);
+    let expected = json!([
+        ["default/chat: 40.0 GiB, serving", 50],
+        ["default/job: 20.0 GiB, opportunistic", 25]
+    ]);
     assert_eq!(segments, expected);
     let classes = browser.evaluate(
         "[...document.querySelectorAll('.gpu[data-key=GPU-node-a-0] .segment')].map((one) => getComputedStyle(one).backgroundColor)",
@@ -167,8 +196,13 @@ fn it_shows_nodes_pods_by_class_what_waits_tenants_and_decisions() {
 #[test]
 fn a_decision_appears_without_a_reload() {
     let served = served();
-    let Some(mut browser) = visiting(&served) else { return };
-    assert_eq!(served.bind(&priority(pod("later", "10Gi"), -10), "node-b"), "");
+    let Some(mut browser) = visiting(&served) else {
+        return;
+    };
+    assert_eq!(
+        served.bind(&priority(pod("later", "10Gi"), -10), "node-b"),
+        ""
+    );
     browser.until(
         "the pod is on its GPU",
         "document.querySelector('.segment[title^=\"default/later: 10.0 GiB\"]')&&1",
@@ -177,9 +211,14 @@ fn a_decision_appears_without_a_reload() {
         "the decision is listed",
         "document.getElementById('activity').innerText.includes('default/later')",
     );
-    browser
-        .until("it waits no more", "!document.getElementById('pending').innerText.includes('default/later')");
+    browser.until(
+        "it waits no more",
+        "!document.getElementById('pending').innerText.includes('default/later')",
+    );
     served.delete(&on(pod("chat", "40Gi"), "node-a", &[0], 40 * GIB));
-    browser.until("a pod leaves", "!document.querySelector('.segment[title^=\"default/chat\"]')");
+    browser.until(
+        "a pod leaves",
+        "!document.querySelector('.segment[title^=\"default/chat\"]')",
+    );
     assert_eq!(browser.complaints(), [""; 0]);
 }

@@ -46,8 +46,11 @@ struct EngineProcess {
 
 impl EngineProcess {
     fn start(mood: EngineMood) -> Self {
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
         let mood = Arc::new(Mutex::new(mood));
         let shown = mood.clone();
         let router = Router::new().fallback(async move |uri: Uri| {
@@ -58,9 +61,15 @@ impl EngineProcess {
         listener.set_nonblocking(true).unwrap();
         let port = listener.local_addr().unwrap().port();
         runtime.spawn(async {
-            axum::serve(tokio::net::TcpListener::from_std(listener).unwrap(), router).await.unwrap()
+            axum::serve(tokio::net::TcpListener::from_std(listener).unwrap(), router)
+                .await
+                .unwrap()
         });
-        Self { port, mood, runtime }
+        Self {
+            port,
+            mood,
+            runtime,
+        }
     }
 
     fn is(&self, mood: EngineMood) {
@@ -132,7 +141,9 @@ struct SteppedAgent {
 impl SteppedAgent {
     fn of(node: &str, gpus: u32, pods: &[Value], served: &Served) -> Self {
         let given = || Given {
-            gpus: (0..gpus).map(|gpu| serde_json::from_value(gpu_report(node, gpu)).unwrap()).collect(),
+            gpus: (0..gpus)
+                .map(|gpu| serde_json::from_value(gpu_report(node, gpu)).unwrap())
+                .collect(),
             pods: pods
                 .iter()
                 .map(|pod| PodOnNode::of(&serde_json::from_value(pod.clone()).unwrap()).unwrap())
@@ -174,8 +185,14 @@ fn limits() -> EngineLimits {
     }
 }
 
-const CALM: EngineMood = EngineMood::Serves { kv: 0.3, waiting: 0 };
-const FULL: EngineMood = EngineMood::Serves { kv: 0.97, waiting: 40 };
+const CALM: EngineMood = EngineMood::Serves {
+    kv: 0.3,
+    waiting: 0,
+};
+const FULL: EngineMood = EngineMood::Serves {
+    kv: 0.97,
+    waiting: 40,
+};
 
 /// The pod that the engine runs in: half of GPU 0 of node-a.
 fn tenant(engine: &EngineProcess) -> Value {
@@ -186,7 +203,12 @@ fn tenant(engine: &EngineProcess) -> Value {
 }
 
 /// Polls the engine until the ledger has this load of its GPU.
-fn until_known(what: &str, agent: &mut SteppedAgent, served: &Served, holds: impl Fn(EngineLoad) -> bool) {
+fn until_known(
+    what: &str,
+    agent: &mut SteppedAgent,
+    served: &Served,
+    holds: impl Fn(EngineLoad) -> bool,
+) {
     let node = NodeName::parse("node-a").unwrap();
     eventually(what, || {
         agent.round();
@@ -209,7 +231,16 @@ fn placed(served: &Served, newcomer: &Value, nodes: &[&str]) -> String {
     let scores = served.prioritize(newcomer, &passed);
     let (best, _) = scores.into_iter().max_by_key(|(_, score)| *score).unwrap();
     assert_eq!(served.bind(newcomer, &best), "");
-    let device = served.control_plane.orders.lock().last().unwrap().0.placement.devices[0].to_string();
+    let device = served
+        .control_plane
+        .orders
+        .lock()
+        .last()
+        .unwrap()
+        .0
+        .placement
+        .devices[0]
+        .to_string();
     served.delete(newcomer);
     device
 }
@@ -225,13 +256,28 @@ fn an_engines_metric_decides_the_gpu_of_a_pod() {
     let mut agent = SteppedAgent::of("node-a", 2, &[tenant], &served);
     let place = |newcomer: &Value| placed(&served, newcomer, &["node-a"]);
 
-    until_known("the engine is known to be calm", &mut agent, &served, is_calm);
+    until_known(
+        "the engine is known to be calm",
+        &mut agent,
+        &served,
+        is_calm,
+    );
     assert_eq!(place(&newcomers[0]), "GPU-node-a-0", "the tightest fit");
     engine.is(FULL);
-    until_known("its KV cache is known to be full", &mut agent, &served, is_full);
+    until_known(
+        "its KV cache is known to be full",
+        &mut agent,
+        &served,
+        is_full,
+    );
     assert_eq!(place(&newcomers[1]), "GPU-node-a-1");
     engine.is(CALM);
-    until_known("its KV cache is known to have room", &mut agent, &served, is_calm);
+    until_known(
+        "its KV cache is known to have room",
+        &mut agent,
+        &served,
+        is_calm,
+    );
     assert_eq!(place(&newcomers[2]), "GPU-node-a-0");
 }
 
@@ -246,11 +292,25 @@ fn an_engines_metric_decides_the_node_of_a_pod() {
         .serve();
     let mut agent = SteppedAgent::of("node-a", 1, &[tenant], &served);
 
-    until_known("its KV cache is known to be full", &mut agent, &served, is_full);
-    assert_eq!(served.passed(&newcomers[0], &nodes[..1]), [""; 0], "it waits rather than to join");
+    until_known(
+        "its KV cache is known to be full",
+        &mut agent,
+        &served,
+        is_full,
+    );
+    assert_eq!(
+        served.passed(&newcomers[0], &nodes[..1]),
+        [""; 0],
+        "it waits rather than to join"
+    );
     assert_eq!(placed(&served, &newcomers[0], &nodes), "GPU-node-b-0");
     engine.is(CALM);
-    until_known("its KV cache is known to have room", &mut agent, &served, is_calm);
+    until_known(
+        "its KV cache is known to have room",
+        &mut agent,
+        &served,
+        is_calm,
+    );
     assert_eq!(placed(&served, &newcomers[1], &nodes), "GPU-node-a-0");
 }
 
@@ -258,9 +318,16 @@ fn an_engines_metric_decides_the_node_of_a_pod() {
 fn known_to_be_full() -> (EngineProcess, Served, SteppedAgent, Value) {
     let engine = EngineProcess::start(FULL);
     let (tenant, newcomer) = (tenant(&engine), pod("newcomer", "20Gi"));
-    let served = ServedCluster::of(&[("node-a", 1)]).with([tenant.clone(), newcomer.clone()]).serve();
+    let served = ServedCluster::of(&[("node-a", 1)])
+        .with([tenant.clone(), newcomer.clone()])
+        .serve();
     let mut agent = SteppedAgent::of("node-a", 1, &[tenant], &served);
-    until_known("its KV cache is known to be full", &mut agent, &served, is_full);
+    until_known(
+        "its KV cache is known to be full",
+        &mut agent,
+        &served,
+        is_full,
+    );
     assert_eq!(served.passed(&newcomer, &["node-a"]), [""; 0]);
     (engine, served, agent, newcomer)
 }
@@ -273,7 +340,11 @@ fn a_hanging_engine_has_unknown_load_and_excludes_no_pod() {
         (pressure.kv_cache, pressure.queue) == (None, None)
     });
     let told = agent.round().unwrap();
-    assert_eq!((told.kv_cache_usage, told.waiting), (None, None), "unknown is not zero");
+    assert_eq!(
+        (told.kv_cache_usage, told.waiting),
+        (None, None),
+        "unknown is not zero"
+    );
     assert_eq!(served.passed(&newcomer, &["node-a"]), ["node-a"]);
 }
 

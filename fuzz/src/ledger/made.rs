@@ -22,7 +22,10 @@ pub fn bind(
     let spec = pod.spec.get_or_insert_default();
     if spec.node_name.is_none() {
         spec.node_name = Some(node.to_string());
-        pod.metadata.annotations.get_or_insert_default().extend(annotations);
+        pod.metadata
+            .annotations
+            .get_or_insert_default()
+            .extend(annotations);
         *reservation = None;
     }
 }

@@ -23,7 +23,10 @@ impl LedgerRace {
     pub(super) fn read_pages(&self) {
         for replica in &self.replicas {
             let cluster = &replica.ledger;
-            cluster.pod_states().into_iter().for_each(|(uid, pod)| check_explanation(cluster, uid, pod));
+            cluster
+                .pod_states()
+                .into_iter()
+                .for_each(|(uid, pod)| check_explanation(cluster, uid, pod));
             let copy = cluster.copy();
             check_sums(&copy);
             check_models(&copy);
@@ -39,21 +42,41 @@ impl LedgerRace {
             let figures = match nth % 4 {
                 0 => EngineFigures::Starting,
                 1 => EngineFigures::Asleep,
-                _ => EngineFigures::Serving { kv_cache, waiting: Some(nth as u64), running: None },
+                _ => EngineFigures::Serving {
+                    kv_cache,
+                    waiting: Some(nth as u64),
+                    running: None,
+                },
             };
             let node = pod.node()?.clone();
-            Some(EngineSample { node, is_heard: true, pod: uid.clone(), model: model(), figures })
+            Some(EngineSample {
+                node,
+                is_heard: true,
+                pod: uid.clone(),
+                model: model(),
+                figures,
+            })
         };
         let samples: Vec<EngineSample> = pods.enumerate().filter_map(sample).collect();
         let loads = loads(ledger, &samples);
         let rules = &ledger.policy().autoscaling;
         let desired = Autoscaler::default().evaluate(rules, loads.clone(), self.now);
-        assert_eq!(desired, Autoscaler::default().evaluate(rules, loads.clone(), self.now));
+        assert_eq!(
+            desired,
+            Autoscaler::default().evaluate(rules, loads.clone(), self.now)
+        );
         for (model, desired) in desired {
             let load = loads[&model];
-            assert_eq!(desired.current(), load.replicas(), "{desired:?} of {load:?}");
+            assert_eq!(
+                desired.current(),
+                load.replicas(),
+                "{desired:?} of {load:?}"
+            );
             let rules = rules.of(&model);
-            assert!((rules.min_replicas..=rules.max_replicas).contains(&desired.replicas), "{desired:?}");
+            assert!(
+                (rules.min_replicas..=rules.max_replicas).contains(&desired.replicas),
+                "{desired:?}"
+            );
             assert!(desired.wake <= load.asleep, "{desired:?} of {load:?}");
         }
     }
@@ -65,7 +88,8 @@ fn model() -> ModelId {
 
 /// Of a pod that waits, exactly the nodes are refused that filter refuses.
 fn check_explanation(cluster: &Cluster, uid: &PodUid, pod: &PodState) {
-    let explanation = explain(&mut cluster.copy(), uid, &ShownNodes::All).expect("the ledger has the pod");
+    let explanation =
+        explain(&mut cluster.copy(), uid, &ShownNodes::All).expect("the ledger has the pod");
     let explained: BTreeSet<&str> = explanation
         .nodes
         .iter()
@@ -75,11 +99,17 @@ fn check_explanation(cluster: &Cluster, uid: &PodUid, pod: &PodState) {
     let counts = explanation.counts;
     assert_eq!(counts.fit + counts.refused, counts.nodes);
     // What has its node, or a reservation there, is shown no others that fit.
-    let waits = matches!(explanation.verdict, PodVerdict::Fits | PodVerdict::DoesNotFit);
+    let waits = matches!(
+        explanation.verdict,
+        PodVerdict::Fits | PodVerdict::DoesNotFit
+    );
     if !waits || pod.reservation().is_some() {
         return;
     }
-    assert_eq!((counts.nodes, counts.refused), (explanation.nodes.len() as u32, explained.len() as u32));
+    assert_eq!(
+        (counts.nodes, counts.refused),
+        (explanation.nodes.len() as u32, explained.len() as u32)
+    );
     let mut twin = Cluster::load(cluster.export()).expect("what was exported is sound");
     let view = twin.apply(FilterAsked(VerbRequest {
         uid: uid.clone(),
@@ -90,12 +120,23 @@ fn check_explanation(cluster: &Cluster, uid: &PodUid, pod: &PodState) {
     }));
     let nodes = view.snapshot.nodes();
     let names = nodes.iter().map(|node| node.name.as_str());
-    let list = ScoreCache::default().shortlist(&view.snapshot, &view.request.demand, names, view.attempt());
-    let refused: BTreeSet<&str> = list.refused.iter().map(|(place, _)| nodes[*place].name.as_str()).collect();
+    let list = ScoreCache::default().shortlist(
+        &view.snapshot,
+        &view.request.demand,
+        names,
+        view.attempt(),
+    );
+    let refused: BTreeSet<&str> = list
+        .refused
+        .iter()
+        .map(|(place, _)| nodes[*place].name.as_str())
+        .collect();
     assert_eq!(explained, refused, "{explanation:?}");
     match explanation.verdict {
         PodVerdict::Fits => assert!(refused.len() < nodes.len()),
-        PodVerdict::DoesNotFit => assert!(refused.len() == nodes.len() && !explanation.remedies.is_empty()),
+        PodVerdict::DoesNotFit => {
+            assert!(refused.len() == nodes.len() && !explanation.remedies.is_empty())
+        }
         _ => {}
     }
 }
@@ -105,22 +146,40 @@ fn check_sums(ledger: &Ledger) {
     let (fleet, usage) = (Fleet::of(ledger, usize::MAX), usage::usage(ledger));
     assert_eq!(FleetSums::of(&fleet), FleetSums::of_ledger(ledger));
     assert_eq!(fleet.pending.len() as u64, fleet.pending_count);
-    let pods: u64 = fleet.classes.iter().map(|class| class.pods + class.pending).sum();
+    let pods: u64 = fleet
+        .classes
+        .iter()
+        .map(|class| class.pods + class.pending)
+        .sum();
     assert_eq!(pods, ledger.pod_states().len() as u64);
     for (class, of_gauges) in fleet.classes.iter().zip(&usage.classes) {
         assert!(class.name == of_gauges.name && of_gauges.bound <= class.pods);
-        assert!(class.allocated_bytes <= of_gauges.allocated, "{class:?} and {of_gauges:?}");
+        assert!(
+            class.allocated_bytes <= of_gauges.allocated,
+            "{class:?} and {of_gauges:?}"
+        );
     }
     let gpus = fleet.nodes.iter().flat_map(|node| &node.gpus);
-    let free: Bytes = gpus.map(|gpu| gpu.allocatable_bytes.minus(gpu.allocated_bytes)).sum();
+    let free: Bytes = gpus
+        .map(|gpu| gpu.allocatable_bytes.minus(gpu.allocated_bytes))
+        .sum();
     assert!(fragmented_vram(ledger) <= free);
 }
 
 /// Pages of one entry have in all what one page has.
 fn check_models(ledger: &Ledger) {
-    let whole = models::list(ledger, &Page { limit: usize::MAX, after: None });
+    let whole = models::list(
+        ledger,
+        &Page {
+            limit: usize::MAX,
+            after: None,
+        },
+    );
     let mut paged = Vec::new();
-    let mut page = Page { limit: 1, after: None };
+    let mut page = Page {
+        limit: 1,
+        after: None,
+    };
     loop {
         let next = models::list(ledger, &page);
         paged.extend(next.models);
@@ -131,7 +190,14 @@ fn check_models(ledger: &Ledger) {
     }
     assert_eq!(paged, whole.models);
     for summary in paged {
-        let located = models::locate(ledger, &summary.model, &Page { limit: usize::MAX, after: None });
+        let located = models::locate(
+            ledger,
+            &summary.model,
+            &Page {
+                limit: usize::MAX,
+                after: None,
+            },
+        );
         assert_eq!(located.counts, summary.counts);
     }
 }

@@ -39,10 +39,22 @@ impl LedgerRace {
 
     fn take(&mut self, places: Vec<PlannedPlacement>, generation: u64) {
         let ledger = &mut self.replicas[self.acting].ledger;
-        if ledger.apply(ReservePlaces { places: places.clone(), generation }).is_err() {
+        if ledger
+            .apply(ReservePlaces {
+                places: places.clone(),
+                generation,
+            })
+            .is_err()
+        {
             return;
         }
-        for PlannedPlacement { uid, reservation, by, .. } in places {
+        for PlannedPlacement {
+            uid,
+            reservation,
+            by,
+            ..
+        } in places
+        {
             if by == EvictionRight::Preemption {
                 self.check_victims(&uid, &reservation);
             }
@@ -53,7 +65,9 @@ impl LedgerRace {
     /// kube-scheduler asks where it may preempt, and offers every node with all of its pods.
     pub(super) fn preempt(&mut self, uid: &PodUid) {
         let ledger = &mut self.replicas[self.acting].ledger;
-        let Some(pod) = ledger.pod_state(uid) else { return };
+        let Some(pod) = ledger.pod_state(uid) else {
+            return;
+        };
         let (key, demand) = (pod.key.clone(), pod.demand.clone());
         let request = VerbRequest {
             uid: uid.clone(),
@@ -67,12 +81,24 @@ impl LedgerRace {
             victims: self.pods_on(node.as_str()),
             pdb_violations: 0,
         });
-        let asked = PreemptAsked { request, wants: Default::default(), offered: offered.collect() };
+        let asked = PreemptAsked {
+            request,
+            wants: Default::default(),
+            offered: offered.collect(),
+        };
         let ledger = &mut self.replicas[self.acting].ledger;
-        let Some((_, view)) = ledger.apply(asked) else { return };
-        let PreemptDecision::Evict { victims, .. } = preempt(view) else { return };
+        let Some((_, view)) = ledger.apply(asked) else {
+            return;
+        };
+        let PreemptDecision::Evict { victims, .. } = preempt(view) else {
+            return;
+        };
         let policy = ledger.policy().version;
-        if let Ok(made) = ledger.apply(PreemptDecided { uid: uid.clone(), victims, policy }) {
+        if let Ok(made) = ledger.apply(PreemptDecided {
+            uid: uid.clone(),
+            victims,
+            policy,
+        }) {
             self.check_victims(uid, &made.reservation);
             self.hold(uid.clone(), made.reservation);
         }
@@ -80,43 +106,68 @@ impl LedgerRace {
 
     fn pods_on(&self, node: &str) -> Vec<String> {
         let is_there = |pod: &super::ApiPod| {
-            pod.spec.as_ref().is_some_and(|spec| spec.node_name.as_deref() == Some(node))
+            pod.spec
+                .as_ref()
+                .is_some_and(|spec| spec.node_name.as_deref() == Some(node))
         };
-        self.pods.iter().filter(|(_, (pod, _))| is_there(pod)).map(|(uid, _)| uid.to_string()).collect()
+        self.pods
+            .iter()
+            .filter(|(_, (pod, _))| is_there(pod))
+            .map(|(uid, _)| uid.to_string())
+            .collect()
     }
 
     /// A pod that stays leaves only for one of higher priority. One that is leaving anyway, or is gone, is waited for.
     fn check_victims(&self, uid: &PodUid, reservation: &Reservation) {
         let stays = |victim: &&PodUid| {
-            self.pods.get(*victim).is_some_and(|(pod, _)| pod.metadata.deletion_timestamp.is_none())
+            self.pods
+                .get(*victim)
+                .is_some_and(|(pod, _)| pod.metadata.deletion_timestamp.is_none())
         };
         // A watch may lag: of a pod that its owner has deleted nothing is known here.
-        let Some(priority) = self.priority(uid) else { return };
+        let Some(priority) = self.priority(uid) else {
+            return;
+        };
         for victim in reservation.victims.iter().filter(stays) {
             let its = self.priority(victim).expect("it stays");
-            assert!(its < priority, "{victim} of priority {its} leaves for {uid} of {priority}");
+            assert!(
+                its < priority,
+                "{victim} of priority {its} leaves for {uid} of {priority}"
+            );
         }
     }
 
     fn priority(&self, uid: &PodUid) -> Option<i32> {
-        self.pods
-            .get(uid)
-            .map(|(pod, _)| pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or_default())
+        self.pods.get(uid).map(|(pod, _)| {
+            pod.spec
+                .as_ref()
+                .and_then(|spec| spec.priority)
+                .unwrap_or_default()
+        })
     }
 
     /// The reservation is written to the pod, and its victims are asked to leave. Of a pod that is gone nothing is written.
     fn hold(&mut self, uid: PodUid, reservation: Reservation) {
         if !self.pods.contains_key(&uid) {
-            self.replicas[self.acting].ledger.apply(ReleaseReservation(uid));
+            self.replicas[self.acting]
+                .ledger
+                .apply(ReleaseReservation(uid));
             return;
         }
         for victim in reservation.victims.iter() {
             if let Some((pod, _)) = self.pods.get_mut(victim) {
-                pod.metadata.deletion_timestamp = serde_json::from_str("\"2026-01-01T00:00:00Z\"").ok();
-                self.replicas[self.acting].ledger.apply(PodEvicted(victim.clone()));
+                pod.metadata.deletion_timestamp =
+                    serde_json::from_str("\"2026-01-01T00:00:00Z\"").ok();
+                self.replicas[self.acting]
+                    .ledger
+                    .apply(PodEvicted(victim.clone()));
                 self.tell_pod(victim);
             }
         }
-        self.writes.push_back(Write::Hold { term: self.term, uid, reservation });
+        self.writes.push_back(Write::Hold {
+            term: self.term,
+            uid,
+            reservation,
+        });
     }
 }

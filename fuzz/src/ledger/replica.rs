@@ -25,7 +25,12 @@ pub struct FuzzedReplica {
 
 impl FuzzedReplica {
     pub fn see(&mut self, pod: &ApiPod, reservation: Option<Reservation>) {
-        let seen = objects::observation(pod, self.ledger.policy(), reservation, jiff::Timestamp::UNIX_EPOCH);
+        let seen = objects::observation(
+            pod,
+            self.ledger.policy(),
+            reservation,
+            jiff::Timestamp::UNIX_EPOCH,
+        );
         if let Some(seen) = seen {
             self.ledger.apply(PodObserved(seen));
         }
@@ -37,7 +42,10 @@ impl FuzzedReplica {
             ..NodeObserved::new(name.clone(), NodeKind::Stowage)
         });
         // A node has at most so many, those that it has lost among them.
-        let _ =
-            self.ledger.apply(DevicesReported { node: name.clone(), devices: devices.into(), are_all: true });
+        let _ = self.ledger.apply(DevicesReported {
+            node: name.clone(),
+            devices: devices.into(),
+            are_all: true,
+        });
     }
 }

@@ -72,7 +72,9 @@ pub enum BadAnnotation {
 pub fn sought(pod: &PodOnNode, owner: AddressOwner) -> Result<EngineQuery, BadAnnotation> {
     let annotation = |key: &str| pod.annotations.get(key).map(|text| text.trim());
     let label = pod.labels.get(ENGINE_TYPE);
-    let engine = label.map(|text| Engine::named_in(text)).filter(|engine| *engine != Engine::Other);
+    let engine = label
+        .map(|text| Engine::named_in(text))
+        .filter(|engine| *engine != Engine::Other);
     let own_ports = annotation(METRICS_PORT)
         .map(|text| own_ports(text).ok_or_else(|| BadAnnotation::Port(text.into())))
         .transpose()?;
@@ -80,20 +82,37 @@ pub fn sought(pod: &PodOnNode, owner: AddressOwner) -> Result<EngineQuery, BadAn
         .map(|text| path(text).ok_or_else(|| BadAnnotation::Path(text.into())))
         .transpose()?;
     let is_declared = own_ports.is_some() || own_path.is_some() || label.is_some();
-    let claim = if is_declared { EngineEvidence::Declared } else { EngineEvidence::Guessed };
+    let claim = if is_declared {
+        EngineEvidence::Declared
+    } else {
+        EngineEvidence::Guessed
+    };
     let monitored = PROMETHEUS.iter().find_map(|prefix| {
         let said = |name: &str| annotation(&format!("{prefix}{name}"));
-        let scheme = if said("scheme") == Some("https") { Scheme::Https } else { Scheme::Http };
+        let scheme = if said("scheme") == Some("https") {
+            Scheme::Https
+        } else {
+            Scheme::Http
+        };
         Some((port(said("port")?)?, said("path").and_then(path), scheme))
     });
     let mut ports = own_ports.clone().unwrap_or_else(|| {
-        monitored.iter().map(|(port, ..)| *port).chain(pod.ports.iter().copied()).collect()
+        monitored
+            .iter()
+            .map(|(port, ..)| *port)
+            .chain(pod.ports.iter().copied())
+            .collect()
     });
     dedup(&mut ports);
-    let mut addresses = Addresses { own_path, list: Vec::new() };
+    let mut addresses = Addresses {
+        own_path,
+        list: Vec::new(),
+    };
     // The path for a port of which only the number is known, and those at which other engines have theirs.
     let usual = PathAndQuery::from_static(engine.unwrap_or_default().declaration().path);
-    let elsewhere = DECLARATIONS.iter().map(|one| PathAndQuery::from_static(one.path));
+    let elsewhere = DECLARATIONS
+        .iter()
+        .map(|one| PathAndQuery::from_static(one.path));
     if let (Some((port, path, scheme)), None) = (monitored, &own_ports) {
         addresses.add(scheme, port, path.as_ref().unwrap_or(&usual));
     }
@@ -104,22 +123,49 @@ pub fn sought(pod: &PodOnNode, owner: AddressOwner) -> Result<EngineQuery, BadAn
         (AddressOwner::Pod, None) => Engine::ALL.into_iter().flat_map(well_known).collect(),
     };
     // A named engine's default port is a better guess than one of several that the pod declares.
-    let (before, after) = if engine.is_some() { (&guesses[..], &[][..]) } else { (&[][..], &guesses[..]) };
-    before.iter().for_each(|(port, path)| addresses.add(Scheme::Http, *port, path));
-    ports.iter().for_each(|&port| addresses.add(Scheme::Http, port, &usual));
+    let (before, after) = if engine.is_some() {
+        (&guesses[..], &[][..])
+    } else {
+        (&[][..], &guesses[..])
+    };
+    before
+        .iter()
+        .for_each(|(port, path)| addresses.add(Scheme::Http, *port, path));
+    ports
+        .iter()
+        .for_each(|&port| addresses.add(Scheme::Http, port, &usual));
     for path in elsewhere {
-        ports.iter().for_each(|&port| addresses.add(Scheme::Http, port, &path));
+        ports
+            .iter()
+            .for_each(|&port| addresses.add(Scheme::Http, port, &path));
     }
-    after.iter().for_each(|(port, path)| addresses.add(Scheme::Http, *port, path));
-    Ok(EngineQuery { engine, claim, addresses: addresses.list, ports })
+    after
+        .iter()
+        .for_each(|(port, path)| addresses.add(Scheme::Http, *port, path));
+    Ok(EngineQuery {
+        engine,
+        claim,
+        addresses: addresses.list,
+        ports,
+    })
 }
 
 impl EngineQuery {
     /// The same question for one of the pod's ports. A port beside that of a known engine may be anything, unless the pod's own
     /// annotation names it.
     pub fn at(&self, port: u16, claim: EngineEvidence) -> Self {
-        let addresses = self.addresses.iter().filter(|address| address.port == port).cloned().collect();
-        Self { engine: self.engine, claim, addresses, ports: vec![port] }
+        let addresses = self
+            .addresses
+            .iter()
+            .filter(|address| address.port == port)
+            .cloned()
+            .collect();
+        Self {
+            engine: self.engine,
+            claim,
+            addresses,
+            ports: vec![port],
+        }
     }
 }
 
@@ -132,8 +178,16 @@ struct Addresses {
 impl Addresses {
     fn add(&mut self, scheme: Scheme, port: u16, path: &PathAndQuery) {
         let path = self.own_path.as_ref().unwrap_or(path);
-        if !self.list.iter().any(|known| known.port == port && known.path == *path) {
-            self.list.push(MetricsAddress { scheme, port, path: path.clone() });
+        if !self
+            .list
+            .iter()
+            .any(|known| known.port == port && known.path == *path)
+        {
+            self.list.push(MetricsAddress {
+                scheme,
+                port,
+                path: path.clone(),
+            });
         }
     }
 }
@@ -143,7 +197,10 @@ fn port(text: &str) -> Option<u16> {
 }
 
 fn own_ports(text: &str) -> Option<Vec<u16>> {
-    let mut ports: Vec<u16> = text.split(',').map(|text| port(text.trim())).collect::<Option<_>>()?;
+    let mut ports: Vec<u16> = text
+        .split(',')
+        .map(|text| port(text.trim()))
+        .collect::<Option<_>>()?;
     let is_within = ports.len() <= MAX_ENGINE_PORTS;
     dedup(&mut ports);
     is_within.then_some(ports)
@@ -167,7 +224,10 @@ fn path(text: &str) -> Option<PathAndQuery> {
 /// An engine's default metrics addresses.
 fn well_known(engine: Engine) -> Vec<(u16, PathAndQuery)> {
     let one = engine.declaration();
-    one.ports.iter().map(|&port| (port, PathAndQuery::from_static(one.path))).collect()
+    one.ports
+        .iter()
+        .map(|&port| (port, PathAndQuery::from_static(one.path)))
+        .collect()
 }
 
 /// The health endpoint of an engine whose metrics are at `metrics`, if it has one. A server of which no engine is known is asked
@@ -183,5 +243,8 @@ pub fn health(engine: Option<Engine>, metrics: &MetricsAddress) -> Option<Metric
 
 /// The endpoint where llama.cpp reports the size of its KV cache.
 pub fn properties(metrics: &MetricsAddress) -> MetricsAddress {
-    MetricsAddress { path: PathAndQuery::from_static("/props"), ..metrics.clone() }
+    MetricsAddress {
+        path: PathAndQuery::from_static("/props"),
+        ..metrics.clone()
+    }
 }

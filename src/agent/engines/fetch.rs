@@ -52,7 +52,9 @@ pub(crate) enum FetchError {
 /// How to treat an answer that is not a page.
 fn hint(status: StatusCode) -> &'static str {
     match status {
-        StatusCode::NOT_FOUND => "; say where its metrics are with the annotation stowage.dev/metrics-path",
+        StatusCode::NOT_FOUND => {
+            "; say where its metrics are with the annotation stowage.dev/metrics-path"
+        }
         StatusCode::NOT_IMPLEMENTED => "; llama.cpp has metrics if started with --metrics",
         status if status.is_redirection() => "; redirects are not followed, name the page itself",
         _ => "",
@@ -119,12 +121,21 @@ impl Fetcher {
             .http1_max_buf_size(HEAD)
             .build(connector);
         let medium = Semaphore::new(limits.medium_pages);
-        Self { client, medium, large: Semaphore::new(1), limits }
+        Self {
+            client,
+            medium,
+            large: Semaphore::new(1),
+            limits,
+        }
     }
 
     /// The body of a page with status 200, and the scheme by which it came: that of the address, or, if the server does not
     /// speak that, the other one.
-    pub async fn get(&self, ip: IpAddr, address: &MetricsAddress) -> Result<(Vec<u8>, Scheme), FetchError> {
+    pub async fn get(
+        &self,
+        ip: IpAddr,
+        address: &MetricsAddress,
+    ) -> Result<(Vec<u8>, Scheme), FetchError> {
         let deadline = Instant::now() + self.limits.answer;
         let first = uri(ip, address, address.scheme);
         let error = match timeout_at(deadline, self.ask(&first)).await {
@@ -133,10 +144,16 @@ impl Fetcher {
             Ok(Err(error)) => return Err(error),
             Err(_) => return Err(FetchError::TimedOut(first, self.limits.answer)),
         };
-        let other = if address.scheme == Scheme::Http { Scheme::Https } else { Scheme::Http };
+        let other = if address.scheme == Scheme::Http {
+            Scheme::Https
+        } else {
+            Scheme::Http
+        };
         match timeout_at(deadline, self.ask(&uri(ip, address, other))).await {
             Ok(Ok(page)) => Ok((page, other)),
-            Ok(Err(said @ (FetchError::Tls(..) | FetchError::Status(..)))) if !said.is_of_scheme() => {
+            Ok(Err(said @ (FetchError::Tls(..) | FetchError::Status(..))))
+                if !said.is_of_scheme() =>
+            {
                 Err(said)
             }
             Ok(Err(said @ (FetchError::TooLong(..) | FetchError::Encoded(_)))) => Err(said),
@@ -150,11 +167,19 @@ impl Fetcher {
             .header(ACCEPT, "text/plain;version=0.0.4, */*;q=0.1")
             .body(Empty::new())
             .expect("an address makes a valid request");
-        let answer = self.client.request(request).await.map_err(|error| failure(uri, &error))?;
+        let answer = self
+            .client
+            .request(request)
+            .await
+            .map_err(|error| failure(uri, &error))?;
         if answer.status() != StatusCode::OK {
             return Err(FetchError::Status(uri.clone(), answer.status()));
         }
-        if answer.headers().get(CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
+        if answer
+            .headers()
+            .get(CONTENT_ENCODING)
+            .is_some_and(|encoding| encoding != "identity")
+        {
             return Err(FetchError::Encoded(uri.clone()));
         }
         self.read(uri, answer).await
@@ -165,8 +190,9 @@ impl Fetcher {
         B: BodyExt<Data = bytes::Bytes, Error: Display> + Unpin,
     {
         let too_long = || FetchError::TooLong(uri.clone(), Bytes(self.limits.page as u64));
-        let is_framed =
-            [CONTENT_LENGTH, TRANSFER_ENCODING].iter().any(|name| answer.headers().contains_key(name));
+        let is_framed = [CONTENT_LENGTH, TRANSFER_ENCODING]
+            .iter()
+            .any(|name| answer.headers().contains_key(name));
         let mut body = answer.into_body();
         if body.size_hint().lower() > self.limits.page as u64 {
             return Err(too_long());
@@ -174,8 +200,11 @@ impl Fetcher {
         let mut page = Vec::new();
         let (mut medium, mut large) = (None, None);
         while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|error| FetchError::Broken(uri.clone(), error.to_string()))?;
-            let Ok(data) = frame.into_data() else { continue };
+            let frame =
+                frame.map_err(|error| FetchError::Broken(uri.clone(), error.to_string()))?;
+            let Ok(data) = frame.into_data() else {
+                continue;
+            };
             if page.len() + data.len() > self.limits.page {
                 return Err(too_long());
             }
@@ -198,7 +227,11 @@ impl Fetcher {
 
 fn uri(ip: IpAddr, address: &MetricsAddress, scheme: Scheme) -> Uri {
     Uri::builder()
-        .scheme(if scheme == Scheme::Http { "http" } else { "https" })
+        .scheme(if scheme == Scheme::Http {
+            "http"
+        } else {
+            "https"
+        })
         .authority(SocketAddr::new(ip, address.port).to_string())
         .path_and_query(address.path.clone())
         .build()
@@ -211,10 +244,16 @@ fn failure(uri: &Uri, error: &Error) -> FetchError {
     let mut is_too_long = false;
     loop {
         // An I/O error's source is that of the error which it carries.
-        let carried = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        let carried = cause
+            .downcast_ref::<io::Error>()
+            .and_then(io::Error::get_ref);
         tls = tls.or_else(|| cause.downcast_ref::<rustls::Error>());
-        is_too_long |= cause.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_parse_too_large);
-        match carried.map(|carried| carried as &(dyn std::error::Error + 'static)).or_else(|| cause.source())
+        is_too_long |= cause
+            .downcast_ref::<hyper::Error>()
+            .is_some_and(hyper::Error::is_parse_too_large);
+        match carried
+            .map(|carried| carried as &(dyn std::error::Error + 'static))
+            .or_else(|| cause.source())
         {
             Some(source) => cause = source,
             None => break,
@@ -236,7 +275,9 @@ fn failure(uri: &Uri, error: &Error) -> FetchError {
 fn tls() -> ClientConfig {
     let provider = Arc::new(default_provider());
     let builder = ClientConfig::builder_with_provider(provider.clone());
-    let builder = builder.with_safe_default_protocol_versions().expect("ring has the usual versions");
+    let builder = builder
+        .with_safe_default_protocol_versions()
+        .expect("ring has the usual versions");
     let mut config = builder
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)))
@@ -329,16 +370,31 @@ mod tests {
         let port = pod.local_addr().unwrap().port();
         let endless = tokio::spawn(async move {
             let (mut client, _) = pod.accept().await.unwrap();
-            assert!(client.read(&mut [0; 1024]).await.unwrap() > 0, "the request");
-            client.write_all(b"HTTP/1.1 200 OK\r\nX-Long: ").await.unwrap();
+            assert!(
+                client.read(&mut [0; 1024]).await.unwrap() > 0,
+                "the request"
+            );
+            client
+                .write_all(b"HTTP/1.1 200 OK\r\nX-Long: ")
+                .await
+                .unwrap();
             client.write_all(&[b'a'; 64 << 10]).await.unwrap();
             future::pending::<()>().await;
         });
-        let address =
-            MetricsAddress { scheme: Scheme::Http, port, path: PathAndQuery::from_static("/metrics") };
+        let address = MetricsAddress {
+            scheme: Scheme::Http,
+            port,
+            path: PathAndQuery::from_static("/metrics"),
+        };
         let patience = Duration::from_secs(60);
-        let patient = EngineLimits { connect: patience, answer: patience, ..EngineLimits::default() };
-        let answer = Fetcher::new(patient).get(IpAddr::from([127, 0, 0, 1]), &address).await;
+        let patient = EngineLimits {
+            connect: patience,
+            answer: patience,
+            ..EngineLimits::default()
+        };
+        let answer = Fetcher::new(patient)
+            .get(IpAddr::from([127, 0, 0, 1]), &address)
+            .await;
         // A hundred pods of a node may do this at once.
         assert!(matches!(answer, Err(FetchError::TooLong(..))), "{answer:?}");
         endless.abort();

@@ -28,7 +28,12 @@ use tokio::task::JoinHandle;
 
 macro_rules! page {
     ($name:literal) => {
-        include_str!(concat!(env!("CARGO_WORKSPACE_DIR"), "/tests/fixtures/engines/", $name, ".txt"))
+        include_str!(concat!(
+            env!("CARGO_WORKSPACE_DIR"),
+            "/tests/fixtures/engines/",
+            $name,
+            ".txt"
+        ))
     };
 }
 
@@ -50,7 +55,10 @@ fn pod(name: &str, port: Option<u16>) -> PodOnNode {
         key: PodKey::parse("default", name).unwrap(),
         ip: Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
         labels: BTreeMap::new(),
-        annotations: port.map(|port| (METRICS_PORT.to_owned(), port.to_string())).into_iter().collect(),
+        annotations: port
+            .map(|port| (METRICS_PORT.to_owned(), port.to_string()))
+            .into_iter()
+            .collect(),
         ports: Vec::new(),
         containers: BTreeMap::new(),
         is_beyond_bound: false,
@@ -74,9 +82,17 @@ async fn serve(router: Router) -> StubServer {
     let service = router.into_make_service_with_connect_info::<SocketAddr>();
     let (shutdown, told) = oneshot::channel::<()>();
     let told = async { told.await.expect("a server is kept to the end of its test") };
-    let task =
-        tokio::spawn(async { axum::serve(listener, service).with_graceful_shutdown(told).await.unwrap() });
-    StubServer { port, task, shutdown }
+    let task = tokio::spawn(async {
+        axum::serve(listener, service)
+            .with_graceful_shutdown(told)
+            .await
+            .unwrap()
+    });
+    StubServer {
+        port,
+        task,
+        shutdown,
+    }
 }
 
 impl StubServer {
@@ -104,7 +120,9 @@ impl StubPages {
 
     fn answer(&self, uri: &Uri) -> Response {
         match self.0.lock().get(uri.path()) {
-            Some((status, body)) => (StatusCode::from_u16(*status).unwrap(), body.clone()).into_response(),
+            Some((status, body)) => {
+                (StatusCode::from_u16(*status).unwrap(), body.clone()).into_response()
+            }
             None => StatusCode::NOT_FOUND.into_response(),
         }
     }
@@ -125,7 +143,10 @@ async fn only(engines: &mut EngineWatcher, pod: &PodOnNode) -> EngineReport {
 async fn an_engine_is_followed_from_its_start_to_its_end() {
     let pages = StubPages::default();
     let server = pages.serve().await;
-    let (mut engines, mut pod) = (EngineWatcher::new(patient()), pod("engine", Some(server.port)));
+    let (mut engines, mut pod) = (
+        EngineWatcher::new(patient()),
+        pod("engine", Some(server.port)),
+    );
     assert_eq!(only(&mut engines, &pod).await.state, EngineState::Starting);
     pages.set("/health", 503, "");
     assert_eq!(only(&mut engines, &pod).await.state, EngineState::Loading);
@@ -133,13 +154,28 @@ async fn an_engine_is_followed_from_its_start_to_its_end() {
     assert_eq!(only(&mut engines, &pod).await.state, EngineState::Loading);
     pages.set("/health", 200, "");
     let report = only(&mut engines, &pod).await;
-    assert_eq!((report.state, report.engine.as_str()), (EngineState::Serving, "vllm"));
-    assert_eq!(report.model.unwrap().as_str(), "meta-llama/Llama-3.1-8B-Instruct");
-    assert_eq!((report.kv_cache_usage, report.kv_cache_tokens), (Some(0.6342857142857143), Some(877_008)));
-    assert_eq!((report.waiting, report.running, report.problem), (Some(3), Some(21), None));
+    assert_eq!(
+        (report.state, report.engine.as_str()),
+        (EngineState::Serving, "vllm")
+    );
+    assert_eq!(
+        report.model.unwrap().as_str(),
+        "meta-llama/Llama-3.1-8B-Instruct"
+    );
+    assert_eq!(
+        (report.kv_cache_usage, report.kv_cache_tokens),
+        (Some(0.6342857142857143), Some(877_008))
+    );
+    assert_eq!(
+        (report.waiting, report.running, report.problem),
+        (Some(3), Some(21), None)
+    );
     pages.set("/metrics", 200, page!("vllm-0.12-asleep"));
     let report = only(&mut engines, &pod).await;
-    assert_eq!((report.state, report.sleep_level), (EngineState::Sleeping, Some(1)));
+    assert_eq!(
+        (report.state, report.sleep_level),
+        (EngineState::Sleeping, Some(1))
+    );
     pod.is_leaving = true;
     assert_eq!(only(&mut engines, &pod).await.state, EngineState::Draining);
     pod.is_leaving = false;
@@ -164,16 +200,32 @@ async fn an_engine_is_followed_from_its_start_to_its_end() {
 #[tokio::test]
 async fn an_engine_is_found_on_a_port_its_pod_declares() {
     let pages = StubPages::default();
-    let server = pages.set("/metrics", 200, page!("sglang")).set("/health", 200, "").serve().await;
+    let server = pages
+        .set("/metrics", 200, page!("sglang"))
+        .set("/health", 200, "")
+        .serve()
+        .await;
     let mut pod = pod("engine", None);
     pod.ports = vec![server.port];
-    let (recorded, seen) = (GpuUuid::parse("GPU-a").unwrap(), GpuUuid::parse("GPU-b").unwrap());
+    let (recorded, seen) = (
+        GpuUuid::parse("GPU-a").unwrap(),
+        GpuUuid::parse("GPU-b").unwrap(),
+    );
     pod.devices = Some(vec![recorded.clone()]);
     let mut engines = EngineWatcher::new(patient());
     let report = only(&mut engines, &pod).await;
-    assert_eq!((report.engine.as_str(), report.gpus), ("sglang", vec![recorded]));
-    let report = engines.round(&[pod.clone()], &[gpu(seen.as_str(), &[("engine", None)])]).await.engines;
-    assert_eq!((report[0].state, &report[0].gpus), (EngineState::Serving, &vec![seen]));
+    assert_eq!(
+        (report.engine.as_str(), report.gpus),
+        ("sglang", vec![recorded])
+    );
+    let report = engines
+        .round(&[pod.clone()], &[gpu(seen.as_str(), &[("engine", None)])])
+        .await
+        .engines;
+    assert_eq!(
+        (report[0].state, &report[0].gpus),
+        (EngineState::Serving, &vec![seen])
+    );
 }
 
 #[tokio::test]
@@ -181,21 +233,34 @@ async fn a_pod_without_an_engine_is_not_reported() {
     let mut foreign_pod = pod("foreign", None);
     // No process of a test listens there.
     foreign_pod.ip = Some(IpAddr::V4(Ipv4Addr::new(127, 83, 21, 7)));
-    let no_gpu = PodOnNode { wants_gpu: false, ..pod("no-gpu", Some(1)) };
+    let no_gpu = PodOnNode {
+        wants_gpu: false,
+        ..pod("no-gpu", Some(1))
+    };
     let mut engines = EngineWatcher::new(patient());
     for _ in 0..10 {
-        assert_eq!(round(&mut engines, &[foreign_pod.clone(), no_gpu.clone()]).await, []);
+        assert_eq!(
+            round(&mut engines, &[foreign_pod.clone(), no_gpu.clone()]).await,
+            []
+        );
     }
 }
 
 #[tokio::test]
 async fn llama_cpp_says_on_another_page_how_much_it_holds() {
     let pages = StubPages::default();
-    pages.set("/health", 503, "{\"error\":{}}").set("/metrics", 503, "{\"error\":{}}");
+    pages
+        .set("/health", 503, "{\"error\":{}}")
+        .set("/metrics", 503, "{\"error\":{}}");
     let server = pages.serve().await;
-    let (mut engines, pod) = (EngineWatcher::new(patient()), pod("engine", Some(server.port)));
+    let (mut engines, pod) = (
+        EngineWatcher::new(patient()),
+        pod("engine", Some(server.port)),
+    );
     assert_eq!(only(&mut engines, &pod).await.state, EngineState::Loading);
-    pages.set("/metrics", 200, page!("llama-cpp")).set("/health", 200, "{\"status\":\"ok\"}");
+    pages
+        .set("/metrics", 200, page!("llama-cpp"))
+        .set("/health", 200, "{\"status\":\"ok\"}");
     pages.set(
         "/props",
         200,
@@ -208,8 +273,16 @@ async fn llama_cpp_says_on_another_page_how_much_it_holds() {
         (EngineState::Serving, None),
         "its slots may share one"
     );
-    pages.set("/props", 200, r#"{"default_generation_settings":{"n_ctx":8192},"total_slots":1}"#);
-    assert_eq!(only(&mut engines, &pod).await.kv_cache_tokens, None, "it is asked once");
+    pages.set(
+        "/props",
+        200,
+        r#"{"default_generation_settings":{"n_ctx":8192},"total_slots":1}"#,
+    );
+    assert_eq!(
+        only(&mut engines, &pod).await.kv_cache_tokens,
+        None,
+        "it is asked once"
+    );
     let mut engines = EngineWatcher::new(patient());
     for _ in 0..2 {
         only(&mut engines, &pod).await;
@@ -221,8 +294,12 @@ async fn llama_cpp_says_on_another_page_how_much_it_holds() {
 async fn an_answer_that_is_no_page_is_named_for_what_it_is() {
     let pages = StubPages::default();
     let server = pages.serve().await;
-    let (mut engines, mut pod) = (EngineWatcher::new(patient()), pod("engine", Some(server.port)));
-    pod.annotations.insert(METRICS_PATH.into(), "/metrics".into());
+    let (mut engines, mut pod) = (
+        EngineWatcher::new(patient()),
+        pod("engine", Some(server.port)),
+    );
+    pod.annotations
+        .insert(METRICS_PATH.into(), "/metrics".into());
     for (status, body, shown) in [
         (
             200,
@@ -231,15 +308,27 @@ async fn an_answer_that_is_no_page_is_named_for_what_it_is() {
         ),
         (200, "", "the page is empty"),
         (302, "", "answers 302 Found; redirects are not followed"),
-        (404, "", "answers 404 Not Found; say where its metrics are with the annotation"),
+        (
+            404,
+            "",
+            "answers 404 Not Found; say where its metrics are with the annotation",
+        ),
         (501, "", "started with --metrics"),
-        (500, "vllm:kv_cache_usage_perc 0.5\n", "answers 500 Internal Server Error"),
+        (
+            500,
+            "vllm:kv_cache_usage_perc 0.5\n",
+            "answers 500 Internal Server Error",
+        ),
     ] {
         pages.set("/metrics", status, body);
         let report = only(&mut engines, &pod).await;
         let problem = report.problem.unwrap();
         assert!(problem.contains(shown), "{problem}");
-        assert_eq!((report.state, report.kv_cache_usage), (EngineState::Starting, None), "{problem}");
+        assert_eq!(
+            (report.state, report.kv_cache_usage),
+            (EngineState::Starting, None),
+            "{problem}"
+        );
     }
     pages.set("/health", 200, "");
     for (value, shown) in [("NaN", "NaN"), ("-1", "-1"), ("1e300", "1000000")] {
@@ -250,7 +339,12 @@ async fn an_answer_that_is_no_page_is_named_for_what_it_is() {
         );
         let report = only(&mut engines, &pod).await;
         assert_eq!((report.waiting, report.running), (None, Some(2)));
-        assert!(report.problem.unwrap().starts_with(&format!("vllm:num_requests_waiting is {shown}")));
+        assert!(
+            report
+                .problem
+                .unwrap()
+                .starts_with(&format!("vllm:num_requests_waiting is {shown}"))
+        );
     }
 }
 
@@ -267,16 +361,25 @@ async fn five_hundred_megabytes_are_cut_at_eight() {
     };
     let announced = || async {
         let body = Body::from_stream(stream::pending::<Result<&[u8], Infallible>>());
-        Response::builder().header("content-length", 500 << 20).body(body).unwrap()
+        Response::builder()
+            .header("content-length", 500 << 20)
+            .body(body)
+            .unwrap()
     };
     use futures::StreamExt;
     let endless = serve(Router::new().route("/metrics", get(endless))).await;
     let announced = serve(Router::new().route("/metrics", get(announced))).await;
     let mut engines = EngineWatcher::new(patient());
-    let pods = [pod("announced", Some(announced.port)), pod("endless", Some(endless.port))];
+    let pods = [
+        pod("announced", Some(announced.port)),
+        pod("endless", Some(endless.port)),
+    ];
     for report in round(&mut engines, &pods).await {
         let problem = report.problem.unwrap();
-        assert!(problem.contains("answers more than 8.0 MiB, which is no metrics page"), "{problem}");
+        assert!(
+            problem.contains("answers more than 8.0 MiB, which is no metrics page"),
+            "{problem}"
+        );
     }
     // What was read, and what the two sockets hold; not the rest.
     let sent = sent.load(Ordering::Relaxed);
@@ -289,16 +392,28 @@ async fn a_page_that_drips_ends_in_a_timeout() {
         // A byte of a good page at a time, forever.
         let bytes = stream::unfold(page!("vllm-0.12").bytes().cycle(), |mut bytes| async move {
             tokio::time::sleep(Duration::from_millis(5)).await;
-            bytes.next().map(|byte| (Ok::<_, Infallible>(vec![byte]), bytes))
+            bytes
+                .next()
+                .map(|byte| (Ok::<_, Infallible>(vec![byte]), bytes))
         });
         Body::from_stream(bytes)
     };
     let server = serve(Router::new().route("/metrics", get(drip))).await;
-    let limits = EngineLimits { answer: Duration::from_millis(100), ..patient() };
-    let report = only(&mut EngineWatcher::new(limits), &pod("engine", Some(server.port))).await;
+    let limits = EngineLimits {
+        answer: Duration::from_millis(100),
+        ..patient()
+    };
+    let report = only(
+        &mut EngineWatcher::new(limits),
+        &pod("engine", Some(server.port)),
+    )
+    .await;
     assert_eq!(report.kv_cache_usage, None);
     let problem = report.problem.unwrap();
-    assert!(problem.contains("has not answered in full within 100ms"), "{problem}");
+    assert!(
+        problem.contains("has not answered in full within 100ms"),
+        "{problem}"
+    );
 }
 
 #[tokio::test]
@@ -307,8 +422,11 @@ async fn an_engine_that_hangs_delays_no_other() {
     let pages = StubPages::default();
     let good = pages.set("/metrics", 200, page!("triton")).serve().await;
     // The hung one's answer would come long after the test has failed.
-    let limits =
-        EngineLimits { answer: Duration::from_secs(600), patience: Duration::from_millis(50), ..patient() };
+    let limits = EngineLimits {
+        answer: Duration::from_secs(600),
+        patience: Duration::from_millis(50),
+        ..patient()
+    };
     let mut engines = EngineWatcher::new(limits);
     let pods = [pod("good", Some(good.port)), pod("hung", Some(hung.port))];
     let rounds = async {
@@ -320,8 +438,13 @@ async fn an_engine_that_hangs_delays_no_other() {
             }
         }
     };
-    let reports = tokio::time::timeout(Duration::from_secs(120), rounds).await.expect("rounds that end");
-    assert_eq!((reports[0].kv_cache_usage, reports[0].kv_cache_tokens), (Some(0.4375), Some(6272 * 64)));
+    let reports = tokio::time::timeout(Duration::from_secs(120), rounds)
+        .await
+        .expect("rounds that end");
+    assert_eq!(
+        (reports[0].kv_cache_usage, reports[0].kv_cache_tokens),
+        (Some(0.4375), Some(6272 * 64))
+    );
 }
 
 #[tokio::test]
@@ -334,11 +457,16 @@ async fn a_page_whose_last_line_may_be_cut_is_read_to_the_line_before() {
             let (mut connection, _) = listener.accept().await.unwrap();
             let _ = connection.read(&mut [0; 1024]).await;
             // Neither a length nor chunks: the end of the connection is the end of the page, of "… 12" here.
-            let page = b"HTTP/1.1 200 OK\r\n\r\nvllm:num_requests_running 7\nvllm:num_requests_waiting 1";
+            let page =
+                b"HTTP/1.1 200 OK\r\n\r\nvllm:num_requests_running 7\nvllm:num_requests_waiting 1";
             let _ = connection.write_all(page).await;
         }
     });
-    let report = only(&mut EngineWatcher::new(patient()), &pod("engine", Some(port))).await;
+    let report = only(
+        &mut EngineWatcher::new(patient()),
+        &pod("engine", Some(port)),
+    )
+    .await;
     assert_eq!((report.running, report.waiting), (Some(7), None));
 }
 
@@ -346,12 +474,13 @@ async fn a_page_whose_last_line_may_be_cut_is_read_to_the_line_before() {
 async fn connections_are_kept_between_rounds() {
     let peers = Arc::new(Mutex::new(BTreeSet::new()));
     let seen = peers.clone();
-    let server =
-        serve(Router::new().fallback(move |ConnectInfo(peer): ConnectInfo<SocketAddr>| async move {
+    let server = serve(Router::new().fallback(
+        move |ConnectInfo(peer): ConnectInfo<SocketAddr>| async move {
             seen.lock().insert(peer);
             page!("lmdeploy")
-        }))
-        .await;
+        },
+    ))
+    .await;
     let (mut opened, pod) = (Vec::new(), pod("engine", Some(server.port)));
     // Two in the first round, for metrics and health. On a machine that stands still between two rounds for as long as a
     // connection may lie idle it takes more, which does not happen in series after series.
@@ -371,8 +500,16 @@ async fn an_unreadable_metrics_port_is_reported_with_the_remedy() {
     let mut pod = pod("engine", Some(1));
     pod.annotations.insert(METRICS_PORT.into(), "http".into());
     let report = only(&mut EngineWatcher::new(patient()), &pod).await;
-    assert_eq!((report.state, report.engine.as_str()), (EngineState::Starting, "unknown"));
-    assert!(report.problem.unwrap().contains("\"http\"; write a port from 1 to 65535"));
+    assert_eq!(
+        (report.state, report.engine.as_str()),
+        (EngineState::Starting, "unknown")
+    );
+    assert!(
+        report
+            .problem
+            .unwrap()
+            .contains("\"http\"; write a port from 1 to 65535")
+    );
 }
 
 /// A pod of its own address, on which stub engines listen at the same ports as other pods'.
@@ -385,15 +522,39 @@ async fn serve_pages(pages: &[(&'static str, u16, &str)]) -> StubServer {
 }
 
 fn reported(reports: &[EngineReport]) -> Vec<(&str, Option<f64>, Option<u64>)> {
-    reports.iter().map(|report| (report.engine.as_str(), report.kv_cache_usage, report.waiting)).collect()
+    reports
+        .iter()
+        .map(|report| {
+            (
+                report.engine.as_str(),
+                report.kv_cache_usage,
+                report.waiting,
+            )
+        })
+        .collect()
 }
 
 #[tokio::test]
 async fn each_port_of_a_pod_that_answers_is_an_engine_of_its_own() {
-    let idle = serve_pages(&[("/metrics", 200, page!("vllm-dp-rank0")), ("/health", 200, "")]).await;
-    let full = serve_pages(&[("/metrics", 200, page!("vllm-dp-rank1")), ("/health", 200, "")]).await;
-    for labels in [BTreeMap::new(), BTreeMap::from([("llm-d.ai/engine-type".into(), "vllm".into())])] {
-        let pod = PodOnNode { ports: vec![idle.port, full.port], labels, ..pod("dp", None) };
+    let idle = serve_pages(&[
+        ("/metrics", 200, page!("vllm-dp-rank0")),
+        ("/health", 200, ""),
+    ])
+    .await;
+    let full = serve_pages(&[
+        ("/metrics", 200, page!("vllm-dp-rank1")),
+        ("/health", 200, ""),
+    ])
+    .await;
+    for labels in [
+        BTreeMap::new(),
+        BTreeMap::from([("llm-d.ai/engine-type".into(), "vllm".into())]),
+    ] {
+        let pod = PodOnNode {
+            ports: vec![idle.port, full.port],
+            labels,
+            ..pod("dp", None)
+        };
         let mut engines = EngineWatcher::new(patient());
         let mut reports = Vec::new();
         for _ in 0..10 {
@@ -401,18 +562,36 @@ async fn each_port_of_a_pod_that_answers_is_an_engine_of_its_own() {
         }
         let mut said = reported(&reports);
         said.sort_by_key(|(_, _, waiting)| *waiting);
-        assert_eq!(said, [("vllm", Some(0.0), Some(0)), ("vllm", Some(0.99), Some(40))]);
+        assert_eq!(
+            said,
+            [("vllm", Some(0.0), Some(0)), ("vllm", Some(0.99), Some(40))]
+        );
     }
 }
 
 #[tokio::test]
 async fn a_sidecar_that_is_healthy_hides_no_engine() {
     let sidecar = serve_pages(&[("/health", 200, "")]).await;
-    let envoy = serve_pages(&[("/health", 200, ""), ("/metrics", 200, "envoy_requests_total 5\n")]).await;
-    let engine = serve_pages(&[("/metrics", 200, page!("vllm-loaded")), ("/health", 200, "")]).await;
+    let envoy = serve_pages(&[
+        ("/health", 200, ""),
+        ("/metrics", 200, "envoy_requests_total 5\n"),
+    ])
+    .await;
+    let engine = serve_pages(&[
+        ("/metrics", 200, page!("vllm-loaded")),
+        ("/health", 200, ""),
+    ])
+    .await;
     for other in [sidecar.port, envoy.port] {
-        for labels in [BTreeMap::new(), BTreeMap::from([("llm-d.ai/engine-type".into(), "vllm".into())])] {
-            let pod = PodOnNode { ports: vec![other, engine.port], labels, ..pod("sidecar", None) };
+        for labels in [
+            BTreeMap::new(),
+            BTreeMap::from([("llm-d.ai/engine-type".into(), "vllm".into())]),
+        ] {
+            let pod = PodOnNode {
+                ports: vec![other, engine.port],
+                labels,
+                ..pod("sidecar", None)
+            };
             let mut engines = EngineWatcher::new(patient());
             let mut reports = Vec::new();
             for _ in 0..10 {
@@ -428,16 +607,27 @@ async fn an_engine_whose_page_is_at_another_path_is_found() {
     for (path, health, page, engine) in [
         ("/v1/metrics", "/v1/health/ready", page!("nim-1.x"), "nim"),
         ("/v1/metrics", "/health", page!("vllm-loaded"), "vllm"),
-        ("/prometheus/metrics", "/health", page!("trtllm-serve"), "trtllm-serve"),
+        (
+            "/prometheus/metrics",
+            "/health",
+            page!("trtllm-serve"),
+            "trtllm-serve",
+        ),
     ] {
         let server = serve_pages(&[(path, 200, page), (health, 200, "")]).await;
-        let pod = PodOnNode { ports: vec![server.port], ..pod("engine", None) };
+        let pod = PodOnNode {
+            ports: vec![server.port],
+            ..pod("engine", None)
+        };
         let mut engines = EngineWatcher::new(patient());
         let mut reports = Vec::new();
         for _ in 0..10 {
             reports = round(&mut engines, std::slice::from_ref(&pod)).await;
         }
-        let said: Vec<_> = reports.iter().map(|report| (report.engine.as_str(), report.state)).collect();
+        let said: Vec<_> = reports
+            .iter()
+            .map(|report| (report.engine.as_str(), report.state))
+            .collect();
         assert_eq!(said, [(engine, EngineState::Serving)], "{path}");
     }
 }
@@ -453,11 +643,14 @@ async fn serve_tls(page: &'static str, asks_for_certificate: bool) -> u16 {
     let certificate = made.cert.der().clone();
     let key = PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
     let provider = Arc::new(default_provider());
-    let builder =
-        ServerConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions().unwrap();
+    let builder = ServerConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .unwrap();
     let mut roots = RootCertStore::empty();
     roots.add(certificate.clone()).unwrap();
-    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build().unwrap();
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+        .build()
+        .unwrap();
     let builder = if asks_for_certificate {
         builder.with_client_cert_verifier(verifier)
     } else {
@@ -472,13 +665,17 @@ async fn serve_tls(page: &'static str, asks_for_certificate: bool) -> u16 {
             let (connection, _) = listener.accept().await.unwrap();
             let acceptor = acceptor.clone();
             tokio::spawn(async move {
-                let Ok(mut connection) = acceptor.accept(connection).await else { return };
+                let Ok(mut connection) = acceptor.accept(connection).await else {
+                    return;
+                };
                 let mut request = [0; 1024];
                 let read = connection.read(&mut request).await.unwrap_or_default();
                 let is_page = request[..read].starts_with(b"GET /metrics ");
                 let body = if is_page { page } else { "" };
-                let head =
-                    format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+                let head = format!(
+                    "HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+                    body.len()
+                );
                 let _ = connection.write_all(head.as_bytes()).await;
                 let _ = connection.write_all(body.as_bytes()).await;
                 let _ = connection.shutdown().await;
@@ -491,27 +688,49 @@ async fn serve_tls(page: &'static str, asks_for_certificate: bool) -> u16 {
 #[tokio::test]
 async fn an_engine_behind_tls_is_read_whoever_signed_its_certificate() {
     let port = serve_tls(page!("vllm-loaded"), false).await;
-    let guessed = PodOnNode { ports: vec![port], ..pod("guessed", None) };
+    let guessed = PodOnNode {
+        ports: vec![port],
+        ..pod("guessed", None)
+    };
     let mut annotated = pod("annotated", None);
-    annotated.annotations.insert("prometheus.io/port".into(), port.to_string());
-    annotated.annotations.insert("prometheus.io/scheme".into(), "https".into());
+    annotated
+        .annotations
+        .insert("prometheus.io/port".into(), port.to_string());
+    annotated
+        .annotations
+        .insert("prometheus.io/scheme".into(), "https".into());
     for pod in [pod("declared", Some(port)), guessed, annotated] {
         let mut engines = EngineWatcher::new(patient());
         let mut reports = Vec::new();
         for _ in 0..5 {
             reports = round(&mut engines, std::slice::from_ref(&pod)).await;
         }
-        assert_eq!(reported(&reports), [("vllm", Some(0.91), Some(5))], "{}", pod.key);
-        assert_eq!((reports[0].state, &reports[0].problem), (EngineState::Serving, &None));
+        assert_eq!(
+            reported(&reports),
+            [("vllm", Some(0.91), Some(5))],
+            "{}",
+            pod.key
+        );
+        assert_eq!(
+            (reports[0].state, &reports[0].problem),
+            (EngineState::Serving, &None)
+        );
     }
 }
 
 #[tokio::test]
 async fn an_engine_that_wants_a_certificate_is_named_for_that() {
     let port = serve_tls("", true).await;
-    let report = only(&mut EngineWatcher::new(patient()), &pod("engine", Some(port))).await;
+    let report = only(
+        &mut EngineWatcher::new(patient()),
+        &pod("engine", Some(port)),
+    )
+    .await;
     let problem = report.problem.unwrap();
-    assert!(problem.contains("TLS") && problem.contains("ertificate"), "{problem}");
+    assert!(
+        problem.contains("TLS") && problem.contains("ertificate"),
+        "{problem}"
+    );
 }
 
 #[tokio::test]
@@ -525,9 +744,16 @@ async fn a_port_that_breaks_off_is_not_taken_for_one_behind_tls() {
             let _ = connection.read(&mut [0; 1024]).await;
         }
     });
-    let report = only(&mut EngineWatcher::new(patient()), &pod("engine", Some(port))).await;
+    let report = only(
+        &mut EngineWatcher::new(patient()),
+        &pod("engine", Some(port)),
+    )
+    .await;
     let problem = report.problem.unwrap();
-    assert!(problem.contains("http://") && problem.contains("broke off"), "{problem}");
+    assert!(
+        problem.contains("http://") && problem.contains("broke off"),
+        "{problem}"
+    );
 }
 
 #[tokio::test]
@@ -536,14 +762,33 @@ async fn a_page_never_overrides_the_model_that_its_pod_names() {
     let server = serve_pages(&[("/metrics", 200, &served), ("/health", 200, "")]).await;
     let mut engine = pod("engine", Some(server.port));
     assert_eq!(
-        only(&mut EngineWatcher::new(patient()), &engine).await.model.unwrap().as_str(),
+        only(&mut EngineWatcher::new(patient()), &engine)
+            .await
+            .model
+            .unwrap()
+            .as_str(),
         "/mnt/models"
     );
-    engine.labels.insert("llm-d.ai/model".into(), "qwen3".into());
-    assert_eq!(only(&mut EngineWatcher::new(patient()), &engine).await.model.unwrap().as_str(), "qwen3");
-    engine.annotations.insert("stowage.dev/model".into(), "Qwen/Qwen3-32B".into());
+    engine
+        .labels
+        .insert("llm-d.ai/model".into(), "qwen3".into());
     assert_eq!(
-        only(&mut EngineWatcher::new(patient()), &engine).await.model.unwrap().as_str(),
+        only(&mut EngineWatcher::new(patient()), &engine)
+            .await
+            .model
+            .unwrap()
+            .as_str(),
+        "qwen3"
+    );
+    engine
+        .annotations
+        .insert("stowage.dev/model".into(), "Qwen/Qwen3-32B".into());
+    assert_eq!(
+        only(&mut EngineWatcher::new(patient()), &engine)
+            .await
+            .model
+            .unwrap()
+            .as_str(),
         "Qwen/Qwen3-32B"
     );
 }
@@ -559,10 +804,18 @@ async fn a_pod_with_a_gpu_of_which_no_engine_can_be_read_is_named() {
         is_ready: true,
         ..pod(name, None)
     };
-    let silent =
-        PodOnNode { ip: Some(IpAddr::V4(Ipv4Addr::new(127, 83, 21, 7))), ..known("silent", Vec::new()) };
-    let starting = PodOnNode { is_ready: false, ..known("starting", Vec::new()) };
-    let elsewhere = PodOnNode { devices: None, ..known("elsewhere", Vec::new()) };
+    let silent = PodOnNode {
+        ip: Some(IpAddr::V4(Ipv4Addr::new(127, 83, 21, 7))),
+        ..known("silent", Vec::new())
+    };
+    let starting = PodOnNode {
+        is_ready: false,
+        ..known("starting", Vec::new())
+    };
+    let elsewhere = PodOnNode {
+        devices: None,
+        ..known("elsewhere", Vec::new())
+    };
     let pods = [
         known("ollama", vec![unknown.port]),
         known("router", vec![router.port]),
@@ -576,20 +829,35 @@ async fn a_pod_with_a_gpu_of_which_no_engine_can_be_read_is_named() {
         found = engines.round(&pods, &[]).await;
     }
     assert_eq!(found.engines, []);
-    let said: Vec<_> =
-        found.unread.iter().map(|one| (one.pod.as_str(), one.declares_port, &one.gpus)).collect();
+    let said: Vec<_> = found
+        .unread
+        .iter()
+        .map(|one| (one.pod.as_str(), one.declares_port, &one.gpus))
+        .collect();
     let on = vec![gpu.clone()];
-    assert_eq!(said, [("ollama", true, &on), ("router", true, &on), ("silent", false, &on)]);
+    assert_eq!(
+        said,
+        [
+            ("ollama", true, &on),
+            ("router", true, &on),
+            ("silent", false, &on)
+        ]
+    );
     let reason = |place: usize| &*found.unread[place].reason;
-    assert!(reason(1).contains("vLLM's production stack, which is no engine"), "{}", reason(1));
+    assert!(
+        reason(1).contains("vLLM's production stack, which is no engine"),
+        "{}",
+        reason(1)
+    );
     assert!(reason(2).contains("nothing listens at"), "{}", reason(2));
 }
 
 /// A GPU with processes: of each the pod, and the container.
 fn gpu(uuid: &str, processes: &[(&str, Option<&str>)]) -> GpuReport {
-    let mut gpu: GpuReport =
-        serde_json::from_value(json!({ "uuid": uuid, "index": 0, "model": "H100", "totalBytes": 1 }))
-            .unwrap();
+    let mut gpu: GpuReport = serde_json::from_value(
+        json!({ "uuid": uuid, "index": 0, "model": "H100", "totalBytes": 1 }),
+    )
+    .unwrap();
     let process = |(pod, container): &(&str, Option<&str>)| ProcessReport {
         pid: 1,
         used_bytes: None,
@@ -601,23 +869,42 @@ fn gpu(uuid: &str, processes: &[(&str, Option<&str>)]) -> GpuReport {
 }
 
 async fn two_loaded_engines() -> [StubServer; 2] {
-    let pages = [("/metrics", 200, page!("vllm-loaded")), ("/health", 200, "")];
+    let pages = [
+        ("/metrics", 200, page!("vllm-loaded")),
+        ("/health", 200, ""),
+    ];
     [serve_pages(&pages).await, serve_pages(&pages).await]
 }
 
 /// After enough rounds to find both, the port and the GPUs of each engine of a pod whose ports two containers declare.
-async fn engines_on(servers: &[StubServer; 2], gpus: &[GpuReport]) -> Vec<(Option<u16>, Vec<String>)> {
+async fn engines_on(
+    servers: &[StubServer; 2],
+    gpus: &[GpuReport],
+) -> Vec<(Option<u16>, Vec<String>)> {
     let ports = servers.iter().map(|server| server.port).collect();
-    let containers =
-        servers.iter().zip(["one", "two"]).map(|(server, name)| (server.port, name.into())).collect();
-    let pod = PodOnNode { ports, containers, ..pod("double", None) };
+    let containers = servers
+        .iter()
+        .zip(["one", "two"])
+        .map(|(server, name)| (server.port, name.into()))
+        .collect();
+    let pod = PodOnNode {
+        ports,
+        containers,
+        ..pod("double", None)
+    };
     let mut engines = EngineWatcher::new(patient());
     let mut reports = Vec::new();
     for _ in 0..5 {
-        reports = engines.round(std::slice::from_ref(&pod), gpus).await.engines;
+        reports = engines
+            .round(std::slice::from_ref(&pod), gpus)
+            .await
+            .engines;
     }
     let on = |report: &EngineReport| report.gpus.iter().map(ToString::to_string).collect();
-    reports.iter().map(|report| (report.port, on(report))).collect()
+    reports
+        .iter()
+        .map(|report| (report.port, on(report)))
+        .collect()
 }
 
 #[tokio::test]
@@ -626,26 +913,51 @@ async fn a_proxy_before_an_engine_does_not_double_its_queue() {
     let on_a = || vec!["GPU-a".to_owned()];
     for (engine, container) in [(0, "one"), (1, "two")] {
         let gpus = [gpu("GPU-a", &[("double", Some(container))])];
-        assert_eq!(engines_on(&servers, &gpus).await, [(Some(servers[engine].port), on_a())], "{container}");
+        assert_eq!(
+            engines_on(&servers, &gpus).await,
+            [(Some(servers[engine].port), on_a())],
+            "{container}"
+        );
     }
     let unsaid = engines_on(&servers, &[gpu("GPU-a", &[("double", None)])]).await;
-    assert_eq!(unsaid.len(), 2, "which of them is the proxy is not known: {unsaid:?}");
+    assert_eq!(
+        unsaid.len(),
+        2,
+        "which of them is the proxy is not known: {unsaid:?}"
+    );
 }
 
 #[tokio::test]
 async fn engines_of_several_containers_are_on_the_gpus_of_their_own_processes() {
     let servers = two_loaded_engines().await;
-    let mut ports = servers.iter().map(|server| Some(server.port)).collect::<Vec<_>>();
+    let mut ports = servers
+        .iter()
+        .map(|server| Some(server.port))
+        .collect::<Vec<_>>();
     ports.sort();
-    let (a, b) = (gpu("GPU-a", &[("double", Some("one"))]), gpu("GPU-b", &[("double", Some("two"))]));
+    let (a, b) = (
+        gpu("GPU-a", &[("double", Some("one"))]),
+        gpu("GPU-b", &[("double", Some("two"))]),
+    );
     let of = |engines: Vec<(Option<u16>, Vec<String>)>| {
-        assert_eq!(engines.iter().map(|(port, _)| *port).collect::<Vec<_>>(), ports);
+        assert_eq!(
+            engines.iter().map(|(port, _)| *port).collect::<Vec<_>>(),
+            ports
+        );
         let on = |server: &StubServer| {
-            engines.iter().find(|(port, _)| *port == Some(server.port)).unwrap().1.join(",")
+            engines
+                .iter()
+                .find(|(port, _)| *port == Some(server.port))
+                .unwrap()
+                .1
+                .join(",")
         };
         servers.each_ref().map(on)
     };
-    assert_eq!(of(engines_on(&servers, &[a.clone(), b.clone()]).await), ["GPU-a", "GPU-b"]);
+    assert_eq!(
+        of(engines_on(&servers, &[a.clone(), b.clone()]).await),
+        ["GPU-a", "GPU-b"]
+    );
     let c = gpu("GPU-c", &[("double", Some("a worker without a port"))]);
     assert_eq!(
         of(engines_on(&servers, &[a.clone(), b.clone(), c]).await),
@@ -653,9 +965,18 @@ async fn engines_of_several_containers_are_on_the_gpus_of_their_own_processes() 
         "either may be the engine of which the worker is a part"
     );
     let both = gpu("GPU-b", &[("double", Some("one")), ("double", Some("two"))]);
-    assert_eq!(of(engines_on(&servers, &[a, both]).await), ["GPU-a,GPU-b", "GPU-b"]);
-    let unsaid = [gpu("GPU-a", &[("double", None)]), gpu("GPU-b", &[("double", None)])];
-    assert_eq!(of(engines_on(&servers, &unsaid).await), ["GPU-a,GPU-b", "GPU-a,GPU-b"]);
+    assert_eq!(
+        of(engines_on(&servers, &[a, both]).await),
+        ["GPU-a,GPU-b", "GPU-b"]
+    );
+    let unsaid = [
+        gpu("GPU-a", &[("double", None)]),
+        gpu("GPU-b", &[("double", None)]),
+    ];
+    assert_eq!(
+        of(engines_on(&servers, &unsaid).await),
+        ["GPU-a,GPU-b", "GPU-a,GPU-b"]
+    );
 }
 
 #[tokio::test]
@@ -669,10 +990,19 @@ async fn two_engines_with_like_figures_stay_two() {
     let (one, other) = (StubPages::default(), StubPages::default());
     let mut servers = Vec::new();
     for (pages, tokens) in [(&one, 1000), (&other, 1020)] {
-        servers.push(pages.set("/metrics", 200, &page(tokens, 3, 0.5)).set("/health", 200, "").serve().await);
+        servers.push(
+            pages
+                .set("/metrics", 200, &page(tokens, 3, 0.5))
+                .set("/health", 200, "")
+                .serve()
+                .await,
+        );
     }
     let ports = servers.iter().map(|server| server.port).collect();
-    let pod = PodOnNode { ports, ..pod("ranks", None) };
+    let pod = PodOnNode {
+        ports,
+        ..pod("ranks", None)
+    };
     let mut engines = EngineWatcher::new(patient());
     for tokens in [2000, 3000, 4000] {
         round(&mut engines, std::slice::from_ref(&pod)).await;
@@ -686,13 +1016,27 @@ async fn two_engines_with_like_figures_stay_two() {
 
 #[tokio::test]
 async fn the_ports_that_an_annotation_lists_are_engines_from_the_start() {
-    let engine = serve_pages(&[("/metrics", 200, page!("vllm-loaded")), ("/health", 200, "")]).await;
+    let engine = serve_pages(&[
+        ("/metrics", 200, page!("vllm-loaded")),
+        ("/health", 200, ""),
+    ])
+    .await;
     let mut pod = pod("listed", None);
     // Nothing listens at the other one yet.
-    pod.annotations.insert(METRICS_PORT.into(), format!("{}, 1", engine.port));
+    pod.annotations
+        .insert(METRICS_PORT.into(), format!("{}, 1", engine.port));
     let mut engines = EngineWatcher::new(patient());
     round(&mut engines, std::slice::from_ref(&pod)).await;
     let reports = round(&mut engines, std::slice::from_ref(&pod)).await;
-    let said: Vec<_> = reports.iter().map(|report| (report.port, report.state)).collect();
-    assert_eq!(said, [(None, EngineState::Starting), (Some(engine.port), EngineState::Serving)]);
+    let said: Vec<_> = reports
+        .iter()
+        .map(|report| (report.port, report.state))
+        .collect();
+    assert_eq!(
+        said,
+        [
+            (None, EngineState::Starting),
+            (Some(engine.port), EngineState::Serving)
+        ]
+    );
 }

@@ -70,7 +70,12 @@ pub struct EngineRound {
 impl EngineWatcher {
     pub fn new(limits: EngineLimits) -> Self {
         let fetcher = Arc::new(Fetcher::new(limits.clone()));
-        Self { limits, fetcher, slots: BTreeMap::new(), visits: JoinSet::new() }
+        Self {
+            limits,
+            fetcher,
+            slots: BTreeMap::new(),
+            visits: JoinSet::new(),
+        }
     }
 
     /// One round: probes every engine that is due, waits a moment, and returns what is known of all of them. An engine that takes
@@ -93,7 +98,12 @@ impl EngineWatcher {
                 Err(error) => {
                     let now = Instant::now();
                     let engine = WatchedEngine::misconfigured(&error, now);
-                    found.engines.extend(engine.report(pod, gpus_of(pod, &seen), now, &self.limits));
+                    found.engines.extend(engine.report(
+                        pod,
+                        gpus_of(pod, &seen),
+                        now,
+                        &self.limits,
+                    ));
                 }
             }
         }
@@ -107,18 +117,37 @@ impl EngineWatcher {
             self.report(pod, &seen, now, &mut found);
         }
         let requesters = dual_pods::requesters(pods);
-        found.unread.retain(|unread| !requesters.contains(&unread.pod));
-        found.engines.sort_by(|a, b| (&a.pod, a.port).cmp(&(&b.pod, b.port)));
+        found
+            .unread
+            .retain(|unread| !requesters.contains(&unread.pod));
+        found
+            .engines
+            .sort_by(|a, b| (&a.pod, a.port).cmp(&(&b.pod, b.port)));
         found
     }
 
     /// One place for each port that the pod names. Of a pod that names none, one for it all, and one for each port beside that of the
     /// engine found there: each may have an engine of its own.
-    fn add_places(&self, pod: &PodOnNode, sought: EngineQuery, wanted: &mut BTreeMap<Place, EngineQuery>) {
-        let (all, is_named) = ((pod.uid.clone(), None), pod.annotations.contains_key(address::METRICS_PORT));
+    fn add_places(
+        &self,
+        pod: &PodOnNode,
+        sought: EngineQuery,
+        wanted: &mut BTreeMap<Place, EngineQuery>,
+    ) {
+        let (all, is_named) = (
+            (pod.uid.clone(), None),
+            pod.annotations.contains_key(address::METRICS_PORT),
+        );
         let home = self.slots.get(&all).and_then(|slot| slot.watched.port());
-        let claim = if is_named { EngineEvidence::Declared } else { EngineEvidence::Guessed };
-        let apart = sought.ports.iter().filter(|&&port| is_named || home.is_some_and(|home| home != port));
+        let claim = if is_named {
+            EngineEvidence::Declared
+        } else {
+            EngineEvidence::Guessed
+        };
+        let apart = sought
+            .ports
+            .iter()
+            .filter(|&&port| is_named || home.is_some_and(|home| home != port));
         wanted.extend(apart.map(|&port| ((pod.uid.clone(), Some(port)), sought.at(port, claim))));
         if !is_named {
             wanted.insert(all, sought);
@@ -131,13 +160,29 @@ impl EngineWatcher {
         let slot = self
             .slots
             .entry(place.clone())
-            .or_insert_with(|| EngineSlot { watched: WatchedEngine::new(sought.clone(), now), visit: None });
+            .or_insert_with(|| EngineSlot {
+                watched: WatchedEngine::new(sought.clone(), now),
+                visit: None,
+            });
         slot.watched.seek(sought, now);
-        let is_under_way = slot.visit.as_ref().is_some_and(|visit| !visit.is_finished());
-        let (Some(ip), false) = (pod.ip, is_under_way) else { return };
-        let Some(visit) = slot.watched.due(pod, ip, now, &self.limits) else { return };
+        let is_under_way = slot
+            .visit
+            .as_ref()
+            .is_some_and(|visit| !visit.is_finished());
+        let (Some(ip), false) = (pod.ip, is_under_way) else {
+            return;
+        };
+        let Some(visit) = slot.watched.due(pod, ip, now, &self.limits) else {
+            return;
+        };
         let (probe_kind, fetcher) = (visit.probe_kind.clone(), self.fetcher.clone());
-        let visited = async move { Visited { place, probe_kind, answer: visit.make(&fetcher).await } };
+        let visited = async move {
+            Visited {
+                place,
+                probe_kind,
+                answer: visit.make(&fetcher).await,
+            }
+        };
         slot.visit = Some(self.visits.spawn(visited));
     }
 
@@ -153,7 +198,11 @@ impl EngineWatcher {
         found: &mut EngineRound,
     ) {
         let places = (pod.uid.clone(), None)..=(pod.uid.clone(), Some(u16::MAX));
-        let all: Vec<&WatchedEngine> = self.slots.range(places).map(|(_, slot)| &slot.watched).collect();
+        let all: Vec<&WatchedEngine> = self
+            .slots
+            .range(places)
+            .map(|(_, slot)| &slot.watched)
+            .collect();
         let container = |one: &WatchedEngine| Some(seen.get(&**pod.containers.get(&one.port()?)?));
         let own = |one: &WatchedEngine| container(one).flatten();
         let is_proxy = |one: &&&WatchedEngine| {
@@ -163,18 +212,25 @@ impl EngineWatcher {
         let (gpus, before) = (gpus_of(pod, seen), found.engines.len());
         let covered: Vec<&GpuUuid> = all.iter().filter_map(|one| own(one)).flatten().collect();
         for one in all.iter().filter(|one| !is_proxy(one)) {
-            let is_on =
-                |gpu: &&GpuUuid| own(one).is_none_or(|own| own.contains(gpu) || !covered.contains(gpu));
+            let is_on = |gpu: &&GpuUuid| {
+                own(one).is_none_or(|own| own.contains(gpu) || !covered.contains(gpu))
+            };
             let gpus = gpus.iter().filter(is_on).cloned().collect();
-            found.engines.extend(one.report(pod, gpus, now, &self.limits));
+            found
+                .engines
+                .extend(one.report(pod, gpus, now, &self.limits));
         }
         // A pod that is not ready yet starts, and one that has no GPU takes no load.
         let may_serve = pod.is_ready || pod.is_beyond_bound;
         let is_unread = found.engines.len() == before && may_serve && !gpus.is_empty();
-        let Some(first) = all.first().filter(|_| is_unread) else { return };
+        let Some(first) = all.first().filter(|_| is_unread) else {
+            return;
+        };
         let reason = match pod.is_beyond_bound {
             true => "the pod is larger than an agent reads",
-            false => first.trouble().unwrap_or("none of its ports has been asked yet"),
+            false => first
+                .trouble()
+                .unwrap_or("none of its ports has been asked yet"),
         };
         found.unread.push(UnreadPod {
             pod: pod.uid.clone(),
@@ -202,7 +258,8 @@ impl EngineWatcher {
     fn note(&mut self, visited: Visited) {
         if let Some(slot) = self.slots.get_mut(&visited.place) {
             slot.visit = None;
-            slot.watched.note(&visited.probe_kind, visited.answer, &self.limits);
+            slot.watched
+                .note(&visited.probe_kind, visited.answer, &self.limits);
         }
     }
 
@@ -220,7 +277,11 @@ impl EngineWatcher {
 /// Whether another pod has the same address.
 fn owner(pod: &PodOnNode, pods: &[PodOnNode]) -> AddressOwner {
     let has_same = |other: &PodOnNode| other.uid != pod.uid && other.ip == pod.ip;
-    if pods.iter().any(has_same) { AddressOwner::Shared } else { AddressOwner::Pod }
+    if pods.iter().any(has_same) {
+        AddressOwner::Shared
+    } else {
+        AddressOwner::Pod
+    }
 }
 
 /// The GPUs on which processes were seen, of each pod by its UID and of each container by its id.
@@ -229,15 +290,25 @@ fn seen_on(gpus: &[GpuReport]) -> BTreeMap<&str, Vec<GpuUuid>> {
     for gpu in gpus {
         let processes = gpu.processes.iter().flatten();
         let owners: BTreeSet<&str> = processes
-            .flat_map(|process| [process.pod.as_ref().map(PodUid::as_str), process.container.as_deref()])
+            .flat_map(|process| {
+                [
+                    process.pod.as_ref().map(PodUid::as_str),
+                    process.container.as_deref(),
+                ]
+            })
             .flatten()
             .collect();
-        owners.into_iter().for_each(|owner| seen.entry(owner).or_default().push(gpu.uuid.clone()));
+        owners
+            .into_iter()
+            .for_each(|owner| seen.entry(owner).or_default().push(gpu.uuid.clone()));
     }
     seen
 }
 
 /// Those of a pod's processes; without any, those that its Binding recorded.
 fn gpus_of(pod: &PodOnNode, seen: &BTreeMap<&str, Vec<GpuUuid>>) -> Vec<GpuUuid> {
-    seen.get(pod.uid.as_str()).or(pod.devices.as_ref()).cloned().unwrap_or_default()
+    seen.get(pod.uid.as_str())
+        .or(pod.devices.as_ref())
+        .cloned()
+        .unwrap_or_default()
 }

@@ -106,30 +106,53 @@ impl Properties {
 impl EngineProbe {
     pub async fn make(self, fetcher: &Fetcher) -> ProbeResult {
         let asked = Instant::now();
-        let answer = |page| ProbeResult { asked, page, health: None, properties: None };
+        let answer = |page| ProbeResult {
+            asked,
+            page,
+            health: None,
+            properties: None,
+        };
         match &self.probe_kind {
             ProbeKind::Search(addresses) => answer(self.search(fetcher, addresses).await),
-            ProbeKind::Metrics(metrics, SecondProbe::Nothing) => answer(self.metrics(fetcher, metrics).await),
+            ProbeKind::Metrics(metrics, SecondProbe::Nothing) => {
+                answer(self.metrics(fetcher, metrics).await)
+            }
             ProbeKind::Metrics(metrics, SecondProbe::Health(health)) => {
                 let (page, health) =
                     tokio::join!(self.metrics(fetcher, metrics), self.health(fetcher, health));
-                ProbeResult { health: Some(health), ..answer(page) }
+                ProbeResult {
+                    health: Some(health),
+                    ..answer(page)
+                }
             }
             ProbeKind::Metrics(metrics, SecondProbe::Properties) => {
-                let (page, properties) =
-                    tokio::join!(self.metrics(fetcher, metrics), self.properties(fetcher, metrics));
-                ProbeResult { properties, ..answer(page) }
+                let (page, properties) = tokio::join!(
+                    self.metrics(fetcher, metrics),
+                    self.properties(fetcher, metrics)
+                );
+                ProbeResult {
+                    properties,
+                    ..answer(page)
+                }
             }
         }
     }
 
     /// The first page of an engine, or the most informative reason why there is none.
-    async fn search(&self, fetcher: &Fetcher, addresses: &[MetricsAddress]) -> Result<EngineFigures, NoPage> {
+    async fn search(
+        &self,
+        fetcher: &Fetcher,
+        addresses: &[MetricsAddress],
+    ) -> Result<EngineFigures, NoPage> {
         let mut nothing: Option<NoPage> = None;
         for address in addresses {
             match self.metrics(fetcher, address).await {
                 Ok(found) => return Ok(found),
-                Err(error) if nothing.as_ref().is_none_or(|known| error.weight() > known.weight()) => {
+                Err(error)
+                    if nothing
+                        .as_ref()
+                        .is_none_or(|known| error.weight() > known.weight()) =>
+                {
                     nothing = Some(error);
                 }
                 Err(_) => {}
@@ -138,10 +161,20 @@ impl EngineProbe {
         Err(nothing.expect("a search has an address at least"))
     }
 
-    async fn metrics(&self, fetcher: &Fetcher, address: &MetricsAddress) -> Result<EngineFigures, NoPage> {
+    async fn metrics(
+        &self,
+        fetcher: &Fetcher,
+        address: &MetricsAddress,
+    ) -> Result<EngineFigures, NoPage> {
         let (page, scheme) = fetcher.get(self.ip, address).await?;
         match read(&page, self.engine) {
-            Ok(figures) => Ok(EngineFigures { at: MetricsAddress { scheme, ..address.clone() }, figures }),
+            Ok(figures) => Ok(EngineFigures {
+                at: MetricsAddress {
+                    scheme,
+                    ..address.clone()
+                },
+                figures,
+            }),
             Err(error) => Err(NoPage::Unknown(address.clone(), error)),
         }
     }

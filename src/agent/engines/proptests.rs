@@ -21,18 +21,35 @@ use tokio::time::Instant;
 /// All lines of all pages in the fixtures.
 static LINES: LazyLock<Vec<String>> = LazyLock::new(|| {
     let folder = format!("{}/tests/fixtures/engines", env!("CARGO_WORKSPACE_DIR"));
-    let files = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
+    let files = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|file| file.unwrap().path());
     let lines = files.map(|file| std::fs::read_to_string(file).unwrap());
-    let lines: BTreeSet<String> =
-        lines.flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>()).collect();
-    lines.into_iter().filter(|line| !line.contains("_bucket")).collect()
+    let lines: BTreeSet<String> = lines
+        .flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>())
+        .collect();
+    lines
+        .into_iter()
+        .filter(|line| !line.contains("_bucket"))
+        .collect()
 });
 
 fn line() -> impl Strategy<Value = String> {
-    let value = select(&["0", "0.0", "1", "40", "0.99", "99", "-1", "NaN", "+Inf", "1e300", "", "x"][..]);
-    let damage = (any::<Index>(), select(&[' ', '"', '{', '}', 'x', '_', ':', '7', '#'][..]));
-    (any::<Index>(), prop::option::of(value), prop::option::weighted(0.2, damage)).prop_map(
-        |(place, value, damage)| {
+    let value = select(
+        &[
+            "0", "0.0", "1", "40", "0.99", "99", "-1", "NaN", "+Inf", "1e300", "", "x",
+        ][..],
+    );
+    let damage = (
+        any::<Index>(),
+        select(&[' ', '"', '{', '}', 'x', '_', ':', '7', '#'][..]),
+    );
+    (
+        any::<Index>(),
+        prop::option::of(value),
+        prop::option::weighted(0.2, damage),
+    )
+        .prop_map(|(place, value, damage)| {
             let mut line = place.get(&LINES).clone();
             if let (Some(value), Some((start, _))) = (value, line.rsplit_once(' ')) {
                 line = format!("{start} {value}");
@@ -44,31 +61,54 @@ fn line() -> impl Strategy<Value = String> {
                 line = characters.into_iter().collect();
             }
             line
-        },
-    )
+        })
 }
 
 /// Whether some line has one of these in its name, and a value of zero: the least that an idle engine says.
 fn says_zero(page: &str, names: &[&str]) -> bool {
     page.lines().any(|line| {
-        let name = line.trim_start().split(['{', ' ', '\t']).next().unwrap_or_default();
-        let value = line.split_whitespace().next_back().and_then(|value| value.parse::<f64>().ok());
+        let name = line
+            .trim_start()
+            .split(['{', ' ', '\t'])
+            .next()
+            .unwrap_or_default();
+        let value = line
+            .split_whitespace()
+            .next_back()
+            .and_then(|value| value.parse::<f64>().ok());
         names.iter().any(|part| name.contains(part)) && value == Some(0.0)
     })
 }
 
 /// What a decision counts of a ready pod whose only page this is; `None` if the pod is reported as one that cannot be read.
 fn load_of(page: &str, claim: EngineEvidence, health: EngineHealth) -> Option<EngineLoad> {
-    let at = MetricsAddress { scheme: Scheme::Http, port: 8000, path: PathAndQuery::from_static("/metrics") };
-    let query = EngineQuery { engine: None, claim, addresses: vec![at.clone()], ports: vec![8000] };
+    let at = MetricsAddress {
+        scheme: Scheme::Http,
+        port: 8000,
+        path: PathAndQuery::from_static("/metrics"),
+    };
+    let query = EngineQuery {
+        engine: None,
+        claim,
+        addresses: vec![at.clone()],
+        ports: vec![8000],
+    };
     let now = Instant::now();
     let mut watched = WatchedEngine::new(query, now);
     let page = match read(page.as_bytes(), None) {
-        Ok(figures) => Ok(EngineFigures { at: at.clone(), figures }),
+        Ok(figures) => Ok(EngineFigures {
+            at: at.clone(),
+            figures,
+        }),
         Err(reason) => Err(NoPage::Unknown(at.clone(), reason)),
     };
     let kind = ProbeKind::Metrics(at.clone(), SecondProbe::Health(at));
-    let answer = ProbeResult { asked: now, page, health: Some(health), properties: None };
+    let answer = ProbeResult {
+        asked: now,
+        page,
+        health: Some(health),
+        properties: None,
+    };
     let limits = EngineLimits::default();
     watched.note(&kind, answer, &limits);
     let mut pod = pod(&[], &[], &[8000]);

@@ -41,14 +41,38 @@ mod tests {
     #[test]
     fn an_engine_is_reusable_by_its_own_label_or_as_an_unbound_provider_of_dual_pods() {
         let own = json!({ "stowage.dev/reusable": "true" });
-        assert_eq!(reusable(own.clone(), json!({}), None).as_deref(), Some("llm-d"));
-        assert_eq!(reusable(own, json!({}), Some("2026-11-01T00:00:00Z")), None, "it ends");
-        assert_eq!(reusable(json!({ "stowage.dev/reusable": "yes" }), json!({}), None), None);
+        assert_eq!(
+            reusable(own.clone(), json!({}), None).as_deref(),
+            Some("llm-d")
+        );
+        assert_eq!(
+            reusable(own, json!({}), Some("2026-11-01T00:00:00Z")),
+            None,
+            "it ends"
+        );
+        assert_eq!(
+            reusable(json!({ "stowage.dev/reusable": "yes" }), json!({}), None),
+            None
+        );
         assert_eq!(reusable(json!({}), json!({}), None), None);
         let asleep = json!({ "dual-pods.llm-d.ai/sleeping": "true" });
-        assert_eq!(reusable(asleep.clone(), json!({}), None).as_deref(), Some("llm-d"));
+        assert_eq!(
+            reusable(asleep.clone(), json!({}), None).as_deref(),
+            Some("llm-d")
+        );
         let bound = json!({ "dual-pods.llm-d.ai/requester": "uid-7 requester" });
-        assert_eq!(reusable(asleep, bound, None), None, "a requester has it already");
-        assert_eq!(reusable(json!({ "dual-pods.llm-d.ai/sleeping": "false" }), json!({}), None), None);
+        assert_eq!(
+            reusable(asleep, bound, None),
+            None,
+            "a requester has it already"
+        );
+        assert_eq!(
+            reusable(
+                json!({ "dual-pods.llm-d.ai/sleeping": "false" }),
+                json!({}),
+                None
+            ),
+            None
+        );
     }
 }

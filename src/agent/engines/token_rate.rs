@@ -21,22 +21,33 @@ pub struct TokenRate {
 impl TokenRate {
     /// The counter on a page that was read then; `None` if the page does not have it.
     pub fn note(&mut self, count: Option<u64>, at: Instant) {
-        let Some(count) = count else { return self.samples.clear() };
+        let Some(count) = count else {
+            return self.samples.clear();
+        };
         // A counter that falls is that of a new process.
-        if self.samples.back().is_some_and(|(_, before)| count < *before) {
+        if self
+            .samples
+            .back()
+            .is_some_and(|(_, before)| count < *before)
+        {
             self.samples.clear();
         }
         // The newest sample is replaced as long as it is near to the one before it.
         let mut latest = self.samples.iter().rev();
-        let near =
-            |one: Option<&(Instant, u64)>| one.is_some_and(|(then, _)| at.duration_since(*then) < APART);
+        let near = |one: Option<&(Instant, u64)>| {
+            one.is_some_and(|(then, _)| at.duration_since(*then) < APART)
+        };
         latest.next();
         if near(latest.next()) {
             self.samples.pop_back();
         }
         self.samples.push_back((at, count));
         // One sample from before the window stays, so that the whole of it is covered.
-        while self.samples.get(1).is_some_and(|(then, _)| at.duration_since(*then) >= WINDOW) {
+        while self
+            .samples
+            .get(1)
+            .is_some_and(|(then, _)| at.duration_since(*then) >= WINDOW)
+        {
             self.samples.pop_front();
         }
     }
@@ -73,14 +84,22 @@ mod tests {
     #[test]
     fn a_restart_and_a_page_without_the_counter_begin_anew() {
         assert_eq!(noted(&[(0, Some(500)), (1000, Some(20))]), None);
-        assert_eq!(noted(&[(0, Some(500)), (1000, Some(20)), (2000, Some(50))]), Some(30.0));
-        assert_eq!(noted(&[(0, Some(500)), (1000, Some(600)), (2000, None)]), None);
+        assert_eq!(
+            noted(&[(0, Some(500)), (1000, Some(20)), (2000, Some(50))]),
+            Some(30.0)
+        );
+        assert_eq!(
+            noted(&[(0, Some(500)), (1000, Some(600)), (2000, None)]),
+            None
+        );
     }
 
     #[test]
     fn bursts_even_out_over_half_a_minute() {
         // 300 tokens when a request ends, every ten seconds.
-        let pages: Vec<_> = (0..=100).map(|second| (second * 1000, Some(second / 10 * 300))).collect();
+        let pages: Vec<_> = (0..=100)
+            .map(|second| (second * 1000, Some(second / 10 * 300)))
+            .collect();
         assert_eq!(noted(&pages), Some(30.0));
     }
 

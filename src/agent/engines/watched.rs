@@ -4,7 +4,9 @@
 
 use super::address::{BadAnnotation, EngineEvidence, EngineQuery, MetricsAddress, health};
 use super::limits::EngineLimits;
-use super::probe::{EngineFigures, EngineHealth, EngineProbe, NoPage, ProbeKind, ProbeResult, SecondProbe};
+use super::probe::{
+    EngineFigures, EngineHealth, EngineProbe, NoPage, ProbeKind, ProbeResult, SecondProbe,
+};
 use super::reuse;
 use super::token_rate::TokenRate;
 use crate::pods::PodOnNode;
@@ -100,8 +102,16 @@ impl WatchedEngine {
     /// One whose annotations cannot be parsed: it is probed nowhere.
     pub(crate) fn misconfigured(problem: &BadAnnotation, now: Instant) -> Self {
         let (claim, addresses, ports) = (EngineEvidence::Declared, Vec::new(), Vec::new());
-        let sought = EngineQuery { engine: None, claim, addresses, ports };
-        Self { trouble: Some((0, problem.to_string())), ..Self::new(sought, now) }
+        let sought = EngineQuery {
+            engine: None,
+            claim,
+            addresses,
+            ports,
+        };
+        Self {
+            trouble: Some((0, problem.to_string())),
+            ..Self::new(sought, now)
+        }
     }
 
     /// Sets the addresses. The state is kept if they are unchanged.
@@ -139,7 +149,11 @@ impl WatchedEngine {
                 (!addresses.is_empty()).then_some(ProbeKind::Search(addresses))?
             }
         };
-        Some(EngineProbe { ip, engine: self.sought.engine.or(self.engine), probe_kind })
+        Some(EngineProbe {
+            ip,
+            engine: self.sought.engine.or(self.engine),
+            probe_kind,
+        })
     }
 
     /// The addresses from the next one to the last.
@@ -149,12 +163,16 @@ impl WatchedEngine {
 
     /// Health is probed until the engine is known to serve, and again when its metrics fail.
     fn beside(&self, metrics: &MetricsAddress) -> SecondProbe {
-        let is_known = matches!(self.health, Some(EngineHealth::Ready | EngineHealth::Unclear))
-            && self.trouble.is_none();
+        let is_known = matches!(
+            self.health,
+            Some(EngineHealth::Ready | EngineHealth::Unclear)
+        ) && self.trouble.is_none();
         match health(self.known_engine(), metrics) {
             Some(address) if !is_known => SecondProbe::Health(address),
             _ if self.properties == CacheSizeProbe::NotYet
-                && self.engine.is_some_and(|engine| engine.declaration().has_properties) =>
+                && self
+                    .engine
+                    .is_some_and(|engine| engine.declaration().has_properties) =>
             {
                 SecondProbe::Properties
             }
@@ -176,9 +194,13 @@ impl WatchedEngine {
         if !(is_elsewhere && answer.health == Some(EngineHealth::Unclear)) {
             self.health = answer.health.or(self.health);
         }
-        if matches!(probe_kind, ProbeKind::Metrics(_, SecondProbe::Properties)) && answer.page.is_ok() {
+        if matches!(probe_kind, ProbeKind::Metrics(_, SecondProbe::Properties))
+            && answer.page.is_ok()
+        {
             self.properties = CacheSizeProbe::Done;
-            self.kv_cache_tokens = answer.properties.and_then(|properties| properties.kv_cache_tokens());
+            self.kv_cache_tokens = answer
+                .properties
+                .and_then(|properties| properties.kv_cache_tokens());
         }
         match answer.page {
             Ok(found) => {
@@ -188,7 +210,9 @@ impl WatchedEngine {
                 }
                 self.found(found, answer.asked);
             }
-            Err(nothing) => self.not_found(probe_kind, &nothing, answer.health, answer.asked, limits),
+            Err(nothing) => {
+                self.not_found(probe_kind, &nothing, answer.health, answer.asked, limits)
+            }
         }
     }
 
@@ -197,8 +221,10 @@ impl WatchedEngine {
         self.engine = Some(found.figures.engine);
         self.note_preemptions(found.figures.preemptions, asked);
         let before = self.generated.map(|(_, now)| now);
-        self.generated =
-            found.figures.generated_tokens.map(|now| (before.map_or(now, |before| before.min(now)), now));
+        self.generated = found
+            .figures
+            .generated_tokens
+            .map(|now| (before.map_or(now, |before| before.min(now)), now));
         self.token_rate.note(found.figures.generated_tokens, asked);
         self.latest = Some((found.figures, asked));
         self.contact = EngineContact::Had;
@@ -209,7 +235,11 @@ impl WatchedEngine {
 
     /// The first number says nothing: what it counts may be long ago. A number that falls is that of a new process.
     fn note_preemptions(&mut self, count: Option<u64>, asked: Instant) {
-        if self.preemptions.zip(count).is_some_and(|(before, now)| now > before) {
+        if self
+            .preemptions
+            .zip(count)
+            .is_some_and(|(before, now)| now > before)
+        {
             self.preempted = Some(asked);
         }
         self.preemptions = count;
@@ -250,7 +280,12 @@ impl WatchedEngine {
             self.latest = None;
         }
         let is_first = self.home.is_some() || self.turn == 0;
-        if is_first || self.trouble.as_ref().is_none_or(|(weight, _)| nothing.weight() >= *weight) {
+        if is_first
+            || self
+                .trouble
+                .as_ref()
+                .is_none_or(|(weight, _)| nothing.weight() >= *weight)
+        {
             self.trouble = Some((nothing.weight(), nothing.to_string()));
         }
         self.failures = self.failures.saturating_add(1);
@@ -260,7 +295,9 @@ impl WatchedEngine {
             }
             // A healthy server without a page may be a sidecar: the others are asked as well.
             ProbeKind::Metrics(..) => self.turn_over(1, asked, limits.retry_engine),
-            ProbeKind::Search(addresses) => self.turn_over(addresses.len(), asked, limits.retry_guess),
+            ProbeKind::Search(addresses) => {
+                self.turn_over(addresses.len(), asked, limits.retry_guess)
+            }
         }
     }
 
@@ -306,11 +343,18 @@ impl WatchedEngine {
     /// Whether the other's page may be that of the same engine, behind a proxy: what each had generated between its last two pages
     /// overlaps, and their figures are close. Two engines with like loads look so, too.
     pub(crate) fn is_same_as(&self, other: &Self) -> bool {
-        let (Some((one, _)), Some((two, _))) = (&self.latest, &other.latest) else { return false };
-        let Some((a, b)) = self.generated.zip(other.generated) else { return false };
-        let is_close = one.kv_cache_usage.zip(two.kv_cache_usage).is_none_or(|(a, b)| (a - b).abs() < 0.05);
-        let is_alike =
-            (one.engine, &one.model, one.kv_cache_tokens) == (two.engine, &two.model, two.kv_cache_tokens);
+        let (Some((one, _)), Some((two, _))) = (&self.latest, &other.latest) else {
+            return false;
+        };
+        let Some((a, b)) = self.generated.zip(other.generated) else {
+            return false;
+        };
+        let is_close = one
+            .kv_cache_usage
+            .zip(two.kv_cache_usage)
+            .is_none_or(|(a, b)| (a - b).abs() < 0.05);
+        let is_alike = (one.engine, &one.model, one.kv_cache_tokens)
+            == (two.engine, &two.model, two.kv_cache_tokens);
         is_alike && is_close && a.1 > 0 && a.0 <= b.1 && b.0 <= a.1
     }
 
@@ -325,7 +369,10 @@ impl WatchedEngine {
         if self.engine.is_none() && self.sought.claim == EngineEvidence::Guessed {
             return None;
         }
-        let latest = self.latest.as_ref().filter(|(_, at)| now.duration_since(*at) <= limits.keep);
+        let latest = self
+            .latest
+            .as_ref()
+            .filter(|(_, at)| now.duration_since(*at) <= limits.keep);
         let age = latest.map_or(Duration::ZERO, |(_, at)| now.duration_since(*at));
         let figures = latest.map(|(figures, _)| figures);
         let state = self.state(pod, figures);
@@ -338,9 +385,12 @@ impl WatchedEngine {
             sleep_level: figures.and_then(|figures| figures.sleep_level),
             model: declared_model(pod).or_else(|| figures?.model.clone()),
             kv_cache_usage: figures.and_then(|figures| figures.kv_cache_usage),
-            kv_cache_tokens: figures.and_then(|figures| figures.kv_cache_tokens.or(self.kv_cache_tokens)),
+            kv_cache_tokens: figures
+                .and_then(|figures| figures.kv_cache_tokens.or(self.kv_cache_tokens)),
             waiting: figures.and_then(|figures| figures.waiting),
-            preempting: self.preempted.is_some_and(|at| now.duration_since(at) <= limits.preempting),
+            preempting: self
+                .preempted
+                .is_some_and(|at| now.duration_since(at) <= limits.preempting),
             running: figures.and_then(|figures| figures.running),
             tokens_per_second: latest.and_then(|_| self.token_rate.per_second()),
             reusable_in: reuse::reusable_in(pod),
@@ -369,13 +419,22 @@ impl WatchedEngine {
     }
 
     fn has_health(&self) -> bool {
-        self.home.as_ref().is_some_and(|home| health(self.known_engine(), home).is_some())
+        self.home
+            .as_ref()
+            .is_some_and(|home| health(self.known_engine(), home).is_some())
     }
 
     fn problem(&self, figures: Option<&Figures>) -> Option<String> {
-        let of_page = figures.into_iter().flat_map(|figures| &figures.problems).map(ToString::to_string);
+        let of_page = figures
+            .into_iter()
+            .flat_map(|figures| &figures.problems)
+            .map(ToString::to_string);
         let trouble = self.trouble().map(str::to_owned);
-        let mut text = trouble.into_iter().chain(of_page).collect::<Vec<_>>().join("; ");
+        let mut text = trouble
+            .into_iter()
+            .chain(of_page)
+            .collect::<Vec<_>>()
+            .join("; ");
         if let Some((end, _)) = text.char_indices().nth(MAX_PROBLEM) {
             text.truncate(end);
         }
@@ -385,6 +444,9 @@ impl WatchedEngine {
 
 /// The model that the pod declares.
 pub(crate) fn declared_model(pod: &PodOnNode) -> Option<ModelId> {
-    let said = pod.annotations.get("stowage.dev/model").or_else(|| pod.labels.get("llm-d.ai/model"));
+    let said = pod
+        .annotations
+        .get("stowage.dev/model")
+        .or_else(|| pod.labels.get("llm-d.ai/model"));
     said.and_then(|text| ModelId::parse_named(text).ok().flatten())
 }

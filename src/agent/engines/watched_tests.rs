@@ -1,12 +1,14 @@
 //! When an engine is probed and what is reported of it, without a network: answers and times are arguments.
 
 use super::address::{
-    AddressOwner, EngineEvidence, MAX_ENGINE_PORTS, METRICS_PATH, METRICS_PORT, MetricsAddress, Scheme,
-    sought,
+    AddressOwner, EngineEvidence, MAX_ENGINE_PORTS, METRICS_PATH, METRICS_PORT, MetricsAddress,
+    Scheme, sought,
 };
 use super::fetch::FetchError;
 use super::limits::EngineLimits;
-use super::probe::{EngineFigures, EngineHealth, EngineProbe, NoPage, ProbeKind, ProbeResult, SecondProbe};
+use super::probe::{
+    EngineFigures, EngineHealth, EngineProbe, NoPage, ProbeKind, ProbeResult, SecondProbe,
+};
 use super::watched::WatchedEngine;
 use crate::pods::PodOnNode;
 use http::{StatusCode, Uri};
@@ -22,8 +24,17 @@ use tokio::time::Instant;
 
 const IP: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-pub(super) fn pod(labels: &[(&str, &str)], annotations: &[(&str, &str)], ports: &[u16]) -> PodOnNode {
-    let map = |pairs: &[(&str, &str)]| pairs.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+pub(super) fn pod(
+    labels: &[(&str, &str)],
+    annotations: &[(&str, &str)],
+    ports: &[u16],
+) -> PodOnNode {
+    let map = |pairs: &[(&str, &str)]| {
+        pairs
+            .iter()
+            .map(|(k, v)| (k.to_string(), v.to_string()))
+            .collect()
+    };
     PodOnNode {
         uid: PodUid::parse("uid-1").unwrap(),
         key: PodKey::parse("default", "engine-1").unwrap(),
@@ -43,13 +54,22 @@ pub(super) fn pod(labels: &[(&str, &str)], annotations: &[(&str, &str)], ports: 
 
 fn addresses(pod: &PodOnNode, owner: AddressOwner) -> Vec<String> {
     let sought = sought(pod, owner).unwrap();
-    sought.addresses.iter().map(|address| format!("{}{}", address.port, address.path)).collect()
+    sought
+        .addresses
+        .iter()
+        .map(|address| format!("{}{}", address.port, address.path))
+        .collect()
 }
 
 #[test]
 fn a_pods_own_metrics_address_has_precedence_over_engines_defaults() {
     let prometheus = [("prometheus.io/port", "9400"), ("prometheus.io/path", "/m")];
-    let own = [(METRICS_PORT, "9000"), (METRICS_PATH, "/own"), prometheus[0], prometheus[1]];
+    let own = [
+        (METRICS_PORT, "9000"),
+        (METRICS_PATH, "/own"),
+        prometheus[0],
+        prometheus[1],
+    ];
     let sglang = [("llm-d.ai/engine-type", "sglang")];
     let of = |labels: &[_], annotations: &[_], ports: &[u16]| {
         addresses(&pod(labels, annotations, ports), AddressOwner::Pod)
@@ -59,13 +79,29 @@ fn a_pods_own_metrics_address_has_precedence_over_engines_defaults() {
         of(&sglang, &prometheus, &[8000])[..4],
         ["9400/m", "30000/metrics", "9400/metrics", "8000/metrics"]
     );
-    assert_eq!(of(&[("llm-d.ai/engine-type", "trtllm-serve")], &[], &[]), ["8000/prometheus/metrics"]);
-    assert_eq!(of(&sglang, &[(METRICS_PATH, "/own")], &[30000, 30001]), ["30000/own", "30001/own"]);
+    assert_eq!(
+        of(&[("llm-d.ai/engine-type", "trtllm-serve")], &[], &[]),
+        ["8000/prometheus/metrics"]
+    );
+    assert_eq!(
+        of(&sglang, &[(METRICS_PATH, "/own")], &[30000, 30001]),
+        ["30000/own", "30001/own"]
+    );
     let guesses = of(&[], &[], &[7777]);
-    assert_eq!(guesses[..4], ["7777/metrics", "7777/prometheus/metrics", "7777/v1/metrics", "8000/metrics"]);
+    assert_eq!(
+        guesses[..4],
+        [
+            "7777/metrics",
+            "7777/prometheus/metrics",
+            "7777/v1/metrics",
+            "8000/metrics"
+        ]
+    );
     for one in &DECLARATIONS {
         assert!(
-            one.ports.iter().all(|port| guesses.contains(&format!("{port}{}", one.path))),
+            one.ports
+                .iter()
+                .all(|port| guesses.contains(&format!("{port}{}", one.path))),
             "{}",
             one.name
         );
@@ -78,7 +114,10 @@ fn a_port_that_another_pod_may_have_is_not_guessed() {
         addresses(&pod(&[], &[], &[7777]), AddressOwner::Shared),
         ["7777/metrics", "7777/prometheus/metrics", "7777/v1/metrics"]
     );
-    assert_eq!(addresses(&pod(&[], &[], &[]), AddressOwner::Shared), [""; 0]);
+    assert_eq!(
+        addresses(&pod(&[], &[], &[]), AddressOwner::Shared),
+        [""; 0]
+    );
 }
 
 #[test]
@@ -92,7 +131,9 @@ fn an_annotation_that_cannot_be_read_is_named() {
         (METRICS_PATH, "metrics"),
         (METRICS_PATH, "/a b"),
     ] {
-        let error = sought(&pod(&[], &[(key, value)], &[]), AddressOwner::Pod).unwrap_err().to_string();
+        let error = sought(&pod(&[], &[(key, value)], &[]), AddressOwner::Pod)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains(key) && error.contains(value), "{error}");
     }
 }
@@ -109,7 +150,12 @@ impl Story {
     fn new(pod: PodOnNode) -> Self {
         let now = Instant::now();
         let sought = sought(&pod, AddressOwner::Pod).unwrap();
-        Self { watched: WatchedEngine::new(sought, now), pod, limits: EngineLimits::default(), now }
+        Self {
+            watched: WatchedEngine::new(sought, now),
+            pod,
+            limits: EngineLimits::default(),
+            now,
+        }
     }
 
     fn declared() -> Self {
@@ -130,13 +176,23 @@ impl Story {
             ProbeKind::Metrics(address, _) => address.clone(),
             ProbeKind::Search(addresses) => addresses[0].clone(),
         };
-        let page = page.map(|page| EngineFigures { at, figures: read(page.as_bytes(), None).unwrap() });
-        let answer = ProbeResult { asked: self.now, page, health, properties: None };
+        let page = page.map(|page| EngineFigures {
+            at,
+            figures: read(page.as_bytes(), None).unwrap(),
+        });
+        let answer = ProbeResult {
+            asked: self.now,
+            page,
+            health,
+            properties: None,
+        };
         self.watched.note(&visit.probe_kind, answer, &self.limits);
     }
 
     fn report(&self) -> EngineReport {
-        let report = self.watched.report(&self.pod, Vec::new(), self.now, &self.limits);
+        let report = self
+            .watched
+            .report(&self.pod, Vec::new(), self.now, &self.limits);
         report.expect("it is known for an engine")
     }
 
@@ -174,14 +230,24 @@ fn an_engine_starts_loads_serves_and_drains() {
     assert_eq!(story.state(), EngineState::Loading);
     story.later(2000);
     story.answer(Ok(PAGE), Some(EngineHealth::NotReady));
-    assert_eq!(story.state(), EngineState::Loading, "a page alone does not make it ready");
+    assert_eq!(
+        story.state(),
+        EngineState::Loading,
+        "a page alone does not make it ready"
+    );
     story.later(1000);
     story.answer(Ok(PAGE), Some(EngineHealth::Ready));
     assert_eq!(story.state(), EngineState::Serving);
     assert_eq!(story.report().kv_cache_usage, Some(0.5));
     story.later(1000);
-    story.answer(Ok("vllm:engine_sleep_state{sleep_state=\"discard_all\"} 1\n"), None);
-    assert_eq!((story.state(), story.report().sleep_level), (EngineState::Sleeping, Some(2)));
+    story.answer(
+        Ok("vllm:engine_sleep_state{sleep_state=\"discard_all\"} 1\n"),
+        None,
+    );
+    assert_eq!(
+        (story.state(), story.report().sleep_level),
+        (EngineState::Sleeping, Some(2))
+    );
     story.pod.is_leaving = true;
     assert_eq!(story.state(), EngineState::Draining);
 }
@@ -202,7 +268,10 @@ fn health_is_asked_until_it_serves_and_again_when_its_metrics_fail() {
     story.later(1000);
     assert!(asks_health(&mut story));
     story.answer(Ok(PAGE), Some(EngineHealth::Unclear));
-    assert!(!asks_health(&mut story), "an engine without a health page serves if its metrics are there");
+    assert!(
+        !asks_health(&mut story),
+        "an engine without a health page serves if its metrics are there"
+    );
     assert_eq!(story.state(), EngineState::Serving);
 }
 
@@ -215,12 +284,23 @@ fn figures_of_an_engine_that_hangs_grow_old_and_are_dropped() {
         story.answer(Err(timed_out()), Some(EngineHealth::Unclear));
     }
     let report = story.report();
-    assert_eq!((report.state, report.kv_cache_usage), (EngineState::Serving, Some(0.5)));
+    assert_eq!(
+        (report.state, report.kv_cache_usage),
+        (EngineState::Serving, Some(0.5))
+    );
     assert_eq!(report.age_millis, Millis(30_000));
-    assert!(report.problem.unwrap().contains("has not answered in full within 800ms"));
+    assert!(
+        report
+            .problem
+            .unwrap()
+            .contains("has not answered in full within 800ms")
+    );
     story.later(1);
     let report = story.report();
-    assert_eq!((report.state, report.kv_cache_usage), (EngineState::Unreachable, None));
+    assert_eq!(
+        (report.state, report.kv_cache_usage),
+        (EngineState::Unreachable, None)
+    );
     assert_eq!((report.waiting, report.age_millis), (None, Millis(0)));
     assert_eq!(report.engine, "vllm");
 }
@@ -232,9 +312,17 @@ fn an_engine_whose_port_is_closed_is_unreachable_at_once() {
     story.later(1000);
     story.answer(Err(refused()), None);
     let report = story.report();
-    assert_eq!((report.state, report.kv_cache_usage), (EngineState::Unreachable, Some(0.5)));
+    assert_eq!(
+        (report.state, report.kv_cache_usage),
+        (EngineState::Unreachable, Some(0.5))
+    );
     assert_eq!(report.age_millis, Millis(1000));
-    assert!(report.problem.unwrap().contains("nothing listens at http://127.0.0.1:8000/metrics"));
+    assert!(
+        report
+            .problem
+            .unwrap()
+            .contains("nothing listens at http://127.0.0.1:8000/metrics")
+    );
 }
 
 #[test]
@@ -243,7 +331,10 @@ fn figures_of_the_previous_process_are_not_reported_for_the_next() {
     story.answer(Ok(PAGE), Some(EngineHealth::Ready));
     story.later(1000);
     story.answer(Err(not_ready()), None);
-    assert_eq!((story.state(), story.report().kv_cache_usage), (EngineState::Loading, None));
+    assert_eq!(
+        (story.state(), story.report().kv_cache_usage),
+        (EngineState::Loading, None)
+    );
 }
 
 #[test]
@@ -252,7 +343,10 @@ fn an_engine_without_metrics_serves_if_it_says_so() {
     let not_found = FetchError::Status(uri(), StatusCode::NOT_FOUND);
     story.answer(Err(not_found.into()), Some(EngineHealth::Ready));
     let report = story.report();
-    assert_eq!((report.state, report.kv_cache_usage), (EngineState::Serving, None));
+    assert_eq!(
+        (report.state, report.kv_cache_usage),
+        (EngineState::Serving, None)
+    );
     assert!(report.problem.unwrap().contains("stowage.dev/metrics-path"));
 }
 
@@ -264,10 +358,16 @@ fn a_pod_that_only_may_be_an_engine_is_asked_at_few_ports_and_ever_more_rarely()
     let mut ports = Vec::new();
     while story.now < start + Duration::from_secs(60) {
         if let Some(visit) = story.due() {
-            let ProbeKind::Search(addresses) = &visit.probe_kind else { panic!("{visit:?}") };
+            let ProbeKind::Search(addresses) = &visit.probe_kind else {
+                panic!("{visit:?}")
+            };
             assert!(addresses.len() <= 2, "{addresses:?}");
             asked += addresses.len();
-            ports.extend(addresses.iter().map(|address: &MetricsAddress| address.port));
+            ports.extend(
+                addresses
+                    .iter()
+                    .map(|address: &MetricsAddress| address.port),
+            );
             story.answer(Err(refused()), None);
         }
         story.later(1000);
@@ -275,7 +375,12 @@ fn a_pod_that_only_may_be_an_engine_is_asked_at_few_ports_and_ever_more_rarely()
     assert_eq!(ports[..6], [7777, 7777, 7777, 8000, 30000, 8000]);
     // Every address each second would be some 900.
     assert!((30..=70).contains(&asked), "{asked}");
-    assert_eq!(story.watched.report(&story.pod, Vec::new(), story.now, &story.limits), None);
+    assert_eq!(
+        story
+            .watched
+            .report(&story.pod, Vec::new(), story.now, &story.limits),
+        None
+    );
 }
 
 #[test]
@@ -296,10 +401,16 @@ fn a_pod_that_becomes_ready_is_asked_at_once() {
 fn a_search_that_finds_an_engine_stays_where_it_found_it() {
     let mut story = Story::new(pod(&[], &[], &[7777]));
     story.answer(Ok(PAGE), None);
-    assert_eq!(story.state(), EngineState::Loading, "whether it is ready is still to be asked");
+    assert_eq!(
+        story.state(),
+        EngineState::Loading,
+        "whether it is ready is still to be asked"
+    );
     story.later(1000);
     let probe_kind = story.due().unwrap().probe_kind;
-    assert!(matches!(probe_kind, ProbeKind::Metrics(at, SecondProbe::Health(_)) if at.port == 7777));
+    assert!(
+        matches!(probe_kind, ProbeKind::Metrics(at, SecondProbe::Health(_)) if at.port == 7777)
+    );
     story.answer(Ok(PAGE), Some(EngineHealth::Ready));
     assert_eq!(story.state(), EngineState::Serving);
 }
@@ -308,10 +419,17 @@ fn a_search_that_finds_an_engine_stays_where_it_found_it() {
 fn a_named_engine_on_another_port_is_found_by_the_ports_the_pod_declares() {
     let mut story = Story::new(pod(&[("llm-d.ai/engine-type", "vllm")], &[], &[9999]));
     story.answer(Err(refused()), Some(EngineHealth::Unclear));
-    let probe_kind = story.due().expect("the next address waits for nothing").probe_kind;
+    let probe_kind = story
+        .due()
+        .expect("the next address waits for nothing")
+        .probe_kind;
     assert!(matches!(probe_kind, ProbeKind::Metrics(at, _) if at.port == 9999));
     assert_eq!(
-        story.watched.report(&story.pod, Vec::new(), story.now, &story.limits).unwrap().engine,
+        story
+            .watched
+            .report(&story.pod, Vec::new(), story.now, &story.limits)
+            .unwrap()
+            .engine,
         "vllm"
     );
 }
@@ -319,11 +437,17 @@ fn a_named_engine_on_another_port_is_found_by_the_ports_the_pod_declares() {
 #[test]
 fn a_model_the_page_does_not_name_is_the_one_the_pod_names() {
     let mut story = Story::new(pod(
-        &[("llm-d.ai/engine-type", "llama.cpp"), ("llm-d.ai/model", "other")],
+        &[
+            ("llm-d.ai/engine-type", "llama.cpp"),
+            ("llm-d.ai/model", "other"),
+        ],
         &[("stowage.dev/model", "org/model")],
         &[],
     ));
-    story.answer(Ok("llamacpp:requests_processing 1\n"), Some(EngineHealth::Ready));
+    story.answer(
+        Ok("llamacpp:requests_processing 1\n"),
+        Some(EngineHealth::Ready),
+    );
     let report = story.report();
     assert_eq!(report.model.unwrap().as_str(), "org/model");
     assert_eq!(report.engine, Engine::LlamaCpp.name());
@@ -335,10 +459,17 @@ fn an_engine_is_probed_at_its_new_address() {
     story.answer(Ok(PAGE), Some(EngineHealth::Ready));
     let moved = pod(&[], &[(METRICS_PORT, "9000")], &[]);
     let now = story.now;
-    story.watched.seek(sought(&moved, AddressOwner::Pod).unwrap(), now);
+    story
+        .watched
+        .seek(sought(&moved, AddressOwner::Pod).unwrap(), now);
     assert_eq!(story.state(), EngineState::Starting);
-    assert!(matches!(story.due().unwrap().probe_kind, ProbeKind::Metrics(at, _) if at.port == 9000));
-    assert_eq!(sought(&moved, AddressOwner::Pod).unwrap().claim, EngineEvidence::Declared);
+    assert!(
+        matches!(story.due().unwrap().probe_kind, ProbeKind::Metrics(at, _) if at.port == 9000)
+    );
+    assert_eq!(
+        sought(&moved, AddressOwner::Pod).unwrap().claim,
+        EngineEvidence::Declared
+    );
 }
 
 #[test]
@@ -347,13 +478,27 @@ fn an_answer_from_the_old_address_says_nothing_of_the_new_one() {
     let (old, asked) = (story.due().unwrap().probe_kind, story.now);
     story.later(100);
     let moved = pod(&[], &[(METRICS_PORT, "9000")], &[]);
-    story.watched.seek(sought(&moved, AddressOwner::Pod).unwrap(), story.now);
-    let ProbeKind::Metrics(at, _) = old.clone() else { panic!("it is declared") };
-    let page = Ok(EngineFigures { at, figures: read(PAGE.as_bytes(), None).unwrap() });
-    let late = ProbeResult { asked, page, health: Some(EngineHealth::Ready), properties: None };
+    story
+        .watched
+        .seek(sought(&moved, AddressOwner::Pod).unwrap(), story.now);
+    let ProbeKind::Metrics(at, _) = old.clone() else {
+        panic!("it is declared")
+    };
+    let page = Ok(EngineFigures {
+        at,
+        figures: read(PAGE.as_bytes(), None).unwrap(),
+    });
+    let late = ProbeResult {
+        asked,
+        page,
+        health: Some(EngineHealth::Ready),
+        properties: None,
+    };
     story.watched.note(&old, late, &story.limits);
     assert_eq!(story.state(), EngineState::Starting);
-    assert!(matches!(story.due().unwrap().probe_kind, ProbeKind::Metrics(at, _) if at.port == 9000));
+    assert!(
+        matches!(story.due().unwrap().probe_kind, ProbeKind::Metrics(at, _) if at.port == 9000)
+    );
 }
 
 #[test]
@@ -379,7 +524,10 @@ fn an_engine_that_counts_no_interruptions_makes_none() {
     let mut story = Story::declared();
     story.answer(Ok(PAGE), Some(EngineHealth::Ready));
     story.later(1000);
-    story.answer(Ok(&format!("{PAGE}vllm:num_preemptions_total 5\n")), Some(EngineHealth::Ready));
+    story.answer(
+        Ok(&format!("{PAGE}vllm:num_preemptions_total 5\n")),
+        Some(EngineHealth::Ready),
+    );
     assert!(!story.report().preempting);
 }
 
@@ -394,11 +542,23 @@ fn of_a_pods_ports_no_more_are_asked_than_the_contract_says() {
 
 #[test]
 fn the_annotations_that_kserve_writes_are_read_as_prometheus_own() {
-    let annotations = [("prometheus.kserve.io/port", "8085"), ("prometheus.kserve.io/path", "/m")];
-    assert_eq!(addresses(&pod(&[], &annotations, &[]), AddressOwner::Shared)[0], "8085/m");
-    let https = [("prometheus.io/port", "9000"), ("prometheus.io/scheme", "https")];
+    let annotations = [
+        ("prometheus.kserve.io/port", "8085"),
+        ("prometheus.kserve.io/path", "/m"),
+    ];
+    assert_eq!(
+        addresses(&pod(&[], &annotations, &[]), AddressOwner::Shared)[0],
+        "8085/m"
+    );
+    let https = [
+        ("prometheus.io/port", "9000"),
+        ("prometheus.io/scheme", "https"),
+    ];
     let sought = sought(&pod(&[], &https, &[]), AddressOwner::Pod).unwrap();
-    assert_eq!((sought.addresses[0].port, sought.addresses[0].scheme), (9000, Scheme::Https));
+    assert_eq!(
+        (sought.addresses[0].port, sought.addresses[0].scheme),
+        (9000, Scheme::Https)
+    );
 }
 
 #[test]
@@ -408,8 +568,15 @@ fn a_healthy_sidecar_is_not_the_engine_that_is_found_behind_it() {
     story.answer(Err(not_found()), Some(EngineHealth::Ready));
     assert_eq!(story.state(), EngineState::Serving);
     story.answer(Err(refused()), Some(EngineHealth::Unclear));
-    assert_eq!(story.state(), EngineState::Serving, "another port is closed");
-    assert!(story.report().problem.unwrap().contains("answers 404"), "the more telling answer");
+    assert_eq!(
+        story.state(),
+        EngineState::Serving,
+        "another port is closed"
+    );
+    assert!(
+        story.report().problem.unwrap().contains("answers 404"),
+        "the more telling answer"
+    );
     while story.report().kv_cache_usage.is_none() {
         story.later(1000);
         let found = story.due().is_some_and(
@@ -417,7 +584,9 @@ fn a_healthy_sidecar_is_not_the_engine_that_is_found_behind_it() {
         );
         match found {
             true => story.answer(Ok(PAGE), Some(EngineHealth::NotReady)),
-            false if story.due().is_some() => story.answer(Err(not_found()), Some(EngineHealth::Unclear)),
+            false if story.due().is_some() => {
+                story.answer(Err(not_found()), Some(EngineHealth::Unclear))
+            }
             false => {}
         }
     }
@@ -431,7 +600,10 @@ fn what_a_page_answers_is_told_rather_than_that_other_paths_have_none() {
         let mut story = Story::new(pod(&[("llm-d.ai/engine-type", "vllm")], &[], &[8000]));
         story.answer(Err(answers(refusal)), Some(EngineHealth::Ready));
         story.later(5000);
-        story.answer(Err(answers(StatusCode::NOT_FOUND)), Some(EngineHealth::Ready));
+        story.answer(
+            Err(answers(StatusCode::NOT_FOUND)),
+            Some(EngineHealth::Ready),
+        );
         let problem = story.report().problem.unwrap();
         assert!(problem.contains(refusal.as_str()), "{problem}");
     }

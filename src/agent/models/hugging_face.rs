@@ -46,22 +46,35 @@ struct Mark {
 impl HuggingFace {
     /// `folder` is a `HF_HUB_CACHE`, or a `HF_HOME` with one in it.
     pub fn new(folder: PathBuf) -> Self {
-        Self { folder, known: BTreeMap::new() }
+        Self {
+            folder,
+            known: BTreeMap::new(),
+        }
     }
 
     pub fn scan(&mut self, walk: &mut Walk, now: SystemTime) -> Vec<FoundModel> {
-        let hub =
-            Some(self.folder.join("hub")).filter(|hub| hub.is_dir()).unwrap_or_else(|| self.folder.clone());
+        let hub = Some(self.folder.join("hub"))
+            .filter(|hub| hub.is_dir())
+            .unwrap_or_else(|| self.folder.clone());
         // A mounted HF_HOME in which nothing has been downloaded yet.
         if hub.ends_with("hub") && !hub.exists() && hub.parent().is_some_and(Path::is_dir) {
             return Vec::new();
         }
         let names = walk.names(&hub);
         self.known.retain(|name, _| names.contains(name));
-        names.iter().filter_map(|name| self.model(&hub, name, walk, now)).collect()
+        names
+            .iter()
+            .filter_map(|name| self.model(&hub, name, walk, now))
+            .collect()
     }
 
-    fn model(&mut self, hub: &Path, name: &str, walk: &mut Walk, now: SystemTime) -> Option<FoundModel> {
+    fn model(
+        &mut self,
+        hub: &Path,
+        name: &str,
+        walk: &mut Walk,
+        now: SystemTime,
+    ) -> Option<FoundModel> {
         let model = name.strip_prefix(MODEL_PREFIX)?.replace("--", "/");
         let folder = hub.join(name);
         match ModelId::parse(&model) {
@@ -70,7 +83,10 @@ impl HuggingFace {
                 Some(FoundModel { model, weights })
             }
             Err(error) => {
-                walk.tell(ScanProblem::NoModelName { path: folder, error });
+                walk.tell(ScanProblem::NoModelName {
+                    path: folder,
+                    error,
+                });
                 None
             }
         }
@@ -88,7 +104,10 @@ impl HuggingFace {
         }
         let mark = Mark::of(folder, walk);
         if let Some(known) = self.known.get(name).filter(|known| known.mark == mark) {
-            let files = known.weights.as_ref().map_or(0, |weights| weights.files.len());
+            let files = known
+                .weights
+                .as_ref()
+                .map_or(0, |weights| weights.files.len());
             walk.keeps_files(folder, files);
             return known.weights.clone();
         }
@@ -97,7 +116,13 @@ impl HuggingFace {
             return self.known.get(name)?.weights.clone();
         }
         if mark.is_settled(now) {
-            self.known.insert(name.into(), ScannedModel { mark, weights: weights.clone() });
+            self.known.insert(
+                name.into(),
+                ScannedModel {
+                    mark,
+                    weights: weights.clone(),
+                },
+            );
         }
         weights
     }
@@ -106,13 +131,22 @@ impl HuggingFace {
 impl Mark {
     fn of(folder: &Path, walk: &mut Walk) -> Self {
         let snapshot = snapshot(folder, walk);
-        let (snapshot_changed, blobs_changed) = (changed(&snapshot), changed(&folder.join("blobs")));
-        Self { snapshot, snapshot_changed, blobs_changed }
+        let (snapshot_changed, blobs_changed) =
+            (changed(&snapshot), changed(&folder.join("blobs")));
+        Self {
+            snapshot,
+            snapshot_changed,
+            blobs_changed,
+        }
     }
 
     fn is_settled(&self, now: SystemTime) -> bool {
-        let is_old = |changed: &SystemTime| now.duration_since(*changed).is_ok_and(|age| age >= SETTLED);
-        [self.snapshot_changed, self.blobs_changed].iter().flatten().all(is_old)
+        let is_old =
+            |changed: &SystemTime| now.duration_since(*changed).is_ok_and(|age| age >= SETTLED);
+        [self.snapshot_changed, self.blobs_changed]
+            .iter()
+            .flatten()
+            .all(is_old)
     }
 }
 
@@ -123,25 +157,40 @@ fn snapshot(folder: &Path, walk: &mut Walk) -> PathBuf {
     if let Some(commit) = commit(&folder.join("refs/main"), walk) {
         return snapshots.join(commit);
     }
-    let paths = walk.names_if_any(&snapshots).into_iter().map(|name| snapshots.join(name));
+    let paths = walk
+        .names_if_any(&snapshots)
+        .into_iter()
+        .map(|name| snapshots.join(name));
     let newest = paths.max_by_key(|path| (changed(path), path.clone()));
     newest.unwrap_or(snapshots)
 }
 
 fn commit(reference: &Path, walk: &mut Walk) -> Option<String> {
     let mut text = String::new();
-    walk.open(reference, MAX_REF)?.read_to_string(&mut text).ok()?;
+    walk.open(reference, MAX_REF)?
+        .read_to_string(&mut text)
+        .ok()?;
     let commit = text.trim();
     let mut parts = Path::new(commit).components();
-    let is_name = matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None));
+    let is_name = matches!(
+        (parts.next(), parts.next()),
+        (Some(Component::Normal(_)), None)
+    );
     is_name.then(|| commit.into())
 }
 
 fn look_into(folder: &Path, snapshot: &Path, walk: &mut Walk) -> Option<ModelWeights> {
     let blobs = walk.names_if_any(&folder.join("blobs"));
-    let found = if snapshot.is_dir() { weights(snapshot, walk) } else { None };
+    let found = if snapshot.is_dir() {
+        weights(snapshot, walk)
+    } else {
+        None
+    };
     match is_being_fetched(&blobs) {
-        true => Some(ModelWeights { extent: WeightExtent::Part, ..found.unwrap_or_default() }),
+        true => Some(ModelWeights {
+            extent: WeightExtent::Part,
+            ..found.unwrap_or_default()
+        }),
         false => found,
     }
 }
@@ -183,7 +232,10 @@ mod tests {
                 fs::create_dir_all(folder.join(sub)).unwrap();
             }
             fs::write(folder.join("refs/main"), commit).unwrap();
-            File::create(folder.join(format!("blobs/of-{commit}"))).unwrap().set_len(bytes).unwrap();
+            File::create(folder.join(format!("blobs/of-{commit}")))
+                .unwrap()
+                .set_len(bytes)
+                .unwrap();
             let link = folder.join(format!("snapshots/{commit}/model.safetensors"));
             symlink(format!("../../blobs/of-{commit}"), link).unwrap();
         }
@@ -192,8 +244,13 @@ mod tests {
         fn scan_at(&mut self, now: SystemTime) -> (Vec<(String, WeightExtent, u64)>, Vec<String>) {
             let mut walk = Walk::start(Instant::now());
             let found = self.source.scan(&mut walk, now);
-            let of =
-                |found: FoundModel| (found.model.to_string(), found.weights.extent, found.weights.bytes.0);
+            let of = |found: FoundModel| {
+                (
+                    found.model.to_string(),
+                    found.weights.extent,
+                    found.weights.bytes.0,
+                )
+            };
             (found.into_iter().map(of).collect(), walk.reasons())
         }
 
@@ -219,7 +276,13 @@ mod tests {
         fs::create_dir_all(cache.path("models--empty/snapshots/x")).unwrap();
         fs::write(cache.path("models--file"), "").unwrap();
         fs::write(cache.path("version.txt"), "1").unwrap();
-        assert_eq!(cache.scan(), (vec![whole("gpt2", 5), whole("meta-llama/Llama-3.1-8B", 16)], vec![]));
+        assert_eq!(
+            cache.scan(),
+            (
+                vec![whole("gpt2", 5), whole("meta-llama/Llama-3.1-8B", 16)],
+                vec![]
+            )
+        );
     }
 
     #[test]
@@ -250,7 +313,10 @@ mod tests {
         fs::write(cache.path("models--a/refs/main"), "c3").unwrap();
         assert_eq!(cache.scan().0, [], "it has not begun");
         let newer = SystemTime::now() + Duration::from_secs(9);
-        File::open(cache.path("models--a/snapshots/c1")).unwrap().set_modified(newer).unwrap();
+        File::open(cache.path("models--a/snapshots/c1"))
+            .unwrap()
+            .set_modified(newer)
+            .unwrap();
         for none in ["../../../etc", "", "/", "..", &"x".repeat(999)] {
             fs::write(cache.path("models--a/refs/main"), none).unwrap();
             assert_eq!(cache.scan().0, [whole("a", 5)], "{none}");
@@ -278,7 +344,15 @@ mod tests {
         assert!(cache.source.known.is_empty(), "it may be changing");
         let later = SystemTime::now() + SETTLED;
         assert_eq!(cache.scan_at(later).0, [whole("a", 5)]);
-        cache.source.known.get_mut("models--a").unwrap().weights.as_mut().unwrap().bytes = Bytes(77);
+        cache
+            .source
+            .known
+            .get_mut("models--a")
+            .unwrap()
+            .weights
+            .as_mut()
+            .unwrap()
+            .bytes = Bytes(77);
         assert_eq!(cache.scan_at(later).0, [whole("a", 77)]);
     }
 
@@ -290,7 +364,10 @@ mod tests {
         let (found, reasons) = cache.scan();
         assert_eq!(found, []);
         assert!(
-            reasons.len() == 2 && reasons.iter().all(|reason| reason.contains("no name of a model")),
+            reasons.len() == 2
+                && reasons
+                    .iter()
+                    .all(|reason| reason.contains("no name of a model")),
             "{reasons:?}"
         );
     }

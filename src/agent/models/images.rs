@@ -53,7 +53,10 @@ async fn look(nodes: Api<Node>, name: NodeName, scan: Arc<Mutex<ModelScan>>) {
     loop {
         ticks.tick().await;
         let found = match nodes.get(name.as_str()).await {
-            Ok(node) => ModelScan { models: model_images(&node), problems: Vec::new() },
+            Ok(node) => ModelScan {
+                models: model_images(&node),
+                problems: Vec::new(),
+            },
             // The last list stays valid: images disappear more slowly than API servers come back.
             Err(error) => ModelScan {
                 models: scan.lock().models.clone(),
@@ -69,7 +72,10 @@ async fn look(nodes: Api<Node>, name: NodeName, scan: Arc<Mutex<ModelScan>>) {
 
 /// The node's large images, by the name that a user would write.
 pub(crate) fn model_images(node: &Node) -> Vec<ModelReport> {
-    let images = node.status.iter().flat_map(|status| status.images.iter().flatten());
+    let images = node
+        .status
+        .iter()
+        .flat_map(|status| status.images.iter().flatten());
     images.filter_map(model_image).collect()
 }
 
@@ -77,9 +83,17 @@ fn model_image(image: &ContainerImage) -> Option<ModelReport> {
     let bytes = Bytes(u64::try_from(image.size_bytes?).ok()?);
     // By digest only if it has no tag.
     let names = image.names.as_ref()?;
-    let name = names.iter().find(|name| !name.contains('@')).or(names.first())?;
+    let name = names
+        .iter()
+        .find(|name| !name.contains('@'))
+        .or(names.first())?;
     let model = ModelId::parse(&format!("oci://{name}")).ok()?;
-    (bytes >= LEAST).then(|| ModelReport { model, tier: ModelTier::Disk, bytes, source: "image".into() })
+    (bytes >= LEAST).then(|| ModelReport {
+        model,
+        tier: ModelTier::Disk,
+        bytes,
+        source: "image".into(),
+    })
 }
 
 #[cfg(test)]
@@ -96,8 +110,16 @@ mod tests {
             { "sizeBytes": 8u64 << 30 },
         ] } }))
         .unwrap();
-        let found: Vec<_> =
-            model_images(&node).into_iter().map(|one| (one.model.to_string(), one.bytes.0 >> 30)).collect();
-        assert_eq!(found, [("oci://r.io/m/llama:1".into(), 16), ("oci://r.io/m/qwen@sha256:11".into(), 8)]);
+        let found: Vec<_> = model_images(&node)
+            .into_iter()
+            .map(|one| (one.model.to_string(), one.bytes.0 >> 30))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                ("oci://r.io/m/llama:1".into(), 16),
+                ("oci://r.io/m/qwen@sha256:11".into(), 8)
+            ]
+        );
     }
 }

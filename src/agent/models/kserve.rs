@@ -29,7 +29,10 @@ impl Kserve {
     pub fn scan(&self, walk: &mut Walk) -> Vec<FoundModel> {
         let models = self.folder.join("models");
         let names = walk.names(&models);
-        names.iter().filter_map(|name| model(&models.join(name), name, walk)).collect()
+        names
+            .iter()
+            .filter_map(|name| model(&models.join(name), name, walk))
+            .collect()
     }
 }
 
@@ -38,11 +41,14 @@ fn model(folder: &Path, name: &str, walk: &mut Walk) -> Option<FoundModel> {
         return None;
     }
     match ModelId::parse(name) {
-        Ok(model) => {
-            look_into(folder, walk).filter(|_| !walk.is_over()).map(|weights| FoundModel { model, weights })
-        }
+        Ok(model) => look_into(folder, walk)
+            .filter(|_| !walk.is_over())
+            .map(|weights| FoundModel { model, weights }),
         Err(error) => {
-            walk.tell(ScanProblem::NoModelName { path: folder.into(), error });
+            walk.tell(ScanProblem::NoModelName {
+                path: folder.into(),
+                error,
+            });
             None
         }
     }
@@ -52,7 +58,10 @@ fn look_into(folder: &Path, walk: &mut Walk) -> Option<ModelWeights> {
     let unfinished = walk.names_if_any(&folder.join(UNFINISHED));
     let found = weights(folder, walk);
     match is_being_fetched(&unfinished) {
-        true => Some(ModelWeights { extent: WeightExtent::Part, ..found.unwrap_or_default() }),
+        true => Some(ModelWeights {
+            extent: WeightExtent::Part,
+            ..found.unwrap_or_default()
+        }),
         false => found,
     }
 }
@@ -84,7 +93,13 @@ mod tests {
         let found = Kserve::new(folder.path().into()).scan(&mut walk);
         let found: Vec<_> = found
             .iter()
-            .map(|found| (found.model.as_str(), found.weights.extent, found.weights.bytes.0))
+            .map(|found| {
+                (
+                    found.model.as_str(),
+                    found.weights.extent,
+                    found.weights.bytes.0,
+                )
+            })
             .collect();
         assert_eq!(
             found,
@@ -95,7 +110,10 @@ mod tests {
             ]
         );
         let reasons = walk.reasons();
-        assert!(reasons.len() == 1 && reasons[0].contains("no name of a model"), "{reasons:?}");
+        assert!(
+            reasons.len() == 1 && reasons[0].contains("no name of a model"),
+            "{reasons:?}"
+        );
     }
 
     #[test]
@@ -103,6 +121,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut walk = Walk::start(Instant::now());
         assert!(Kserve::new(folder.path().into()).scan(&mut walk).is_empty());
-        assert!(walk.reasons()[0].contains("there is no folder"), "{:?}", walk.reasons());
+        assert!(
+            walk.reasons()[0].contains("there is no folder"),
+            "{:?}",
+            walk.reasons()
+        );
     }
 }

@@ -84,8 +84,10 @@ impl NodeModels {
     }
 
     fn models_at(&mut self, now: Instant, wall_clock: SystemTime) -> ModelScan {
-        if let Some((_, scan)) =
-            self.last.as_ref().filter(|(at, _)| now.saturating_duration_since(*at) < EVERY)
+        if let Some((_, scan)) = self
+            .last
+            .as_ref()
+            .filter(|(at, _)| now.saturating_duration_since(*at) < EVERY)
         {
             return scan.clone();
         }
@@ -134,7 +136,9 @@ impl ModelScan {
 fn tier(weights: &ModelWeights, round: u64) -> ModelTier {
     match weights.extent {
         WeightExtent::Part => ModelTier::Partial,
-        WeightExtent::Whole if page_cache::holds_most(&weights.files, round) => ModelTier::PageCache,
+        WeightExtent::Whole if page_cache::holds_most(&weights.files, round) => {
+            ModelTier::PageCache
+        }
         WeightExtent::Whole => ModelTier::Disk,
     }
 }
@@ -148,7 +152,11 @@ pub fn usual_hugging_face_caches(variable: impl Fn(&str) -> Option<OsString>) ->
         below("XDG_CACHE_HOME", "huggingface/hub"),
         below("HOME", ".cache/huggingface/hub"),
     ];
-    let mut found: Vec<PathBuf> = places.into_iter().flatten().filter(|place| place.is_dir()).collect();
+    let mut found: Vec<PathBuf> = places
+        .into_iter()
+        .flatten()
+        .filter(|place| place.is_dir())
+        .collect();
     found.sort();
     found.dedup();
     found
@@ -166,7 +174,12 @@ pub(crate) fn held_by_engines(engines: &[EngineReport]) -> Vec<ModelReport> {
             (EngineState::Unreachable | EngineState::Other, _) => return None,
         };
         let model = engine.model.clone()?;
-        Some(ModelReport { model, tier, bytes: Bytes::ZERO, source: "engine".into() })
+        Some(ModelReport {
+            model,
+            tier,
+            bytes: Bytes::ZERO,
+            source: "engine".into(),
+        })
     };
     engines.iter().filter_map(held).collect()
 }
@@ -176,7 +189,11 @@ pub(crate) fn held_by_engines(engines: &[EngineReport]) -> Vec<ModelReport> {
 pub fn merged(models: impl IntoIterator<Item = ModelReport>) -> Vec<ModelReport> {
     let mut by_model: BTreeMap<ModelId, (ModelReport, Bytes)> = BTreeMap::new();
     for report in models {
-        let whole = if report.tier == ModelTier::Partial { Bytes::ZERO } else { report.bytes };
+        let whole = if report.tier == ModelTier::Partial {
+            Bytes::ZERO
+        } else {
+            report.bytes
+        };
         match by_model.get_mut(&report.model) {
             Some((best, weight)) => {
                 *weight = whole.max(*weight);
@@ -188,7 +205,10 @@ pub fn merged(models: impl IntoIterator<Item = ModelReport>) -> Vec<ModelReport>
         }
     }
     let weighed = |(report, weight): (ModelReport, Bytes)| match report.bytes {
-        Bytes::ZERO => ModelReport { bytes: weight, ..report },
+        Bytes::ZERO => ModelReport {
+            bytes: weight,
+            ..report
+        },
         _ => report,
     };
     by_model.into_values().map(weighed).collect()

@@ -35,7 +35,10 @@ pub(crate) fn holds_most(files: &[WeightFile], round: u64) -> bool {
 
 fn is_most(seen: impl Iterator<Item = PageCacheProbe>) -> bool {
     let (cached, asked) = seen.fold((0, 0), |(cached, asked), seen| {
-        (cached + u64::from(seen == PageCacheProbe::InMemory), asked + 1)
+        (
+            cached + u64::from(seen == PageCacheProbe::InMemory),
+            asked + 1,
+        )
     });
     asked > 0 && 2 * cached > asked
 }
@@ -45,7 +48,9 @@ fn samples(files: &[WeightFile], round: u64) -> impl Iterator<Item = (&WeightFil
     let total: u64 = files.iter().map(|file| file.bytes.0).sum();
     let step = (total / SAMPLES).max(1);
     let shift = ((u128::from(round.wrapping_mul(GOLDEN) & 0xffff) * u128::from(step)) >> 16) as u64;
-    let places = (0..SAMPLES).map(move |n| n * step + shift).filter(move |at| *at < total);
+    let places = (0..SAMPLES)
+        .map(move |n| n * step + shift)
+        .filter(move |at| *at < total);
     places.filter_map(|at| place(files, at))
 }
 
@@ -84,7 +89,12 @@ fn open(file: &WeightFile) -> Option<File> {
 
 fn is_in_memory(file: &File, at: u64) -> PageCacheProbe {
     let mut byte = [0];
-    match preadv2(file, &mut [IoSliceMut::new(&mut byte)], at, ReadWriteFlags::NOWAIT) {
+    match preadv2(
+        file,
+        &mut [IoSliceMut::new(&mut byte)],
+        at,
+        ReadWriteFlags::NOWAIT,
+    ) {
         Ok(1..) => PageCacheProbe::InMemory,
         Err(Errno::AGAIN) => PageCacheProbe::OnDisk,
         // It has become shorter, or does not support the check.
@@ -101,7 +111,10 @@ mod tests {
     use stowage_scheduling::units::Bytes;
 
     fn file(path: impl AsRef<Path>, bytes: u64) -> WeightFile {
-        WeightFile { path: path.as_ref().into(), bytes: Bytes(bytes) }
+        WeightFile {
+            path: path.as_ref().into(),
+            bytes: Bytes(bytes),
+        }
     }
 
     #[test]
@@ -135,9 +148,15 @@ mod tests {
     #[test]
     fn each_round_samples_other_offsets() {
         let files = [file("a", 10 << 30)];
-        let rounds =
-            (0..1000).flat_map(|round| samples(&files, round).map(|(_, at)| at >> 12).collect::<Vec<_>>());
-        assert_eq!(rounds.collect::<BTreeSet<_>>().len(), 1000 * SAMPLES as usize);
+        let rounds = (0..1000).flat_map(|round| {
+            samples(&files, round)
+                .map(|(_, at)| at >> 12)
+                .collect::<Vec<_>>()
+        });
+        assert_eq!(
+            rounds.collect::<BTreeSet<_>>().len(),
+            1000 * SAMPLES as usize
+        );
     }
 
     proptest! {

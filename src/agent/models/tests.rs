@@ -13,7 +13,12 @@ fn engine(model: Option<&str>, state: &str, level: Option<u8>) -> EngineReport {
 }
 
 fn model(name: &str, tier: ModelTier, bytes: u64, source: &str) -> ModelReport {
-    ModelReport { model: ModelId::parse(name).unwrap(), tier, bytes: Bytes(bytes), source: source.into() }
+    ModelReport {
+        model: ModelId::parse(name).unwrap(),
+        tier,
+        bytes: Bytes(bytes),
+        source: source.into(),
+    }
 }
 
 #[test]
@@ -29,7 +34,10 @@ fn the_tier_of_an_engines_model_follows_its_state() {
         ("unreachable", None, None),
     ] {
         let held = held_by_engines(&[engine(Some("llama"), state, level)]);
-        let expected: Vec<_> = tier.map(|tier| model("llama", tier, 0, "engine")).into_iter().collect();
+        let expected: Vec<_> = tier
+            .map(|tier| model("llama", tier, 0, "engine"))
+            .into_iter()
+            .collect();
         assert_eq!(held, expected, "{state}");
     }
     assert_eq!(held_by_engines(&[engine(None, "serving", None)]), []);
@@ -64,7 +72,8 @@ fn any_model() -> impl Strategy<Value = ModelReport> {
         ModelTier::Sleeping,
         ModelTier::Resident,
     ]);
-    ("[ab]", tier, 0u64..3, "[xy]").prop_map(|(name, tier, bytes, source)| model(&name, tier, bytes, &source))
+    ("[ab]", tier, 0u64..3, "[xy]")
+        .prop_map(|(name, tier, bytes, source)| model(&name, tier, bytes, &source))
 }
 
 proptest! {
@@ -93,19 +102,33 @@ fn put(folder: &std::path::Path, path: &str, text: &str) {
 fn places_are_put_together_and_one_that_fails_hides_no_other() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
-    put(folder.path(), "hf/models--org--a/snapshots/c/model.safetensors", "12345");
+    put(
+        folder.path(),
+        "hf/models--org--a/snapshots/c/model.safetensors",
+        "12345",
+    );
     put(folder.path(), "hf/models--org--a/refs/main", "c");
-    put(folder.path(), "kserve/models/b/model-00001-of-00002.safetensors", "123");
+    put(
+        folder.path(),
+        "kserve/models/b/model-00001-of-00002.safetensors",
+        "123",
+    );
     let mut source = NodeModels::new(vec![path("missing"), path("hf")], vec![path("kserve")]);
     let scan = source.models();
-    let [b, a] = &scan.models[..] else { panic!("{scan:?}") };
+    let [b, a] = &scan.models[..] else {
+        panic!("{scan:?}")
+    };
     assert!(
         matches!(a.tier, ModelTier::Disk | ModelTier::PageCache),
         "the file system decides what it tells"
     );
     assert_eq!(*a, model("org/a", a.tier, 5, "huggingface"));
     assert_eq!(*b, model("b", ModelTier::Partial, 3, "kserve"));
-    assert!(scan.problems.len() == 1 && scan.problems[0].contains("missing"), "{:?}", scan.problems);
+    assert!(
+        scan.problems.len() == 1 && scan.problems[0].contains("missing"),
+        "{:?}",
+        scan.problems
+    );
 }
 
 #[test]
@@ -116,7 +139,12 @@ fn folders_are_scanned_every_half_minute() {
     let (now, clock) = (Instant::now(), SystemTime::now());
     assert_eq!(source.models_at(now, clock).models, []);
     put(folder.path(), "models/a/model.gguf", "1");
-    assert_eq!(source.models_at(now + EVERY - Duration::from_millis(1), clock).models, []);
+    assert_eq!(
+        source
+            .models_at(now + EVERY - Duration::from_millis(1), clock)
+            .models,
+        []
+    );
     assert_eq!(source.models_at(now + EVERY, clock).models.len(), 1);
 }
 

@@ -34,9 +34,15 @@ pub enum ScanProblem {
     #[error("{} has more than {MAX_ENTRIES} entries; the others are not looked at", path.display())]
     TooMany { path: PathBuf },
     #[error("{} has entries whose names are not UTF-8, {name:?} for one; they are left out", path.display())]
-    NotUtf8 { path: PathBuf, name: std::ffi::OsString },
+    NotUtf8 {
+        path: PathBuf,
+        name: std::ffi::OsString,
+    },
     #[error("{} is no name of a model: {error}", path.display())]
-    NoModelName { path: PathBuf, error: stowage_scheduling::ids::InvalidName },
+    NoModelName {
+        path: PathBuf,
+        error: stowage_scheduling::ids::InvalidName,
+    },
     #[error("{} is larger than {limit} bytes, and is not read", path.display())]
     TooLarge { path: PathBuf, limit: u64 },
     #[error("{} is no index of weights: {reason}; fetch the model again", path.display())]
@@ -62,13 +68,23 @@ pub struct Walk {
 
 impl Walk {
     pub fn start(now: Instant) -> Self {
-        Self { ends: now + MAX_SCAN, problems: vec![], untold: 0, is_over: false, kept_files: 0 }
+        Self {
+            ends: now + MAX_SCAN,
+            problems: vec![],
+            untold: 0,
+            is_over: false,
+            kept_files: 0,
+        }
     }
 
     /// Errors, in the order in which they occurred.
     pub fn reasons(&self) -> Vec<String> {
         let more = (self.untold > 0).then(|| format!("and {} problems more", self.untold));
-        self.problems.iter().map(ToString::to_string).chain(more).collect()
+        self.problems
+            .iter()
+            .map(ToString::to_string)
+            .chain(more)
+            .collect()
     }
 
     pub fn tell(&mut self, problem: ScanProblem) {
@@ -120,7 +136,11 @@ impl Walk {
 
     /// The same, for a folder that may be missing.
     pub(crate) fn names_if_any(&mut self, path: &Path) -> BTreeSet<String> {
-        if path.is_dir() { self.names(path) } else { BTreeSet::new() }
+        if path.is_dir() {
+            self.names(path)
+        } else {
+            BTreeSet::new()
+        }
     }
 
     fn listed(&mut self, path: &Path, entries: fs::ReadDir) -> BTreeSet<String> {
@@ -139,13 +159,19 @@ impl Walk {
                 Ok(Err(name)) => drop(odd.get_or_insert(name)),
                 // A folder that fails once is not tried again: some fail forever.
                 Err(error) => {
-                    self.tell(ScanProblem::Unreadable { path: path.into(), error });
+                    self.tell(ScanProblem::Unreadable {
+                        path: path.into(),
+                        error,
+                    });
                     break;
                 }
             }
         }
         if let Some(name) = odd {
-            self.tell(ScanProblem::NotUtf8 { path: path.into(), name });
+            self.tell(ScanProblem::NotUtf8 {
+                path: path.into(),
+                name,
+            });
         }
         names
     }
@@ -153,8 +179,14 @@ impl Walk {
     /// A regular file of at most this size, opened: a pipe would never end.
     pub fn open(&mut self, path: &Path, limit: u64) -> Option<io::Take<File>> {
         let opened = match file_size(path)? {
-            size if size > limit => Err(ScanProblem::TooLarge { path: path.into(), limit }),
-            _ => open_regular(path).map_err(|error| ScanProblem::Unreadable { path: path.into(), error }),
+            size if size > limit => Err(ScanProblem::TooLarge {
+                path: path.into(),
+                limit,
+            }),
+            _ => open_regular(path).map_err(|error| ScanProblem::Unreadable {
+                path: path.into(),
+                error,
+            }),
         };
         match opened {
             // It may have grown since.
@@ -179,14 +211,20 @@ fn not_listed(path: &Path, error: io::Error) -> ScanProblem {
 /// which an opener would wait for a writer.
 pub(crate) fn open_regular(path: &Path) -> io::Result<Option<File>> {
     let at_once = OFlags::NONBLOCK.bits().cast_signed();
-    let file = OpenOptions::new().read(true).custom_flags(at_once).open(path)?;
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(at_once)
+        .open(path)?;
     Ok(file.metadata()?.is_file().then_some(file))
 }
 
 /// The size of a regular file, or of the one that a link leads to; `None` for anything else, such as a dangling or circular
 /// link.
 pub(crate) fn file_size(path: &Path) -> Option<u64> {
-    fs::metadata(path).ok().filter(fs::Metadata::is_file).map(|metadata| metadata.len())
+    fs::metadata(path)
+        .ok()
+        .filter(fs::Metadata::is_file)
+        .map(|metadata| metadata.len())
 }
 
 /// When an entry was last added to a folder or removed.
@@ -214,7 +252,11 @@ mod tests {
         }
         let mut walk = walk();
         assert_eq!(walk.names(folder.path()).len(), MAX_ENTRIES);
-        assert!(walk.reasons()[0].contains("more than 10000 entries"), "{:?}", walk.reasons());
+        assert!(
+            walk.reasons()[0].contains("more than 10000 entries"),
+            "{:?}",
+            walk.reasons()
+        );
     }
 
     #[test]
@@ -222,7 +264,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("config.json");
         rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::Fifo, Mode::RUSR, 0).unwrap();
-        assert!(open_regular(&path).unwrap().is_none(), "nobody writes to it, and nobody waits");
+        assert!(
+            open_regular(&path).unwrap().is_none(),
+            "nobody writes to it, and nobody waits"
+        );
         let to_pipe = folder.path().join("link");
         symlink(&path, &to_pipe).unwrap();
         assert!(open_regular(&to_pipe).unwrap().is_none());
@@ -241,7 +286,10 @@ mod tests {
         let mut walk = walk();
         assert_eq!(walk.names(folder.path()), BTreeSet::from(["good".into()]));
         let reasons = walk.reasons();
-        assert!(reasons.len() == 1 && reasons[0].contains("not UTF-8"), "{reasons:?}");
+        assert!(
+            reasons.len() == 1 && reasons[0].contains("not UTF-8"),
+            "{reasons:?}"
+        );
     }
 
     #[test]
@@ -255,7 +303,10 @@ mod tests {
             assert_eq!(walk.names(&path(name)), BTreeSet::new());
         }
         let reasons = walk.reasons();
-        assert!(reasons[0].contains("there is no folder") && reasons[0].contains("mount it"), "{reasons:?}");
+        assert!(
+            reasons[0].contains("there is no folder") && reasons[0].contains("mount it"),
+            "{reasons:?}"
+        );
         assert!(
             reasons[1].contains("cannot be read") && reasons[2].contains("cannot be read"),
             "{reasons:?}"
@@ -268,12 +319,20 @@ mod tests {
     fn a_scan_that_is_out_of_time_ends_and_says_so_once() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("a"), "").unwrap();
-        let mut walk =
-            Walk { ends: Instant::now(), problems: vec![], untold: 0, is_over: false, kept_files: 0 };
+        let mut walk = Walk {
+            ends: Instant::now(),
+            problems: vec![],
+            untold: 0,
+            is_over: false,
+            kept_files: 0,
+        };
         assert_eq!(walk.names(folder.path()), BTreeSet::new());
         assert_eq!(walk.names(folder.path()), BTreeSet::new());
         let reasons = walk.reasons();
-        assert!(reasons.len() == 1 && reasons[0].contains("took longer"), "{reasons:?}");
+        assert!(
+            reasons.len() == 1 && reasons[0].contains("took longer"),
+            "{reasons:?}"
+        );
     }
 
     #[test]
@@ -283,7 +342,11 @@ mod tests {
         File::create(&sparse).unwrap().set_len(2 << 30).unwrap();
         let mut walk = walk();
         assert!(walk.open(&sparse, 100).is_none());
-        assert!(walk.reasons()[0].contains("larger than 100 bytes"), "{:?}", walk.reasons());
+        assert!(
+            walk.reasons()[0].contains("larger than 100 bytes"),
+            "{:?}",
+            walk.reasons()
+        );
         assert!(walk.open(&sparse, 4 << 30).is_some());
         assert!(walk.open(folder.path(), 100).is_none());
         assert!(walk.open(&folder.path().join("missing"), 100).is_none());
@@ -294,7 +357,9 @@ mod tests {
     fn the_number_of_reasons_is_limited() {
         let mut walk = walk();
         for n in 0..100 {
-            walk.tell(ScanProblem::NoFolder { path: format!("/{n}").into() });
+            walk.tell(ScanProblem::NoFolder {
+                path: format!("/{n}").into(),
+            });
         }
         assert_eq!(walk.reasons().len(), MAX_PROBLEMS + 1);
         assert_eq!(walk.reasons().last().unwrap(), "and 84 problems more");

@@ -39,7 +39,12 @@ const FORMATS: [WeightFormat; 3] = [
         extension: ".bin",
         others: Others::AreNone,
     },
-    WeightFormat { index: None, main: "model", extension: ".gguf", others: Others::Count },
+    WeightFormat {
+        index: None,
+        main: "model",
+        extension: ".gguf",
+        others: Others::Count,
+    },
 ];
 
 #[derive(Debug)]
@@ -85,7 +90,9 @@ pub enum WeightExtent {
 /// `None` if nothing in the folder is or names weights.
 pub fn weights(folder: &Path, walk: &mut Walk) -> Option<ModelWeights> {
     let names = walk.names(folder);
-    FORMATS.iter().find_map(|format| of_format(format, folder, &names, walk))
+    FORMATS
+        .iter()
+        .find_map(|format| of_format(format, folder, &names, walk))
 }
 
 fn of_format(
@@ -97,7 +104,11 @@ fn of_format(
     if let Some(index) = format.index.filter(|index| names.contains(*index)) {
         let shards = shards(&folder.join(index), walk);
         // An index that cannot be parsed leaves open what is missing.
-        let missing = if shards.is_some() { MissingFiles::None } else { MissingFiles::Some };
+        let missing = if shards.is_some() {
+            MissingFiles::None
+        } else {
+            MissingFiles::Some
+        };
         let shards = shards.unwrap_or_else(|| counted(format, names).0);
         return Some(found(folder, shards, missing, walk));
     }
@@ -112,7 +123,12 @@ enum MissingFiles {
     Some,
 }
 
-fn found(folder: &Path, names: BTreeSet<String>, missing: MissingFiles, walk: &mut Walk) -> ModelWeights {
+fn found(
+    folder: &Path,
+    names: BTreeSet<String>,
+    missing: MissingFiles,
+    walk: &mut Walk,
+) -> ModelWeights {
     let wanted = names.len();
     let mut files = Vec::with_capacity(wanted);
     for name in names {
@@ -123,30 +139,50 @@ fn found(folder: &Path, names: BTreeSet<String>, missing: MissingFiles, walk: &m
         let size = is_below(&name).then(|| file_size(&path)).flatten();
         // An empty file is a download that has not begun.
         if let Some(size) = size.filter(|size| *size > 0) {
-            files.push(WeightFile { path, bytes: Bytes(size) });
+            files.push(WeightFile {
+                path,
+                bytes: Bytes(size),
+            });
         }
     }
     let is_whole = files.len() == wanted && wanted > 0 && missing == MissingFiles::None;
     let bytes = files.iter().map(|file| file.bytes).sum();
     files.sort_unstable_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.path.cmp(&b.path)));
     files.truncate(walk.keeps_files(folder, files.len()));
-    let extent = if is_whole { WeightExtent::Whole } else { WeightExtent::Part };
-    ModelWeights { bytes, files: files.into(), extent }
+    let extent = if is_whole {
+        WeightExtent::Whole
+    } else {
+        WeightExtent::Part
+    };
+    ModelWeights {
+        bytes,
+        files: files.into(),
+        extent,
+    }
 }
 
 /// An index must not lead out of its folder.
 fn is_below(name: &str) -> bool {
-    Path::new(name).components().all(|part| matches!(part, Component::Normal(_)))
+    Path::new(name)
+        .components()
+        .all(|part| matches!(part, Component::Normal(_)))
 }
 
 /// The files that an index names.
 fn shards(index: &Path, walk: &mut Walk) -> Option<BTreeSet<String>> {
     let file = walk.open(index, MAX_INDEX)?;
-    let file = ShortStrings { inner: file, length: 0, is_escaped: false };
+    let file = ShortStrings {
+        inner: file,
+        length: 0,
+        is_escaped: false,
+    };
     match serde_json::from_reader::<_, ShardIndex>(BufReader::new(file)) {
         Ok(index) => Some(index.weight_map.0),
         Err(error) => {
-            walk.tell(ScanProblem::NoIndex { path: index.into(), reason: error.to_string() });
+            walk.tell(ScanProblem::NoIndex {
+                path: index.into(),
+                reason: error.to_string(),
+            });
             None
         }
     }
@@ -166,9 +202,15 @@ impl<R: Read> Read for ShortStrings<R> {
         for byte in &buffer[..count] {
             let is_plain = !std::mem::replace(&mut self.is_escaped, false);
             self.is_escaped = is_plain && *byte == b'\\';
-            self.length = if is_plain && *byte == b'"' { 0 } else { self.length + 1 };
+            self.length = if is_plain && *byte == b'"' {
+                0
+            } else {
+                self.length + 1
+            };
             if self.length > MAX_STRING {
-                return Err(io::Error::other(format!("it has a string longer than {MAX_STRING} bytes")));
+                return Err(io::Error::other(format!(
+                    "it has a string longer than {MAX_STRING} bytes"
+                )));
             }
         }
         Ok(count)
@@ -202,11 +244,16 @@ impl<'de> Visitor<'de> for Tensors {
         let mut shards = BTreeSet::new();
         while let Some((IgnoredAny, file)) = map.next_entry::<_, String>()? {
             if file.len() > MAX_NAME {
-                return Err(A::Error::custom(format_args!("it names a file of {} letters", file.len())));
+                return Err(A::Error::custom(format_args!(
+                    "it names a file of {} letters",
+                    file.len()
+                )));
             }
             shards.insert(file);
             if shards.len() > MAX_SHARDS {
-                return Err(A::Error::custom(format_args!("it names more than {MAX_SHARDS} files")));
+                return Err(A::Error::custom(format_args!(
+                    "it names more than {MAX_SHARDS} files"
+                )));
             }
         }
         Ok(Shards(shards))
@@ -216,15 +263,29 @@ impl<'de> Visitor<'de> for Tensors {
 /// The files of a format by their names alone, and whether shards are missing.
 fn counted(format: &WeightFormat, names: &BTreeSet<String>) -> (BTreeSet<String>, MissingFiles) {
     let sets = sets(format, names);
-    let main: Vec<&Set> =
-        sets.iter().filter(|((stem, _), _)| *stem == format.main).map(|(_, set)| set).collect();
+    let main: Vec<&Set> = sets
+        .iter()
+        .filter(|((stem, _), _)| *stem == format.main)
+        .map(|(_, set)| set)
+        .collect();
     let meant = match (&main[..], &format.others) {
         ([], Others::Count) => sets.values().collect(),
         _ => main,
     };
     let missing = meant.iter().any(|set| set.files.len() < set.total);
-    let files = meant.iter().flat_map(|set| &set.files).map(ToString::to_string).collect();
-    (files, if missing { MissingFiles::Some } else { MissingFiles::None })
+    let files = meant
+        .iter()
+        .flat_map(|set| &set.files)
+        .map(ToString::to_string)
+        .collect();
+    (
+        files,
+        if missing {
+            MissingFiles::Some
+        } else {
+            MissingFiles::None
+        },
+    )
 }
 
 /// One file, or the shards that belong together.
@@ -235,10 +296,15 @@ struct Set<'a> {
 }
 
 /// By their name without extension and number, and by the number of shards in it.
-fn sets<'a>(format: &WeightFormat, names: &'a BTreeSet<String>) -> BTreeMap<(&'a str, usize), Set<'a>> {
+fn sets<'a>(
+    format: &WeightFormat,
+    names: &'a BTreeSet<String>,
+) -> BTreeMap<(&'a str, usize), Set<'a>> {
     let mut sets: BTreeMap<_, Set<'a>> = BTreeMap::new();
     for name in names {
-        let Some(stem) = name.strip_suffix(format.extension) else { continue };
+        let Some(stem) = name.strip_suffix(format.extension) else {
+            continue;
+        };
         let (stem, total) = shard(stem).unwrap_or((stem, 1));
         let set = sets.entry((stem, total)).or_default();
         set.files.push(name);
@@ -267,13 +333,20 @@ mod tests {
     fn folder(files: &[(&str, u64)], indexed: Option<(&str, &[&str])>) -> TempDir {
         let folder = tempfile::tempdir().unwrap();
         for (name, bytes) in files {
-            File::create(folder.path().join(name)).unwrap().set_len(*bytes).unwrap();
+            File::create(folder.path().join(name))
+                .unwrap()
+                .set_len(*bytes)
+                .unwrap();
         }
         if let Some((index, shards)) = indexed {
-            let map: BTreeMap<String, &str> =
-                shards.iter().enumerate().map(|(n, shard)| (format!("layer.{n}"), *shard)).collect();
+            let map: BTreeMap<String, &str> = shards
+                .iter()
+                .enumerate()
+                .map(|(n, shard)| (format!("layer.{n}"), *shard))
+                .collect();
             let index_text =
-                serde_json::json!({ "metadata": { "total_size": 1e300 }, "weight_map": map }).to_string();
+                serde_json::json!({ "metadata": { "total_size": 1e300 }, "weight_map": map })
+                    .to_string();
             fs::write(folder.path().join(index), index_text).unwrap();
         }
         folder
@@ -282,7 +355,10 @@ mod tests {
     fn seen(folder: &TempDir) -> (Option<(WeightExtent, u64)>, Vec<String>) {
         let mut walk = Walk::start(Instant::now());
         let weights = weights(folder.path(), &mut walk);
-        (weights.map(|weights| (weights.extent, weights.bytes.0)), walk.reasons())
+        (
+            weights.map(|weights| (weights.extent, weights.bytes.0)),
+            walk.reasons(),
+        )
     }
 
     fn of(files: &[(&str, u64)]) -> Option<(WeightExtent, u64)> {
@@ -296,24 +372,42 @@ mod tests {
     #[test]
     fn shards_of_an_index_are_whole_once_all_are_there() {
         let shards: &[&str] = &["a.safetensors", "b.safetensors", "a.safetensors"];
-        let both =
-            [("a.safetensors", 10), ("b.safetensors", 20), ("consolidated.safetensors", 30), ("x.bin", 5)];
-        assert_eq!(seen(&folder(&both, Some((INDEX, shards)))), (Some((WeightExtent::Whole, 30)), vec![]));
+        let both = [
+            ("a.safetensors", 10),
+            ("b.safetensors", 20),
+            ("consolidated.safetensors", 30),
+            ("x.bin", 5),
+        ];
+        assert_eq!(
+            seen(&folder(&both, Some((INDEX, shards)))),
+            (Some((WeightExtent::Whole, 30)), vec![])
+        );
         assert_eq!(
             seen(&folder(&both[..1], Some((INDEX, shards)))),
             (Some((WeightExtent::Part, 10)), vec![])
         );
         let begun = [("a.safetensors", 10), ("b.safetensors", 0)];
-        assert_eq!(seen(&folder(&begun, Some((INDEX, shards)))), (Some((WeightExtent::Part, 10)), vec![]));
-        assert_eq!(seen(&folder(&[], Some((INDEX, shards)))), (Some((WeightExtent::Part, 0)), vec![]));
-        let bin = folder(&[("p.bin", 7)], Some(("pytorch_model.bin.index.json", &["p.bin"])));
+        assert_eq!(
+            seen(&folder(&begun, Some((INDEX, shards)))),
+            (Some((WeightExtent::Part, 10)), vec![])
+        );
+        assert_eq!(
+            seen(&folder(&[], Some((INDEX, shards)))),
+            (Some((WeightExtent::Part, 0)), vec![])
+        );
+        let bin = folder(
+            &[("p.bin", 7)],
+            Some(("pytorch_model.bin.index.json", &["p.bin"])),
+        );
         assert_eq!(seen(&bin), (Some((WeightExtent::Whole, 7)), vec![]));
     }
 
     #[test]
     fn without_an_index_shards_count_themselves() {
-        let (first, second) =
-            (("model-00001-of-00002.safetensors", 1), ("model-00002-of-00002.safetensors", 2));
+        let (first, second) = (
+            ("model-00001-of-00002.safetensors", 1),
+            ("model-00002-of-00002.safetensors", 2),
+        );
         assert_eq!(of(&[first, second]), Some((WeightExtent::Whole, 3)));
         assert_eq!(of(&[second]), Some((WeightExtent::Part, 2)));
         assert_eq!(
@@ -332,19 +426,37 @@ mod tests {
             of(&[("weights.safetensors", 5), ("pytorch_model.bin", 6)]),
             Some((WeightExtent::Whole, 5))
         );
-        assert_eq!(of(&[("Llama-Q4_K_M.gguf", 5)]), Some((WeightExtent::Whole, 5)));
-        assert_eq!(of(&[("pytorch_model.bin", 6), ("training_args.bin", 1)]), Some((WeightExtent::Whole, 6)));
+        assert_eq!(
+            of(&[("Llama-Q4_K_M.gguf", 5)]),
+            Some((WeightExtent::Whole, 5))
+        );
+        assert_eq!(
+            of(&[("pytorch_model.bin", 6), ("training_args.bin", 1)]),
+            Some((WeightExtent::Whole, 6))
+        );
     }
 
     #[test]
     fn a_folder_without_weights_has_no_model() {
-        assert_eq!(of(&[("config.json", 5), ("tokenizer.json", 5), ("training_args.bin", 1)]), None);
+        assert_eq!(
+            of(&[
+                ("config.json", 5),
+                ("tokenizer.json", 5),
+                ("training_args.bin", 1)
+            ]),
+            None
+        );
     }
 
     #[test]
     fn a_link_to_nothing_to_itself_or_out_of_the_folder_is_a_missing_shard() {
-        let folder =
-            folder(&[("a", 10)], Some((INDEX, &["a", "dangling", "loop", "../a", "/dev/zero", "sub/dir"])));
+        let folder = folder(
+            &[("a", 10)],
+            Some((
+                INDEX,
+                &["a", "dangling", "loop", "../a", "/dev/zero", "sub/dir"],
+            )),
+        );
         symlink("nowhere", folder.path().join("dangling")).unwrap();
         symlink("loop", folder.path().join("loop")).unwrap();
         assert_eq!(seen(&folder), (Some((WeightExtent::Part, 10)), vec![]));
@@ -352,7 +464,9 @@ mod tests {
 
     #[test]
     fn an_invalid_index_is_reported_and_its_folder_counts_as_partial() {
-        let many: Vec<String> = (0..=MAX_SHARDS).map(|n| format!(r#""t{n}":"f{n}""#)).collect();
+        let many: Vec<String> = (0..=MAX_SHARDS)
+            .map(|n| format!(r#""t{n}":"f{n}""#))
+            .collect();
         let many = format!(r#"{{"weight_map":{{{}}}}}"#, many.join(","));
         for text in [
             "",
@@ -371,7 +485,10 @@ mod tests {
             fs::write(folder.path().join(INDEX), text).unwrap();
             let (weights, reasons) = seen(&folder);
             assert_eq!(weights, Some((WeightExtent::Part, 10)));
-            assert!(reasons.len() == 1 && reasons[0].contains("is no index"), "{reasons:?}");
+            assert!(
+                reasons.len() == 1 && reasons[0].contains("is no index"),
+                "{reasons:?}"
+            );
         }
     }
 
@@ -380,7 +497,10 @@ mod tests {
         let folder = folder(&[("model.safetensors", 10), (INDEX, 2 << 30)], None);
         let (weights, reasons) = seen(&folder);
         assert_eq!(weights, Some((WeightExtent::Part, 10)));
-        assert!(reasons.len() == 1 && reasons[0].contains("larger than"), "{reasons:?}");
+        assert!(
+            reasons.len() == 1 && reasons[0].contains("larger than"),
+            "{reasons:?}"
+        );
     }
 
     #[test]

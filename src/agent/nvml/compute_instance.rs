@@ -9,14 +9,25 @@ use stowage_scheduling::units::Bytes;
 
 /// Gives a compute instance its part of the memory that was read for the whole GPU instance. Other slices stay as they are.
 pub(crate) fn share_memory(slice: &mut GpuReport) {
-    let Some((part, of)) = part(slice.model.as_str()) else { return };
+    let Some((part, of)) = part(slice.model.as_str()) else {
+        return;
+    };
     let (total, reserved) = (slice.total_bytes, slice.reserved_bytes);
     let share = |bytes: u64| u128::from(bytes) * part;
     slice.total_bytes = Bytes((share(total.0) / of) as u64);
     slice.reserved_bytes = Bytes(share(reserved.0).div_ceil(of) as u64).min(slice.total_bytes);
-    let own: Bytes = slice.processes.iter().flatten().filter_map(|process| process.used_bytes).sum();
-    let of_others = total.minus(reserved).minus(slice.total_bytes.minus(slice.reserved_bytes));
-    slice.used_bytes = slice.used_bytes.map(|used| used.minus(of_others).max(own).min(slice.total_bytes));
+    let own: Bytes = slice
+        .processes
+        .iter()
+        .flatten()
+        .filter_map(|process| process.used_bytes)
+        .sum();
+    let of_others = total
+        .minus(reserved)
+        .minus(slice.total_bytes.minus(slice.reserved_bytes));
+    slice.used_bytes = slice
+        .used_bytes
+        .map(|used| used.minus(of_others).max(own).min(slice.total_bytes));
 }
 
 /// How many of how many compute slices: of `…MIG-1c.3g.40gb` one of three. `None` if it has all of its GPU instance.
@@ -33,10 +44,30 @@ mod tests {
 
     #[test]
     fn a_profile_shows_which_part_of_a_gpu_instance_a_compute_instance_has() {
-        let parts =
-            ["1c.3g.40gb", "2c.3g.40gb+me", "1c.7g.80gb", "3g.40gb", "1g.10gb+me", "c.3g", "4c.3g.40gb", ""];
-        let expected = [Some((1, 3)), Some((2, 3)), Some((1, 7)), None, None, None, None, None];
-        assert_eq!(parts.map(|profile| part(&format!("NVIDIA-H100-MIG-{profile}"))), expected);
+        let parts = [
+            "1c.3g.40gb",
+            "2c.3g.40gb+me",
+            "1c.7g.80gb",
+            "3g.40gb",
+            "1g.10gb+me",
+            "c.3g",
+            "4c.3g.40gb",
+            "",
+        ];
+        let expected = [
+            Some((1, 3)),
+            Some((2, 3)),
+            Some((1, 7)),
+            None,
+            None,
+            None,
+            None,
+            None,
+        ];
+        assert_eq!(
+            parts.map(|profile| part(&format!("NVIDIA-H100-MIG-{profile}"))),
+            expected
+        );
         assert_eq!(part("NVIDIA-H100-80GB-HBM3"), None);
     }
 }

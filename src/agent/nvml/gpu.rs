@@ -51,7 +51,9 @@ impl GpuReader<'_> {
         let uuid = uuid(device)?;
         let memory = self.memory(device, &uuid, self.options.gpu_memory)?;
         let slices = self.slices(device, &uuid, index)?;
-        let Some(memory) = memory else { return Ok(Vec::new()) };
+        let Some(memory) = memory else {
+            return Ok(Vec::new());
+        };
         let mut gpu = self.report(device, uuid, index, memory)?;
         let mut cut = match slices {
             Slices::Whole => {
@@ -71,15 +73,25 @@ impl GpuReader<'_> {
         for slice in &mut cut {
             (slice.numbers.minor, slice.compute_mode) = (gpu.numbers.minor, gpu.compute_mode);
         }
-        let by_mode = gpu.compute_mode.and_then(ComputeMode::fault).map(health::GpuFault::draining);
+        let by_mode = gpu
+            .compute_mode
+            .and_then(ComputeMode::fault)
+            .map(health::GpuFault::draining);
         for fault in health::read(device)?.into_iter().chain(by_mode) {
-            std::iter::once(&mut gpu).chain(&mut cut).for_each(|report| fault.mark(report));
+            std::iter::once(&mut gpu)
+                .chain(&mut cut)
+                .for_each(|report| fault.mark(report));
         }
         cut.insert(0, gpu);
         Ok(cut)
     }
 
-    fn slices(&mut self, device: &Device<'_>, parent: &GpuUuid, index: u32) -> Result<Slices, NvmlError> {
+    fn slices(
+        &mut self,
+        device: &Device<'_>,
+        parent: &GpuUuid,
+        index: u32,
+    ) -> Result<Slices, NvmlError> {
         let most = match device.mig_mode().and_then(|mode| match mode.current {
             0 => Ok(None),
             _ => device.mig_device_count().map(Some),
@@ -112,16 +124,27 @@ impl GpuReader<'_> {
     fn slices_before(&mut self, parent: &GpuUuid, error: &NvmlError) -> Slices {
         let mut kept = Vec::new();
         if !health::is_harmless(error) {
-            self.failures.insert(parent.clone(), format!("NVML does not say whether it has slices: {error}"));
+            self.failures.insert(
+                parent.clone(),
+                format!("NVML does not say whether it has slices: {error}"),
+            );
             self.keep_slices(&mut kept, parent, error);
         }
-        if kept.is_empty() { Slices::Whole } else { Slices::Cut(kept) }
+        if kept.is_empty() {
+            Slices::Whole
+        } else {
+            Slices::Cut(kept)
+        }
     }
 
     /// Adds the slices that were there and are not in `cut`: they cannot be read now.
     fn keep_slices(&mut self, cut: &mut Vec<GpuReport>, parent: &GpuUuid, error: &NvmlError) {
         let reason = format!("slices of {parent}: {error}");
-        for slice in self.before.iter().filter(|gpu| gpu.parent.as_ref() == Some(parent)) {
+        for slice in self
+            .before
+            .iter()
+            .filter(|gpu| gpu.parent.as_ref() == Some(parent))
+        {
             if cut.iter().all(|read| read.uuid != slice.uuid) {
                 self.failures.insert(slice.uuid.clone(), reason.clone());
                 cut.push(without_figures(slice));
@@ -138,7 +161,9 @@ impl GpuReader<'_> {
         place: u32,
     ) -> Result<Option<GpuReport>, NvmlError> {
         let uuid = uuid(slice)?;
-        let Some(memory) = self.memory(slice, &uuid, None)? else { return Ok(None) };
+        let Some(memory) = self.memory(slice, &uuid, None)? else {
+            return Ok(None);
+        };
         let is_shared_already = memory.is_remembered;
         let mut report = self.report(slice, uuid, index, memory)?;
         report.parent = Some(parent.clone());
@@ -146,7 +171,10 @@ impl GpuReader<'_> {
         self.read_processes(slice, &mut report)?;
         if report.model == unknown_model() {
             // Its name alone shows which part of its memory is its own.
-            self.fail(&report.uuid, format!("slice {} of {parent} has no name", report.uuid));
+            self.fail(
+                &report.uuid,
+                format!("slice {} of {parent} has no name", report.uuid),
+            );
         } else if !is_shared_already {
             compute_instance::share_memory(&mut report);
         }
@@ -163,7 +191,11 @@ impl GpuReader<'_> {
     ) -> Result<GpuReport, NvmlError> {
         let utilization = unless_gone(device.utilization_rates())?;
         let name = unless_gone(device.name())?.map(|name| model(&name));
-        let before = self.before.iter().find(|gpu| gpu.uuid == uuid).map(|gpu| gpu.model.clone());
+        let before = self
+            .before
+            .iter()
+            .find(|gpu| gpu.uuid == uuid)
+            .map(|gpu| gpu.model.clone());
         Ok(GpuReport {
             uuid,
             index,
@@ -181,7 +213,10 @@ impl GpuReader<'_> {
             compute_mode: None,
             nvlink_island: None,
             processes: None,
-            numbers: DeviceNumbers { minor: device.minor_number().ok(), ..DeviceNumbers::default() },
+            numbers: DeviceNumbers {
+                minor: device.minor_number().ok(),
+                ..DeviceNumbers::default()
+            },
         })
     }
 
@@ -193,23 +228,35 @@ impl GpuReader<'_> {
         configured: Option<Bytes>,
     ) -> Result<Option<GpuMemory>, NvmlError> {
         let (reason, is_harmless) = match device.memory_info() {
-            Ok(info) if info.total > 0 => return Ok(Some(plausible(info.total, info.reserved, info.used))),
+            Ok(info) if info.total > 0 => {
+                return Ok(Some(plausible(info.total, info.reserved, info.used)));
+            }
             Ok(_) => ("it says 0 bytes".into(), true),
             Err(error) if health::is_gone(&error) => return Err(error),
             Err(error) => (error.to_string(), health::is_harmless(&error)),
         };
-        let reason =
-            format!("the memory of {uuid}: {reason}; if it never says, give its size with --gpu-memory");
+        let reason = format!(
+            "the memory of {uuid}: {reason}; if it never says, give its size with --gpu-memory"
+        );
         if configured.is_none() || !is_harmless {
             self.fail(uuid, reason);
         }
         let before = self.before.iter().find(|gpu| gpu.uuid == *uuid);
         let size = configured.map(|total| (total, Bytes::ZERO));
         let size = size.or_else(|| before.map(|gpu| (gpu.total_bytes, gpu.reserved_bytes)));
-        Ok(size.map(|(total, reserved)| GpuMemory { total, reserved, used: None, is_remembered: true }))
+        Ok(size.map(|(total, reserved)| GpuMemory {
+            total,
+            reserved,
+            used: None,
+            is_remembered: true,
+        }))
     }
 
-    fn read_processes(&mut self, device: &Device<'_>, report: &mut GpuReport) -> Result<(), NvmlError> {
+    fn read_processes(
+        &mut self,
+        device: &Device<'_>,
+        report: &mut GpuReport,
+    ) -> Result<(), NvmlError> {
         match processes(device) {
             Ok((processes, gpu_instance)) => {
                 (report.processes, report.numbers.gpu_instance) = (Some(processes), gpu_instance);
@@ -219,7 +266,10 @@ impl GpuReader<'_> {
                 let reason = format!("the processes of {}: {error}", report.uuid);
                 // An agent may not be allowed to see them, and many may start while they are listed.
                 let is_harmless = health::is_harmless(&error)
-                    || matches!(error, NvmlError::NoPermission | NvmlError::InsufficientSize(_));
+                    || matches!(
+                        error,
+                        NvmlError::NoPermission | NvmlError::InsufficientSize(_)
+                    );
                 if !is_harmless {
                     self.failures.insert(report.uuid.clone(), reason.clone());
                 }
@@ -242,7 +292,12 @@ impl GpuReader<'_> {
 
 /// The GPU's last reading, without the figures that change from one sample to the next.
 pub(crate) fn without_figures(before: &GpuReport) -> GpuReport {
-    GpuReport { used_bytes: None, utilization_percent: None, processes: None, ..before.clone() }
+    GpuReport {
+        used_bytes: None,
+        utilization_percent: None,
+        processes: None,
+        ..before.clone()
+    }
 }
 
 /// What a GPU's sensors say. A driver that does not know one of them leaves it out; zero would be a reading.
@@ -274,7 +329,9 @@ fn compute_mode(device: &Device<'_>, mps: bool) -> Result<Option<ComputeMode>, N
         Ok(Mode::Default) => Ok(Some(ComputeMode::Default)),
         Ok(Mode::ExclusiveProcess) if mps => Ok(Some(ComputeMode::Default)),
         // The thread mode of old drivers also has one process at most.
-        Ok(Mode::ExclusiveProcess | Mode::ExclusiveThread) => Ok(Some(ComputeMode::ExclusiveProcess)),
+        Ok(Mode::ExclusiveProcess | Mode::ExclusiveThread) => {
+            Ok(Some(ComputeMode::ExclusiveProcess))
+        }
         Ok(Mode::Prohibited) => Ok(Some(ComputeMode::Prohibited)),
         Err(error) if health::is_gone(&error) => Err(error),
         Err(error) if health::is_harmless(&error) => Ok(None),
@@ -284,8 +341,10 @@ fn compute_mode(device: &Device<'_>, mps: bool) -> Result<Option<ComputeMode>, N
 
 /// A product name as labels have it, with `-` for spaces.
 fn model(name: &str) -> GpuModel {
-    let words: Vec<&str> =
-        name.split(|c: char| c.is_whitespace() || c.is_control()).filter(|word| !word.is_empty()).collect();
+    let words: Vec<&str> = name
+        .split(|c: char| c.is_whitespace() || c.is_control())
+        .filter(|word| !word.is_empty())
+        .collect();
     GpuModel::parse(&words.join("-")).unwrap_or_else(|_| unknown_model())
 }
 
@@ -313,10 +372,18 @@ fn processes(device: &Device<'_>) -> Result<(Vec<ProcessReport>, Option<u32>), N
     let graphics = if_supported(device.running_graphics_processes())?;
     for process in compute.into_iter().chain(mps).chain(graphics) {
         let used = used(&process);
-        found.entry(process.pid).and_modify(|known| *known = used.max(*known)).or_insert(used);
+        found
+            .entry(process.pid)
+            .and_modify(|known| *known = used.max(*known))
+            .or_insert(used);
         gpu_instance = gpu_instance.or(process.gpu_instance_id);
     }
-    let process = |(pid, used_bytes)| ProcessReport { pid, used_bytes, pod: None, container: None };
+    let process = |(pid, used_bytes)| ProcessReport {
+        pid,
+        used_bytes,
+        pod: None,
+        container: None,
+    };
     Ok((found.into_iter().map(process).collect(), gpu_instance))
 }
 

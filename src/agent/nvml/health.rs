@@ -8,7 +8,9 @@ use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError};
 use nvml_wrapper::enums::device::SampleValue;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::structs::device::FieldId;
-use nvml_wrapper::sys_exports::field_id::{NVML_FI_DEV_REMAPPED_FAILURE, NVML_FI_DEV_REMAPPED_PENDING};
+use nvml_wrapper::sys_exports::field_id::{
+    NVML_FI_DEV_REMAPPED_FAILURE, NVML_FI_DEV_REMAPPED_PENDING,
+};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,11 +31,17 @@ pub(crate) struct GpuFaults(Arc<Mutex<BTreeMap<GpuUuid, GpuFault>>>);
 
 impl GpuFault {
     pub fn draining(reason: impl Into<String>) -> Self {
-        Self { health: Health::Draining, reason: reason.into() }
+        Self {
+            health: Health::Draining,
+            reason: reason.into(),
+        }
     }
 
     pub fn lost(reason: impl Into<String>) -> Self {
-        Self { health: Health::Lost, reason: reason.into() }
+        Self {
+            health: Health::Lost,
+            reason: reason.into(),
+        }
     }
 
     /// What a call's error says about the GPU, if anything.
@@ -67,14 +75,20 @@ impl GpuFaults {
 /// Answers to a call for a GPU's memory, processes or slices that say nothing against it: the driver or the GPU has no such
 /// figure. The list is the short one. Any other error may be the first sign of a dead GPU, which often answers "unknown error".
 pub fn is_harmless(error: &NvmlError) -> bool {
-    matches!(error, NvmlError::NotSupported | NvmlError::FunctionNotFound | NvmlError::FailedToLoadSymbol(_))
+    matches!(
+        error,
+        NvmlError::NotSupported | NvmlError::FunctionNotFound | NvmlError::FailedToLoadSymbol(_)
+    )
 }
 
 /// The documented errors after which no work can continue on this GPU.
 pub fn is_gone(error: &NvmlError) -> bool {
     matches!(
         error,
-        NvmlError::GpuLost | NvmlError::ResetRequired | NvmlError::IrqIssue | NvmlError::InsufficientPower
+        NvmlError::GpuLost
+            | NvmlError::ResetRequired
+            | NvmlError::IrqIssue
+            | NvmlError::InsufficientPower
     )
 }
 
@@ -98,20 +112,30 @@ pub fn read(device: &Device<'_>) -> Result<Vec<GpuFault>, NvmlError> {
         _ => {}
     }
     if field(device, NVML_FI_DEV_REMAPPED_FAILURE) {
-        faults.push(GpuFault::lost("a row of its memory could not be remapped; have it replaced"));
+        faults.push(GpuFault::lost(
+            "a row of its memory could not be remapped; have it replaced",
+        ));
     }
     if field(device, NVML_FI_DEV_REMAPPED_PENDING) {
-        faults.push(GpuFault::draining("rows of its memory wait to be remapped; reset it when it is idle"));
+        faults.push(GpuFault::draining(
+            "rows of its memory wait to be remapped; reset it when it is idle",
+        ));
     }
     if device.are_pages_pending_retired().unwrap_or(false) {
-        faults.push(GpuFault::draining("pages of its memory wait to be retired; reset it when it is idle"));
+        faults.push(GpuFault::draining(
+            "pages of its memory wait to be retired; reset it when it is idle",
+        ));
     }
     Ok(faults)
 }
 
 fn field(device: &Device<'_>, id: u32) -> bool {
     let values = device.field_values_for(&[FieldId(id)]).unwrap_or_default();
-    let value = values.into_iter().next().and_then(Result::ok).and_then(|sample| sample.value.ok());
+    let value = values
+        .into_iter()
+        .next()
+        .and_then(Result::ok)
+        .and_then(|sample| sample.value.ok());
     matches!(value, Some(SampleValue::U32(1..) | SampleValue::U64(1..)))
 }
 
@@ -138,11 +162,23 @@ const XIDS: [(u64, Meaning, &str); 30] = [
     (43, Meaning::Program, "the GPU stopped processing"),
     (45, Meaning::Program, "clean-up after an earlier error"),
     (48, Meaning::Drains, "double-bit ECC error"),
-    (61, Meaning::Drains, "warning of the internal microcontroller"),
+    (
+        61,
+        Meaning::Drains,
+        "warning of the internal microcontroller",
+    ),
     (62, Meaning::Loses, "the internal microcontroller halted"),
     // A pending reset is read from the GPU itself, and ends with the reset.
-    (63, Meaning::Note, "a memory row is to be remapped, or a page retired"),
-    (64, Meaning::Drains, "a memory row could not be remapped, or a page not retired"),
+    (
+        63,
+        Meaning::Note,
+        "a memory row is to be remapped, or a page retired",
+    ),
+    (
+        64,
+        Meaning::Drains,
+        "a memory row could not be remapped, or a page not retired",
+    ),
     (65, Meaning::Program, "video processor exception"),
     (68, Meaning::Program, "video processor exception"),
     (69, Meaning::Program, "graphics engine class error"),
@@ -156,10 +192,18 @@ const XIDS: [(u64, Meaning, &str); 30] = [
     (95, Meaning::Loses, "uncontained ECC error"),
     (109, Meaning::Program, "context switch timeout"),
     (110, Meaning::Loses, "security fault"),
-    (119, Meaning::Loses, "the GPU system processor does not answer"),
+    (
+        119,
+        Meaning::Loses,
+        "the GPU system processor does not answer",
+    ),
     (120, Meaning::Loses, "the GPU system processor failed"),
     (121, Meaning::Note, "corrected error of the link to the CPU"),
-    (137, Meaning::Program, "a program reached for another's memory over NVLink"),
+    (
+        137,
+        Meaning::Program,
+        "a program reached for another's memory over NVLink",
+    ),
     (140, Meaning::Loses, "unrecovered ECC error"),
     (141, Meaning::Program, "a program's fabric memory failed"),
     (143, Meaning::Loses, "the GPU could not be initialized"),
@@ -174,15 +218,18 @@ pub(crate) fn xid_name(xid: u64) -> &'static str {
 
 /// The effect of an XID on its GPU's health, if any.
 pub(crate) fn of_xid(xid: u64) -> Option<GpuFault> {
-    let (meaning, name) = (entry(xid).map_or(Meaning::Drains, |(_, meaning, _)| *meaning), xid_name(xid));
+    let (meaning, name) = (
+        entry(xid).map_or(Meaning::Drains, |(_, meaning, _)| *meaning),
+        xid_name(xid),
+    );
     match meaning {
         Meaning::Program | Meaning::Note => None,
         Meaning::Drains => Some(GpuFault::draining(format!(
             "XID {xid}: {name}; once it has been seen to, restart the agent"
         ))),
-        Meaning::Loses => {
-            Some(GpuFault::lost(format!("XID {xid}: {name}; once it has been reset, restart the agent")))
-        }
+        Meaning::Loses => Some(GpuFault::lost(format!(
+            "XID {xid}: {name}; once it has been reset, restart the agent"
+        ))),
     }
 }
 

@@ -12,8 +12,16 @@ pub fn of(count: usize, linked: impl Fn(usize, usize) -> bool) -> Vec<Option<u32
         }
     }
     let leaders: Vec<usize> = (0..count).map(|gpu| find(&leader, gpu)).collect();
-    let is_alone = |gpu: usize| leaders.iter().filter(|leader| **leader == leaders[gpu]).count() == 1;
-    (0..count).map(|gpu| (!is_alone(gpu)).then_some(leaders[gpu] as u32)).collect()
+    let is_alone = |gpu: usize| {
+        leaders
+            .iter()
+            .filter(|leader| **leader == leaders[gpu])
+            .count()
+            == 1
+    };
+    (0..count)
+        .map(|gpu| (!is_alone(gpu)).then_some(leaders[gpu] as u32))
+        .collect()
 }
 
 fn find(leader: &[usize], mut gpu: usize) -> usize {

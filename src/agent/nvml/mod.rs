@@ -63,7 +63,12 @@ pub struct NvmlOptions {
 
 impl Default for NvmlOptions {
     fn default() -> Self {
-        Self { library: None, gpu_memory: None, mps: false, sys: "/sys".into() }
+        Self {
+            library: None,
+            gpu_memory: None,
+            mps: false,
+            sys: "/sys".into(),
+        }
     }
 }
 
@@ -136,7 +141,12 @@ enum NvmlProblem {
 
 impl Nvml {
     pub fn new(options: NvmlOptions) -> Self {
-        Self { options, state: LibraryState::Closed, history: GpuHistory::default(), started: Instant::now() }
+        Self {
+            options,
+            state: LibraryState::Closed,
+            history: GpuHistory::default(),
+            started: Instant::now(),
+        }
     }
 
     fn sample_at(&mut self, now: Instant) -> Result<GpuSample, String> {
@@ -159,22 +169,44 @@ impl Nvml {
         }
     }
 
-    fn read(&mut self, mut session: Session, now: Instant, wait: Duration) -> Result<GpuSample, String> {
+    fn read(
+        &mut self,
+        mut session: Session,
+        now: Instant,
+        wait: Duration,
+    ) -> Result<GpuSample, String> {
         let moment = self.moment(now);
         match session.sample(&self.options, &mut self.history, moment) {
             Ok((gpus, sensors, missing)) => {
                 self.state = LibraryState::Open(session);
-                Ok(GpuSample { gpus, sensors, missing, taken: now })
+                Ok(GpuSample {
+                    gpus,
+                    sensors,
+                    missing,
+                    taken: now,
+                })
             }
             Err(cause) => self.fail(NvmlProblem::of(cause, &self.options), now, wait),
         }
     }
 
-    fn fail(&mut self, problem: NvmlProblem, now: Instant, wait: Duration) -> Result<GpuSample, String> {
+    fn fail(
+        &mut self,
+        problem: NvmlProblem,
+        now: Instant,
+        wait: Duration,
+    ) -> Result<GpuSample, String> {
         let reason = problem.to_string();
         let moment = self.moment(now);
-        self.history.answers.values_mut().for_each(|state| *state = state.after(false, moment));
-        self.state = LibraryState::Failed(NvmlFailure { reason: reason.clone(), again: now + wait, wait });
+        self.history
+            .answers
+            .values_mut()
+            .for_each(|state| *state = state.after(false, moment));
+        self.state = LibraryState::Failed(NvmlFailure {
+            reason: reason.clone(),
+            again: now + wait,
+            wait,
+        });
         Err(reason)
     }
 
@@ -191,7 +223,9 @@ impl GpuSource for Nvml {
 
 impl NvmlOptions {
     fn library_name(&self) -> String {
-        self.library.as_ref().map_or_else(|| LIBRARY.into(), |path| path.display().to_string())
+        self.library
+            .as_ref()
+            .map_or_else(|| LIBRARY.into(), |path| path.display().to_string())
     }
 }
 
@@ -200,7 +234,9 @@ impl NvmlProblem {
         let library = options.library_name();
         match cause {
             // The loader names the library itself.
-            NvmlError::LibloadingError(cause) => Self::NoLibrary { cause: cause.to_string() },
+            NvmlError::LibloadingError(cause) => Self::NoLibrary {
+                cause: cause.to_string(),
+            },
             NvmlError::DriverNotLoaded => Self::NoModule { library },
             NvmlError::LibRmVersionMismatch => Self::Mismatch { library },
             NvmlError::FailedToLoadSymbol(symbol) => Self::NotNvml { library, symbol },

@@ -36,13 +36,19 @@ struct GpuPlacement {
 }
 
 pub fn open(options: &NvmlOptions) -> Result<Session, NvmlProblem> {
-    let library = options.library.as_deref().unwrap_or(Path::new(super::LIBRARY));
+    let library = options
+        .library
+        .as_deref()
+        .unwrap_or(Path::new(super::LIBRARY));
     let opened = Library::builder().lib_path(library.as_os_str()).init();
     let library = opened.map_err(|cause| NvmlProblem::of(cause, options))?;
     if library.lib().nvmlShutdown.is_err() {
         // Dropping it would panic because this symbol is missing.
         std::mem::forget(library);
-        return Err(NvmlProblem::NotNvml { library: options.library_name(), symbol: "nvmlShutdown".into() });
+        return Err(NvmlProblem::NotNvml {
+            library: options.library_name(),
+            symbol: "nvmlShutdown".into(),
+        });
     }
     Ok(Session {
         library: Arc::new(library),
@@ -69,9 +75,16 @@ impl Session {
         let mut devices = Vec::new();
         for index in 0..count {
             let before = last.get(&index).map_or(&[][..], Vec::as_slice);
-            let mut reader = GpuReader { options, before, missing: &mut missing, failures: &mut failures };
+            let mut reader = GpuReader {
+                options,
+                before,
+                missing: &mut missing,
+                failures: &mut failures,
+            };
             let device = library.device_by_index(index);
-            match device.and_then(|device| reader.gpu(&device, index).map(|reports| (device, reports))) {
+            match device
+                .and_then(|device| reader.gpu(&device, index).map(|reports| (device, reports)))
+            {
                 Ok((device, reports)) => {
                     devices.extend(reports.first().map(|gpu| (gpu.uuid.clone(), index, device)));
                     read.insert(index, reports);
@@ -80,7 +93,10 @@ impl Session {
                 Err(error) => failed.push((index, error)),
             }
         }
-        let sensors = devices.iter().map(|(uuid, _, device)| (uuid.clone(), gpu::sensors(device))).collect();
+        let sensors = devices
+            .iter()
+            .map(|(uuid, _, device)| (uuid.clone(), gpu::sensors(device)))
+            .collect();
         self.learn_places(&devices, &options.sys);
         drop_repeated(&mut read, &mut missing);
         let mut reports = self.finished(read, last);
@@ -96,15 +112,26 @@ impl Session {
     /// Reads links and NUMA nodes again if there is a new GPU, and watches for its errors.
     fn learn_places(&mut self, devices: &[(GpuUuid, u32, Device<'_>)], sys: &Path) {
         let is_known = |(uuid, index, _): &(GpuUuid, u32, Device<'_>)| {
-            self.places.get(uuid).is_some_and(|place| place.index == *index)
+            self.places
+                .get(uuid)
+                .is_some_and(|place| place.index == *index)
         };
         if devices.iter().all(is_known) {
             return;
         }
-        let islands = islands::of(devices.len(), |one, other| linked(&devices[one].2, &devices[other].2));
+        let islands = islands::of(devices.len(), |one, other| {
+            linked(&devices[one].2, &devices[other].2)
+        });
         for ((uuid, index, device), island) in devices.iter().zip(islands) {
             let numa_node = gpu::numa_node(device, sys);
-            self.places.insert(uuid.clone(), GpuPlacement { index: *index, numa_node, island });
+            self.places.insert(
+                uuid.clone(),
+                GpuPlacement {
+                    index: *index,
+                    numa_node,
+                    island,
+                },
+            );
         }
         let indices = devices.iter().map(|(_, index, _)| *index).collect();
         // The old watch ends first, or each event would be read by only one of them.
@@ -116,12 +143,15 @@ impl Session {
     fn finished(&self, read: BTreeMap<u32, Vec<GpuReport>>, last: &mut LastRead) -> Vec<GpuReport> {
         let mut all = Vec::new();
         for (index, mut reports) in read {
-            let Some(uuid) = reports.first().map(|gpu| gpu.uuid.clone()) else { continue };
+            let Some(uuid) = reports.first().map(|gpu| gpu.uuid.clone()) else {
+                continue;
+            };
             let place = self.places.get(&uuid);
             for report in &mut reports {
                 report.numa_node = place.and_then(|place| place.numa_node);
-                report.nvlink_island =
-                    place.and_then(|place| place.island).filter(|_| report.parent.is_none());
+                report.nvlink_island = place
+                    .and_then(|place| place.island)
+                    .filter(|_| report.parent.is_none());
                 self.mark(report);
             }
             last.insert(index, reports.clone());
@@ -132,7 +162,9 @@ impl Session {
 
     /// A slice has the faults of the GPU it is cut from.
     fn mark(&self, report: &mut GpuReport) {
-        let fault = self.faults.of(report.parent.as_ref().unwrap_or(&report.uuid));
+        let fault = self
+            .faults
+            .of(report.parent.as_ref().unwrap_or(&report.uuid));
         fault.iter().for_each(|fault| fault.mark(report));
     }
 }
@@ -143,7 +175,10 @@ impl GpuHistory {
         let mut answers = std::mem::take(&mut self.answers);
         for report in reports {
             let failure = failures.get(&report.uuid);
-            let state = answers.remove(&report.uuid).unwrap_or_default().after(failure.is_none(), now);
+            let state = answers
+                .remove(&report.uuid)
+                .unwrap_or_default()
+                .after(failure.is_none(), now);
             let AnswerAges { failing, recovered } = state.ages(now);
             (report.failing_millis, report.recovered_millis) = (failing, recovered);
             if let Some(reason) = failure {
@@ -155,12 +190,16 @@ impl GpuHistory {
 }
 
 fn linked(one: &Device<'_>, other: &Device<'_>) -> bool {
-    one.p2p_status(other, P2pCapabilitiesIndex::NvLink).is_ok_and(|status| status == P2pStatus::Ok)
+    one.p2p_status(other, P2pCapabilitiesIndex::NvLink)
+        .is_ok_and(|status| status == P2pStatus::Ok)
 }
 
 /// Errors of the driver rather than of one GPU.
 fn concerns_all(error: &NvmlError) -> bool {
-    matches!(error, NvmlError::Uninitialized | NvmlError::DriverNotLoaded | NvmlError::LibRmVersionMismatch)
+    matches!(
+        error,
+        NvmlError::Uninitialized | NvmlError::DriverNotLoaded | NvmlError::LibRmVersionMismatch
+    )
 }
 
 /// A UUID that appears twice would have the whole report rejected.
@@ -170,8 +209,14 @@ fn drop_repeated(read: &mut BTreeMap<u32, Vec<GpuReport>>, missing: &mut Vec<Mis
         reports.retain(|gpu| {
             let is_new = seen.insert(gpu.uuid.clone());
             if !is_new {
-                let reason = format!("{} appears twice; the one at index {index} is left out", gpu.uuid);
-                missing.push(MissingPart { part: ReportPart::Gpus, reason });
+                let reason = format!(
+                    "{} appears twice; the one at index {index} is left out",
+                    gpu.uuid
+                );
+                missing.push(MissingPart {
+                    part: ReportPart::Gpus,
+                    reason,
+                });
             }
             is_new
         });
@@ -192,13 +237,21 @@ fn stand_ins(
         let before = last.get(&index).map_or(&[][..], Vec::as_slice);
         let kept = before.iter().filter(|gpu| !elsewhere.contains(&gpu.uuid));
         let kept: Vec<GpuReport> = kept.map(|gpu| stand_in(gpu, &error)).collect();
-        failures.extend(
-            kept.iter().map(|gpu| (gpu.uuid.clone(), format!("NVML does not answer for it: {error}"))),
-        );
-        let name =
-            kept.first().map_or("it was never read, so it is left out".into(), |gpu| gpu.uuid.to_string());
-        missing
-            .push(MissingPart { part: ReportPart::Gpus, reason: format!("GPU {index} ({name}): {error}") });
+        failures.extend(kept.iter().map(|gpu| {
+            (
+                gpu.uuid.clone(),
+                format!("NVML does not answer for it: {error}"),
+            )
+        }));
+        let name = kept
+            .first()
+            .map_or("it was never read, so it is left out".into(), |gpu| {
+                gpu.uuid.to_string()
+            });
+        missing.push(MissingPart {
+            part: ReportPart::Gpus,
+            reason: format!("GPU {index} ({name}): {error}"),
+        });
         all.extend(kept);
     }
     all

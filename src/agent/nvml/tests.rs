@@ -24,7 +24,11 @@ impl NvmlFixture {
         let folder = tempfile::tempdir().unwrap();
         let mock = Mock::install(folder.path(), script).unwrap();
         let library = Some(mock.library().to_owned());
-        let nvml = Nvml::new(NvmlOptions { library, sys: folder.path().to_owned(), ..options });
+        let nvml = Nvml::new(NvmlOptions {
+            library,
+            sys: folder.path().to_owned(),
+            ..options
+        });
         Self { nvml, mock, folder }
     }
 
@@ -45,26 +49,42 @@ impl NvmlFixture {
             if is_seen(&sample) {
                 return sample;
             }
-            assert!(Instant::now() < given_up, "it never came to this; last: {sample:?}");
+            assert!(
+                Instant::now() < given_up,
+                "it never came to this; last: {sample:?}"
+            );
             std::thread::yield_now();
         }
     }
 }
 
 fn gpu(letter: &str) -> ScriptedGpu {
-    ScriptedGpu { uuid: format!("GPU-{letter}"), ..ScriptedGpu::default() }
+    ScriptedGpu {
+        uuid: format!("GPU-{letter}"),
+        ..ScriptedGpu::default()
+    }
 }
 
 fn script(gpus: impl IntoIterator<Item = ScriptedGpu>) -> NvmlScript {
-    NvmlScript { gpus: gpus.into_iter().collect(), ..NvmlScript::default() }
+    NvmlScript {
+        gpus: gpus.into_iter().collect(),
+        ..NvmlScript::default()
+    }
 }
 
 fn process(pid: u32, used: u64) -> GpuProcess {
-    GpuProcess { pid, used: Some(used), ..GpuProcess::default() }
+    GpuProcess {
+        pid,
+        used: Some(used),
+        ..GpuProcess::default()
+    }
 }
 
 fn refusing(letter: &str, function: &str, code: u32) -> ScriptedGpu {
-    ScriptedGpu { refuse: [(function.to_string(), code)].into(), ..gpu(letter) }
+    ScriptedGpu {
+        refuse: [(function.to_string(), code)].into(),
+        ..gpu(letter)
+    }
 }
 
 fn uuids(sample: &GpuSample) -> Vec<&str> {
@@ -73,11 +93,27 @@ fn uuids(sample: &GpuSample) -> Vec<&str> {
 
 #[test]
 fn every_figure_of_a_gpu_is_read() {
-    let processes = vec![process(10, 1 << 30), GpuProcess { pid: 11, used: None, ..GpuProcess::default() }];
+    let processes = vec![
+        process(10, 1 << 30),
+        GpuProcess {
+            pid: 11,
+            used: None,
+            ..GpuProcess::default()
+        },
+    ];
     let (total, reserved, used) = (80 << 30, 600 << 20, 9 << 30);
-    let scripted = ScriptedGpu { total, reserved, used, utilization: 73, processes, ..gpu("a") };
-    let mut node =
-        NvmlFixture::new(&script([ScriptedGpu { pci_bus_id: "00000000:3B:00.0".into(), ..scripted }]));
+    let scripted = ScriptedGpu {
+        total,
+        reserved,
+        used,
+        utilization: 73,
+        processes,
+        ..gpu("a")
+    };
+    let mut node = NvmlFixture::new(&script([ScriptedGpu {
+        pci_bus_id: "00000000:3B:00.0".into(),
+        ..scripted
+    }]));
     let device = node.folder.path().join("bus/pci/devices/0000:3b:00.0");
     std::fs::create_dir_all(&device).unwrap();
     std::fs::write(device.join("numa_node"), "1\n").unwrap();
@@ -85,29 +121,76 @@ fn every_figure_of_a_gpu_is_read() {
     let sample = node.sample();
 
     assert_eq!(sample.missing, []);
-    let [gpu] = &sample.gpus[..] else { panic!("{sample:?}") };
-    assert_eq!((gpu.uuid.as_str(), gpu.index, gpu.parent.as_ref()), ("GPU-a", 0, None));
+    let [gpu] = &sample.gpus[..] else {
+        panic!("{sample:?}")
+    };
+    assert_eq!(
+        (gpu.uuid.as_str(), gpu.index, gpu.parent.as_ref()),
+        ("GPU-a", 0, None)
+    );
     assert_eq!(gpu.model.as_str(), "NVIDIA-H100-80GB-HBM3");
     assert_eq!(
         (gpu.total_bytes, gpu.reserved_bytes, gpu.used_bytes),
         (Bytes(total), Bytes(reserved), Some(Bytes(used)))
     );
-    assert_eq!((gpu.utilization_percent, gpu.numa_node, gpu.nvlink_island), (Some(73), Some(1), None));
-    assert_eq!((gpu.health, gpu.health_reason.as_ref()), (Health::Healthy, None));
-    let known = ProcessReport { pid: 10, used_bytes: Some(Bytes::gib(1)), pod: None, container: None };
-    let unknown = ProcessReport { pid: 11, used_bytes: None, pod: None, container: None };
+    assert_eq!(
+        (gpu.utilization_percent, gpu.numa_node, gpu.nvlink_island),
+        (Some(73), Some(1), None)
+    );
+    assert_eq!(
+        (gpu.health, gpu.health_reason.as_ref()),
+        (Health::Healthy, None)
+    );
+    let known = ProcessReport {
+        pid: 10,
+        used_bytes: Some(Bytes::gib(1)),
+        pod: None,
+        container: None,
+    };
+    let unknown = ProcessReport {
+        pid: 11,
+        used_bytes: None,
+        pod: None,
+        container: None,
+    };
     assert_eq!(gpu.processes.as_deref(), Some(&[known, unknown][..]));
 }
 
 #[test]
 fn a_process_in_several_lists_is_one_process() {
-    let mps = GpuProcess { mps: true, ..process(10, 3 << 30) };
-    let both = GpuProcess { graphics: true, both: true, ..process(11, 1 << 30) };
-    let draws = GpuProcess { graphics: true, ..process(12, 1 << 20) };
+    let mps = GpuProcess {
+        mps: true,
+        ..process(10, 3 << 30)
+    };
+    let both = GpuProcess {
+        graphics: true,
+        both: true,
+        ..process(11, 1 << 30)
+    };
+    let draws = GpuProcess {
+        graphics: true,
+        ..process(12, 1 << 20)
+    };
     let lists = vec![process(10, 1 << 30), mps, both, draws];
-    let sample = NvmlFixture::new(&script([ScriptedGpu { processes: lists, ..gpu("a") }])).sample();
-    let found: Vec<_> = sample.gpus[0].processes.iter().flatten().map(|p| (p.pid, p.used_bytes)).collect();
-    assert_eq!(found, [(10, Some(Bytes::gib(3))), (11, Some(Bytes::gib(1))), (12, Some(Bytes::mib(1)))]);
+    let sample = NvmlFixture::new(&script([ScriptedGpu {
+        processes: lists,
+        ..gpu("a")
+    }]))
+    .sample();
+    let found: Vec<_> = sample.gpus[0]
+        .processes
+        .iter()
+        .flatten()
+        .map(|p| (p.pid, p.used_bytes))
+        .collect();
+    assert_eq!(
+        found,
+        [
+            (10, Some(Bytes::gib(3))),
+            (11, Some(Bytes::gib(1))),
+            (12, Some(Bytes::mib(1)))
+        ]
+    );
 }
 
 #[test]
@@ -120,33 +203,66 @@ fn slices_follow_the_gpu_they_are_cut_from() {
     };
     // The places between are empty, as they are when slices come and go.
     let slices = [(0, slice("x", 10)), (5, slice("y", 11))].into();
-    let cut = ScriptedGpu { mig_enabled: true, slices, ecc_errors: Some(2), ..gpu("a") };
+    let cut = ScriptedGpu {
+        mig_enabled: true,
+        slices,
+        ecc_errors: Some(2),
+        ..gpu("a")
+    };
     let mut node = NvmlFixture::new(&script([cut, gpu("b")]));
 
     let sample = node.sample();
 
     assert_eq!(uuids(&sample), ["GPU-a", "MIG-x", "MIG-y", "GPU-b"]);
     let slice = &sample.gpus[2];
-    assert_eq!((slice.parent.as_ref().unwrap().as_str(), slice.index), ("GPU-a", 0));
-    assert_eq!((slice.total_bytes, slice.used_bytes), (Bytes::gib(10), Some(Bytes::gib(1))));
+    assert_eq!(
+        (slice.parent.as_ref().unwrap().as_str(), slice.index),
+        ("GPU-a", 0)
+    );
+    assert_eq!(
+        (slice.total_bytes, slice.used_bytes),
+        (Bytes::gib(10), Some(Bytes::gib(1)))
+    );
     assert_eq!(slice.processes.as_deref().unwrap()[0].pid, 11);
     assert_eq!(slice.model.as_str(), "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb");
     assert_eq!(slice.health, Health::Draining, "its GPU has memory errors");
-    assert_eq!(sample.gpus[0].processes, Some(vec![]), "all that runs runs on slices");
+    assert_eq!(
+        sample.gpus[0].processes,
+        Some(vec![]),
+        "all that runs runs on slices"
+    );
     assert_eq!(sample.missing, []);
 }
 
 #[test]
 fn a_gpu_in_mig_mode_without_slices_takes_nothing() {
-    let sample = NvmlFixture::new(&script([ScriptedGpu { mig_enabled: true, ..gpu("a") }])).sample();
+    let sample = NvmlFixture::new(&script([ScriptedGpu {
+        mig_enabled: true,
+        ..gpu("a")
+    }]))
+    .sample();
     assert_eq!(sample.gpus[0].health, Health::Draining);
-    assert!(sample.gpus[0].health_reason.as_ref().unwrap().contains("MIG mode is on"));
+    assert!(
+        sample.gpus[0]
+            .health_reason
+            .as_ref()
+            .unwrap()
+            .contains("MIG mode is on")
+    );
 }
 
 #[test]
 fn gpus_that_reach_each_other_share_an_island() {
-    let linked = |letter, nvlink| ScriptedGpu { nvlink, ..gpu(letter) };
-    let gpus = [linked("a", Some(1)), linked("b", Some(2)), linked("c", Some(1)), linked("d", None)];
+    let linked = |letter, nvlink| ScriptedGpu {
+        nvlink,
+        ..gpu(letter)
+    };
+    let gpus = [
+        linked("a", Some(1)),
+        linked("b", Some(2)),
+        linked("c", Some(1)),
+        linked("d", None),
+    ];
     let sample = NvmlFixture::new(&script(gpus)).sample();
     let islands: Vec<_> = sample.gpus.iter().map(|gpu| gpu.nvlink_island).collect();
     assert_eq!(islands, [Some(0), None, Some(0), None]);
@@ -154,24 +270,61 @@ fn gpus_that_reach_each_other_share_an_island() {
 
 #[test]
 fn a_lost_gpu_keeps_its_place_and_its_size() {
-    let slices = [(1, Slice { uuid: "MIG-x".into(), ..Slice::default() })].into();
-    let before = ScriptedGpu { mig_enabled: true, slices, ..gpu("a") };
+    let slices = [(
+        1,
+        Slice {
+            uuid: "MIG-x".into(),
+            ..Slice::default()
+        },
+    )]
+    .into();
+    let before = ScriptedGpu {
+        mig_enabled: true,
+        slices,
+        ..gpu("a")
+    };
     let mut node = NvmlFixture::new(&script([before.clone(), gpu("b")]));
     node.sample();
 
-    let sample = node.after(&script([ScriptedGpu { lost: true, ..before.clone() }, gpu("b")]));
+    let sample = node.after(&script([
+        ScriptedGpu {
+            lost: true,
+            ..before.clone()
+        },
+        gpu("b"),
+    ]));
 
     assert_eq!(uuids(&sample), ["GPU-a", "MIG-x", "GPU-b"]);
     for lost in &sample.gpus[..2] {
-        assert_eq!((lost.health, lost.used_bytes, lost.processes.as_ref()), (Health::Lost, None, None));
-        assert!(lost.health_reason.as_ref().unwrap().contains("fell off the bus"), "{lost:?}");
+        assert_eq!(
+            (lost.health, lost.used_bytes, lost.processes.as_ref()),
+            (Health::Lost, None, None)
+        );
+        assert!(
+            lost.health_reason
+                .as_ref()
+                .unwrap()
+                .contains("fell off the bus"),
+            "{lost:?}"
+        );
     }
-    assert_eq!((sample.gpus[0].total_bytes, sample.gpus[1].total_bytes), (Bytes::gib(80), Bytes::gib(10)));
+    assert_eq!(
+        (sample.gpus[0].total_bytes, sample.gpus[1].total_bytes),
+        (Bytes::gib(80), Bytes::gib(10))
+    );
     assert_eq!(sample.gpus[2].health, Health::Healthy);
-    assert!(sample.missing[0].reason.contains("GPU 0 (GPU-a)"), "{:?}", sample.missing);
+    assert!(
+        sample.missing[0].reason.contains("GPU 0 (GPU-a)"),
+        "{:?}",
+        sample.missing
+    );
 
     let sample = node.after(&script([before, gpu("b")]));
-    assert_eq!(sample.gpus[0].health, Health::Healthy, "after a reset it is there again");
+    assert_eq!(
+        sample.gpus[0].health,
+        Health::Healthy,
+        "after a reset it is there again"
+    );
 }
 
 #[test]
@@ -181,7 +334,10 @@ fn a_gpu_that_has_no_handle_for_once_keeps_its_place_and_takes_no_pods() {
     let refused = refusing("a", "nvmlDeviceGetHandleByIndex_v2", codes::UNKNOWN);
     let sample = node.after(&script([refused, gpu("b")]));
     assert_eq!(uuids(&sample), ["GPU-a", "GPU-b"]);
-    assert_eq!((sample.gpus[0].health, sample.gpus[0].used_bytes), (Health::Draining, None));
+    assert_eq!(
+        (sample.gpus[0].health, sample.gpus[0].used_bytes),
+        (Health::Draining, None)
+    );
     assert_eq!(sample.gpus[1].health, Health::Healthy);
     assert_eq!(sample.missing.len(), 1);
 }
@@ -203,12 +359,21 @@ fn an_answer_that_is_not_known_to_be_harmless_takes_its_gpu_out_at_once() {
             let mut node = NvmlFixture::new(&script([gpu("a")]));
             node.sample();
             let sample = node.after(&script([refusing("a", function, code)]));
-            let [report] = &sample.gpus[..] else { panic!("{function} {code}: {sample:?}") };
+            let [report] = &sample.gpus[..] else {
+                panic!("{function} {code}: {sample:?}")
+            };
             assert_eq!(report.health, Health::Draining, "{function} {code}");
-            assert!(report.health_reason.is_some() && !sample.missing.is_empty(), "{function} {code}");
+            assert!(
+                report.health_reason.is_some() && !sample.missing.is_empty(),
+                "{function} {code}"
+            );
             let lost = node.after(&script([refusing("a", function, codes::GPU_IS_LOST)]));
             assert_eq!(lost.gpus[0].health, Health::Lost, "{function}");
-            assert_eq!(node.after(&script([gpu("a")])).gpus[0].health, Health::Healthy, "{function}");
+            assert_eq!(
+                node.after(&script([gpu("a")])).gpus[0].health,
+                Health::Healthy,
+                "{function}"
+            );
         }
     }
 }
@@ -229,25 +394,49 @@ fn a_figure_that_a_gpu_need_not_have_is_left_out_whatever_the_error() {
             node.sample();
             let sample = node.after(&script([refusing("a", function, code)]));
             assert_eq!(sample.gpus[0].health, Health::Healthy, "{function} {code}");
-            assert_eq!(sample.gpus[0].model.as_str(), "NVIDIA-H100-80GB-HBM3", "{function} {code}");
+            assert_eq!(
+                sample.gpus[0].model.as_str(),
+                "NVIDIA-H100-80GB-HBM3",
+                "{function} {code}"
+            );
         }
     }
 }
 
 #[test]
 fn a_slice_that_does_not_answer_keeps_its_place_and_takes_no_pods() {
-    let slice = |letter: &str| Slice { uuid: format!("MIG-{letter}"), ..Slice::default() };
-    let cut = |slices| ScriptedGpu { mig_enabled: true, slices, ..gpu("a") };
+    let slice = |letter: &str| Slice {
+        uuid: format!("MIG-{letter}"),
+        ..Slice::default()
+    };
+    let cut = |slices| ScriptedGpu {
+        mig_enabled: true,
+        slices,
+        ..gpu("a")
+    };
     let well = script([cut([(0, slice("x")), (1, slice("y"))].into())]);
-    for function in
-        ["nvmlDeviceGetUUID", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetComputeRunningProcesses_v3"]
-    {
+    for function in [
+        "nvmlDeviceGetUUID",
+        "nvmlDeviceGetMemoryInfo_v2",
+        "nvmlDeviceGetComputeRunningProcesses_v3",
+    ] {
         let mut node = NvmlFixture::new(&well);
         node.sample();
-        let silent = Slice { refuse: [(function.to_string(), codes::UNKNOWN)].into(), ..slice("x") };
+        let silent = Slice {
+            refuse: [(function.to_string(), codes::UNKNOWN)].into(),
+            ..slice("x")
+        };
         let sample = node.after(&script([cut([(0, silent), (1, slice("y"))].into())]));
-        let health: BTreeMap<_, _> = sample.gpus.iter().map(|gpu| (gpu.uuid.as_str(), gpu.health)).collect();
-        let expected = [("GPU-a", Health::Healthy), ("MIG-x", Health::Draining), ("MIG-y", Health::Healthy)];
+        let health: BTreeMap<_, _> = sample
+            .gpus
+            .iter()
+            .map(|gpu| (gpu.uuid.as_str(), gpu.health))
+            .collect();
+        let expected = [
+            ("GPU-a", Health::Healthy),
+            ("MIG-x", Health::Draining),
+            ("MIG-y", Health::Healthy),
+        ];
         assert_eq!(health, expected.into(), "{function}");
     }
 }
@@ -256,24 +445,53 @@ fn a_slice_that_does_not_answer_keeps_its_place_and_takes_no_pods() {
 fn a_compute_mode_says_which_pods_a_gpu_takes() {
     let read = |gpu: ScriptedGpu| {
         let report = NvmlFixture::new(&script([gpu])).sample().gpus.remove(0);
-        (report.compute_mode, report.health, report.health_reason.unwrap_or_default())
+        (
+            report.compute_mode,
+            report.health,
+            report.health_reason.unwrap_or_default(),
+        )
     };
-    let mode = |compute_mode| read(ScriptedGpu { compute_mode, ..gpu("a") });
+    let mode = |compute_mode| {
+        read(ScriptedGpu {
+            compute_mode,
+            ..gpu("a")
+        })
+    };
     let refused = |code| read(refusing("a", "nvmlDeviceGetComputeMode", code));
     let healthy = |mode| (mode, Health::Healthy, String::new());
     assert_eq!(mode(0), healthy(Some(ComputeMode::Default)));
-    assert_eq!(mode(1), healthy(Some(ComputeMode::ExclusiveProcess)), "of old drivers, by thread");
+    assert_eq!(
+        mode(1),
+        healthy(Some(ComputeMode::ExclusiveProcess)),
+        "of old drivers, by thread"
+    );
     assert_eq!(mode(3), healthy(Some(ComputeMode::ExclusiveProcess)));
-    let script = script([ScriptedGpu { compute_mode: 3, ..gpu("a") }]);
-    let options = NvmlOptions { mps: true, ..NvmlOptions::default() };
+    let script = script([ScriptedGpu {
+        compute_mode: 3,
+        ..gpu("a")
+    }]);
+    let options = NvmlOptions {
+        mps: true,
+        ..NvmlOptions::default()
+    };
     let shared = NvmlFixture::with(&script, options).sample().gpus.remove(0);
-    assert_eq!(shared.compute_mode, Some(ComputeMode::Default), "the daemon is the one process");
+    assert_eq!(
+        shared.compute_mode,
+        Some(ComputeMode::Default),
+        "the daemon is the one process"
+    );
     assert_eq!(refused(codes::NOT_SUPPORTED), healthy(None));
     let (prohibited, health, reason) = mode(2);
-    assert_eq!((prohibited, health), (Some(ComputeMode::Prohibited), Health::Draining));
+    assert_eq!(
+        (prohibited, health),
+        (Some(ComputeMode::Prohibited), Health::Draining)
+    );
     assert!(reason.contains("Prohibited"), "{reason}");
     for (unknown, health, reason) in [mode(9), refused(codes::UNKNOWN)] {
-        assert_eq!((unknown, health), (Some(ComputeMode::Unknown), Health::Draining));
+        assert_eq!(
+            (unknown, health),
+            (Some(ComputeMode::Unknown), Health::Draining)
+        );
         assert!(reason.contains("compute mode"), "{reason}");
     }
 }
@@ -290,25 +508,56 @@ fn compute_instances_of_one_gpu_instance_share_its_memory() {
     };
     let sizes = |slices: Vec<Slice>| -> Vec<(u64, u64)> {
         let slices = (0..).zip(slices).collect();
-        let sample =
-            NvmlFixture::new(&script([ScriptedGpu { mig_enabled: true, slices, ..gpu("a") }])).sample();
+        let sample = NvmlFixture::new(&script([ScriptedGpu {
+            mig_enabled: true,
+            slices,
+            ..gpu("a")
+        }]))
+        .sample();
         let gib = |bytes: Bytes| bytes.0 >> 30;
-        sample.gpus[1..].iter().map(|gpu| (gib(gpu.total_bytes), gib(gpu.used_bytes.unwrap()))).collect()
+        sample.gpus[1..]
+            .iter()
+            .map(|gpu| (gib(gpu.total_bytes), gib(gpu.used_bytes.unwrap())))
+            .collect()
     };
     let shared = |used, pids: &[u32]| slice("x", "1c.3g.40gb", used, pids);
     assert_eq!(sizes(vec![shared(0, &[])]), [(13, 0)]);
-    assert_eq!(sizes(vec![shared(9 << 30, &[7])]), [(13, 9)], "its own process");
-    assert_eq!(sizes(vec![shared(30 << 30, &[])]), [(13, 3)], "no more is left than its instance has");
+    assert_eq!(
+        sizes(vec![shared(9 << 30, &[7])]),
+        [(13, 9)],
+        "its own process"
+    );
+    assert_eq!(
+        sizes(vec![shared(30 << 30, &[])]),
+        [(13, 3)],
+        "no more is left than its instance has"
+    );
     assert_eq!(sizes(vec![shared(40 << 30, &[])]), [(13, 13)]);
     assert_eq!(sizes(vec![slice("x", "2c.3g.40gb+me", 0, &[])]), [(26, 0)]);
-    assert_eq!(sizes(vec![slice("x", "3g.40gb", 30 << 30, &[])]), [(40, 30)]);
+    assert_eq!(
+        sizes(vec![slice("x", "3g.40gb", 30 << 30, &[])]),
+        [(40, 30)]
+    );
 }
 
 #[test]
 fn a_gpu_that_was_never_read_is_named_and_left_out() {
-    let sample = NvmlFixture::new(&script([ScriptedGpu { lost: true, ..gpu("a") }, gpu("b")])).sample();
+    let sample = NvmlFixture::new(&script([
+        ScriptedGpu {
+            lost: true,
+            ..gpu("a")
+        },
+        gpu("b"),
+    ]))
+    .sample();
     assert_eq!(uuids(&sample), ["GPU-b"]);
-    assert!(sample.missing[0].reason.contains("GPU 0 (it was never read"), "{:?}", sample.missing);
+    assert!(
+        sample.missing[0]
+            .reason
+            .contains("GPU 0 (it was never read"),
+        "{:?}",
+        sample.missing
+    );
 }
 
 #[test]
@@ -322,38 +571,80 @@ fn a_gpu_that_nvml_no_longer_counts_is_gone() {
 fn a_failed_nvml_call_leaves_out_one_figure() {
     type IsOut = fn(&GpuReport) -> bool;
     let figures: [(&str, IsOut); 5] = [
-        ("nvmlDeviceGetUtilizationRates", |gpu| gpu.utilization_percent.is_none()),
-        ("nvmlDeviceGetComputeRunningProcesses_v3", |gpu| gpu.processes.is_none()),
-        ("nvmlDeviceGetMPSComputeRunningProcesses_v3", |gpu| gpu.processes == Some(vec![])),
+        ("nvmlDeviceGetUtilizationRates", |gpu| {
+            gpu.utilization_percent.is_none()
+        }),
+        ("nvmlDeviceGetComputeRunningProcesses_v3", |gpu| {
+            gpu.processes.is_none()
+        }),
+        ("nvmlDeviceGetMPSComputeRunningProcesses_v3", |gpu| {
+            gpu.processes == Some(vec![])
+        }),
         ("nvmlDeviceGetName", |gpu| gpu.model.as_str() == "unknown"),
         ("nvmlDeviceGetMigMode", |gpu| gpu.parent.is_none()),
     ];
     for (function, is_out) in figures {
-        let sample = NvmlFixture::new(&script([refusing("a", function, codes::FUNCTION_NOT_FOUND)])).sample();
-        let [gpu] = &sample.gpus[..] else { panic!("{function}: {sample:?}") };
+        let sample = NvmlFixture::new(&script([refusing(
+            "a",
+            function,
+            codes::FUNCTION_NOT_FOUND,
+        )]))
+        .sample();
+        let [gpu] = &sample.gpus[..] else {
+            panic!("{function}: {sample:?}")
+        };
         assert!(is_out(gpu), "{function}: {gpu:?}");
-        assert_eq!((gpu.used_bytes, gpu.health), (Some(Bytes::ZERO), Health::Healthy), "{function}");
+        assert_eq!(
+            (gpu.used_bytes, gpu.health),
+            (Some(Bytes::ZERO), Health::Healthy),
+            "{function}"
+        );
     }
 }
 
 #[test]
 fn a_gpu_without_memory_of_its_own_has_the_configured_size_or_is_named() {
-    let shared = script([refusing("a", "nvmlDeviceGetMemoryInfo_v2", codes::NOT_SUPPORTED)]);
+    let shared = script([refusing(
+        "a",
+        "nvmlDeviceGetMemoryInfo_v2",
+        codes::NOT_SUPPORTED,
+    )]);
     let gpu_memory = Some(Bytes::gib(120));
-    let sample = NvmlFixture::with(&shared, NvmlOptions { gpu_memory, ..NvmlOptions::default() }).sample();
-    assert_eq!((sample.gpus[0].total_bytes, sample.gpus[0].used_bytes), (Bytes::gib(120), None));
+    let sample = NvmlFixture::with(
+        &shared,
+        NvmlOptions {
+            gpu_memory,
+            ..NvmlOptions::default()
+        },
+    )
+    .sample();
+    assert_eq!(
+        (sample.gpus[0].total_bytes, sample.gpus[0].used_bytes),
+        (Bytes::gib(120), None)
+    );
 
     let sample = NvmlFixture::new(&shared).sample();
     assert_eq!(sample.gpus, []);
-    assert!(sample.missing[0].reason.contains("--gpu-memory"), "{:?}", sample.missing);
+    assert!(
+        sample.missing[0].reason.contains("--gpu-memory"),
+        "{:?}",
+        sample.missing
+    );
 }
 
 #[test]
 fn memory_that_cannot_be_read_for_once_keeps_its_size_and_has_no_use() {
     let mut node = NvmlFixture::new(&script([gpu("a")]));
     node.sample();
-    let sample = node.after(&script([refusing("a", "nvmlDeviceGetMemoryInfo_v2", codes::UNKNOWN)]));
-    assert_eq!((sample.gpus[0].total_bytes, sample.gpus[0].used_bytes), (Bytes::gib(80), None));
+    let sample = node.after(&script([refusing(
+        "a",
+        "nvmlDeviceGetMemoryInfo_v2",
+        codes::UNKNOWN,
+    )]));
+    assert_eq!(
+        (sample.gpus[0].total_bytes, sample.gpus[0].used_bytes),
+        (Bytes::gib(80), None)
+    );
     assert_eq!(sample.missing[0].part, ReportPart::Gpus);
 }
 
@@ -366,26 +657,60 @@ fn figures_above_the_total_are_not_reported() {
         ..gpu("a")
     }]))
     .sample();
-    assert_eq!((sample.gpus[0].reserved_bytes, sample.gpus[0].used_bytes), (Bytes::ZERO, None));
+    assert_eq!(
+        (sample.gpus[0].reserved_bytes, sample.gpus[0].used_bytes),
+        (Bytes::ZERO, None)
+    );
 }
 
 #[test]
 fn a_uuid_that_appears_twice_is_reported_once() {
     let sample = NvmlFixture::new(&script([gpu("a"), gpu("a")])).sample();
     assert_eq!(uuids(&sample), ["GPU-a"]);
-    assert!(sample.missing[0].reason.contains("twice"), "{:?}", sample.missing);
+    assert!(
+        sample.missing[0].reason.contains("twice"),
+        "{:?}",
+        sample.missing
+    );
 }
 
 #[test]
 fn memory_errors_decide_the_health_of_a_gpu() {
     let health = |gpu: ScriptedGpu| NvmlFixture::new(&script([gpu])).sample().gpus[0].health;
     assert_eq!(health(gpu("a")), Health::Healthy);
-    assert_eq!(health(ScriptedGpu { ecc_errors: Some(1), ..gpu("a") }), Health::Draining);
-    assert_eq!(health(ScriptedGpu { remap_pending: Some(true), ..gpu("a") }), Health::Draining);
-    assert_eq!(health(ScriptedGpu { retirement_pending: Some(true), ..gpu("a") }), Health::Draining);
-    let failed = ScriptedGpu { remap_failed: Some(true), remap_pending: Some(true), ..gpu("a") };
+    assert_eq!(
+        health(ScriptedGpu {
+            ecc_errors: Some(1),
+            ..gpu("a")
+        }),
+        Health::Draining
+    );
+    assert_eq!(
+        health(ScriptedGpu {
+            remap_pending: Some(true),
+            ..gpu("a")
+        }),
+        Health::Draining
+    );
+    assert_eq!(
+        health(ScriptedGpu {
+            retirement_pending: Some(true),
+            ..gpu("a")
+        }),
+        Health::Draining
+    );
+    let failed = ScriptedGpu {
+        remap_failed: Some(true),
+        remap_pending: Some(true),
+        ..gpu("a")
+    };
     assert_eq!(health(failed), Health::Lost);
-    let silent = ScriptedGpu { ecc_errors: None, remap_pending: None, remap_failed: None, ..gpu("a") };
+    let silent = ScriptedGpu {
+        ecc_errors: None,
+        remap_pending: None,
+        remap_failed: None,
+        ..gpu("a")
+    };
     assert_eq!(health(silent), Health::Healthy);
 }
 
@@ -395,15 +720,29 @@ fn an_error_event_takes_out_its_gpu_and_a_programs_own_does_not() {
     let mut node = NvmlFixture::new(&calm);
     node.sample();
     // They are delivered in this order: once the last one has its effect, all have been read.
-    let xids = vec![Xid { gpu: 0, xid: 31 }, Xid { gpu: 1, xid: 74 }, Xid { gpu: 2, xid: 119 }];
+    let xids = vec![
+        Xid { gpu: 0, xid: 31 },
+        Xid { gpu: 1, xid: 74 },
+        Xid { gpu: 2, xid: 119 },
+    ];
     node.mock.play(&NvmlScript { xids, ..calm }).unwrap();
 
     let sample = node.until(|sample| sample.gpus[2].health == Health::Lost);
 
     assert_eq!(sample.gpus[0].health, Health::Healthy);
     assert_eq!(sample.gpus[1].health, Health::Draining);
-    assert!(sample.gpus[1].health_reason.as_ref().unwrap().contains("XID 74: NVLink error"));
-    assert_eq!(sample.gpus[2].used_bytes, Some(Bytes::ZERO), "it still answers");
+    assert!(
+        sample.gpus[1]
+            .health_reason
+            .as_ref()
+            .unwrap()
+            .contains("XID 74: NVLink error")
+    );
+    assert_eq!(
+        sample.gpus[2].used_bytes,
+        Some(Bytes::ZERO),
+        "it still answers"
+    );
 }
 
 #[test]
@@ -412,7 +751,12 @@ fn a_gpu_without_events_does_not_silence_the_others() {
     let calm = script([gpu("b"), mute, gpu("c")]);
     let mut node = NvmlFixture::new(&calm);
     node.sample();
-    node.mock.play(&NvmlScript { xids: vec![Xid { gpu: 2, xid: 79 }], ..calm }).unwrap();
+    node.mock
+        .play(&NvmlScript {
+            xids: vec![Xid { gpu: 2, xid: 79 }],
+            ..calm
+        })
+        .unwrap();
     node.until(|sample| sample.gpus[2].health == Health::Lost);
 }
 
@@ -422,28 +766,46 @@ fn events_of_a_gpu_that_came_later_are_read_too() {
     node.sample();
     let both = script([gpu("a"), gpu("b")]);
     node.after(&both);
-    node.mock.play(&NvmlScript { xids: vec![Xid { gpu: 1, xid: 79 }], ..both }).unwrap();
+    node.mock
+        .play(&NvmlScript {
+            xids: vec![Xid { gpu: 1, xid: 79 }],
+            ..both
+        })
+        .unwrap();
     node.until(|sample| sample.gpus[1].health == Health::Lost);
 }
 
 #[test]
 fn without_a_driver_the_reason_says_what_was_tried_and_the_way_out() {
     let library = Some("/nowhere/libnvidia-ml.so.1".into());
-    let reason = Nvml::new(NvmlOptions { library, ..NvmlOptions::default() }).sample().unwrap_err();
-    assert!(reason.starts_with("no NVIDIA driver: /nowhere/libnvidia-ml.so.1: cannot open"), "{reason}");
+    let reason = Nvml::new(NvmlOptions {
+        library,
+        ..NvmlOptions::default()
+    })
+    .sample()
+    .unwrap_err();
+    assert!(
+        reason.starts_with("no NVIDIA driver: /nowhere/libnvidia-ml.so.1: cannot open"),
+        "{reason}"
+    );
     assert!(reason.contains("--nvml-lib"), "{reason}");
 }
 
 #[test]
 fn a_library_that_is_no_nvml_is_named_as_such() {
-    let Some(other) =
-        ["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/libc.so.6", "/lib/aarch64-linux-gnu/libc.so.6"]
-            .into_iter()
-            .find(|path| std::path::Path::new(path).exists())
-    else {
+    let Some(other) = [
+        "/lib/x86_64-linux-gnu/libc.so.6",
+        "/lib64/libc.so.6",
+        "/lib/aarch64-linux-gnu/libc.so.6",
+    ]
+    .into_iter()
+    .find(|path| std::path::Path::new(path).exists()) else {
         return needs::skipped("no C library at the usual places to take for NVML");
     };
-    let options = NvmlOptions { library: Some(other.into()), ..NvmlOptions::default() };
+    let options = NvmlOptions {
+        library: Some(other.into()),
+        ..NvmlOptions::default()
+    };
     let reason = Nvml::new(options).sample().unwrap_err();
     assert!(reason.contains("is no NVML"), "{reason}");
 }
@@ -466,28 +828,51 @@ fn a_driver_that_goes_away_is_opened_again_when_it_is_back() {
     // The attempt a second later fails, and the next one is two seconds after it.
     assert!(node.nvml.sample_at(start + FIRST_WAIT).is_err());
     node.mock.play(&there).unwrap();
-    assert_eq!(node.nvml.sample_at(start + FIRST_WAIT * 2).unwrap_err(), reason);
-    assert_eq!(uuids(&node.nvml.sample_at(start + FIRST_WAIT * 3).unwrap()), ["GPU-a"]);
+    assert_eq!(
+        node.nvml.sample_at(start + FIRST_WAIT * 2).unwrap_err(),
+        reason
+    );
+    assert_eq!(
+        uuids(&node.nvml.sample_at(start + FIRST_WAIT * 3).unwrap()),
+        ["GPU-a"]
+    );
 }
 
 #[test]
 fn a_driver_upgraded_under_the_agent_is_reported() {
     let init_error = Some(codes::LIB_RM_VERSION_MISMATCH);
-    let reason =
-        NvmlFixture::new(&NvmlScript { init_error, ..script([gpu("a")]) }).nvml.sample().unwrap_err();
+    let reason = NvmlFixture::new(&NvmlScript {
+        init_error,
+        ..script([gpu("a")])
+    })
+    .nvml
+    .sample()
+    .unwrap_err();
     assert!(reason.contains("different versions"), "{reason}");
 }
 
 /// What nvidia-smi prints of each GPU, or why that is not known.
 fn nvidia_smi() -> Result<Vec<Vec<String>>, String> {
     let query = "--query-gpu=uuid,memory.total,memory.reserved,memory.used,mig.mode.current";
-    let output = Command::new("nvidia-smi").args([query, "--format=csv,noheader,nounits"]).output();
+    let output = Command::new("nvidia-smi")
+        .args([query, "--format=csv,noheader,nounits"])
+        .output();
     let output = output.map_err(|error| format!("nvidia-smi: {error}"))?;
     if !output.status.success() {
-        return Err(format!("nvidia-smi: {}", String::from_utf8_lossy(&output.stdout).trim()));
+        return Err(format!(
+            "nvidia-smi: {}",
+            String::from_utf8_lossy(&output.stdout).trim()
+        ));
     }
     let text = String::from_utf8_lossy(&output.stdout);
-    Ok(text.lines().map(|line| line.split(',').map(|field| field.trim().to_string()).collect()).collect())
+    Ok(text
+        .lines()
+        .map(|line| {
+            line.split(',')
+                .map(|field| field.trim().to_string())
+                .collect()
+        })
+        .collect())
 }
 
 #[test]
@@ -498,17 +883,28 @@ fn the_figures_of_a_real_gpu_are_those_of_nvidia_smi() {
     };
     let sample = Nvml::new(NvmlOptions::default()).sample().unwrap();
     for row in rows {
-        let [uuid, total, reserved, used, mig] = &row[..] else { panic!("{row:?}") };
+        let [uuid, total, reserved, used, mig] = &row[..] else {
+            panic!("{row:?}")
+        };
         let uuid = GpuUuid::parse(uuid).unwrap();
-        let gpu =
-            sample.gpus.iter().find(|gpu| gpu.uuid == uuid).unwrap_or_else(|| panic!("{uuid} of {sample:?}"));
+        let gpu = sample
+            .gpus
+            .iter()
+            .find(|gpu| gpu.uuid == uuid)
+            .unwrap_or_else(|| panic!("{uuid} of {sample:?}"));
         let mib = |bytes: Bytes| bytes.0 >> 20;
         println!("{uuid}: nvidia-smi {total}/{reserved}/{used} MiB, MIG {mig}; here {gpu:?}");
         assert_eq!(mib(gpu.total_bytes).to_string(), *total);
-        assert_eq!(mib(gpu.reserved_bytes).abs_diff(reserved.parse().unwrap()), 0);
+        assert_eq!(
+            mib(gpu.reserved_bytes).abs_diff(reserved.parse().unwrap()),
+            0
+        );
         // Another program may allocate between the two readings.
         assert!(mib(gpu.used_bytes.unwrap()).abs_diff(used.parse().unwrap()) <= 512);
-        let has_slices = sample.gpus.iter().any(|slice| slice.parent.as_ref() == Some(&uuid));
+        let has_slices = sample
+            .gpus
+            .iter()
+            .any(|slice| slice.parent.as_ref() == Some(&uuid));
         assert!(mig == "Enabled" || !has_slices);
     }
 }

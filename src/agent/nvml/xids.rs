@@ -36,13 +36,17 @@ impl XidWatch {
         }
         let (alive, ended) = channel();
         let read = move || read_events(&library, indices, &faults, &ended);
-        let thread = std::thread::Builder::new().name("nvml-events".into()).spawn(read);
+        let thread = std::thread::Builder::new()
+            .name("nvml-events".into())
+            .spawn(read);
         thread.ok().map(|_| Self { _alive: alive })
     }
 }
 
 fn read_events(library: &Library, indices: Vec<u32>, faults: &GpuFaults, ended: &Receiver<()>) {
-    let Some(set) = registered(library, indices) else { return };
+    let Some(set) = registered(library, indices) else {
+        return;
+    };
     while ended.try_recv() == Err(TryRecvError::Empty) {
         match set.wait(WAIT_MS) {
             Ok(event) => note(&event, faults),
@@ -62,7 +66,9 @@ fn read_events(library: &Library, indices: Vec<u32>, faults: &GpuFaults, ended: 
 fn registered(library: &Library, mut indices: Vec<u32>) -> Option<EventSet<'_>> {
     while !indices.is_empty() {
         let set = library.create_event_set().ok()?;
-        match indices.iter().try_fold(set, |set, index| register(library, *index, set).ok_or(*index)) {
+        match indices.iter().try_fold(set, |set, index| {
+            register(library, *index, set).ok_or(*index)
+        }) {
             Ok(set) => return Some(set),
             Err(failed) => indices.retain(|index| *index != failed),
         }
@@ -72,7 +78,9 @@ fn registered(library: &Library, mut indices: Vec<u32>) -> Option<EventSet<'_>> 
 
 fn register<'a>(library: &'a Library, index: u32, set: EventSet<'a>) -> Option<EventSet<'a>> {
     let device = library.device_by_index(index).ok()?;
-    device.register_events(EventTypes::CRITICAL_XID_ERROR, set).ok()
+    device
+        .register_events(EventTypes::CRITICAL_XID_ERROR, set)
+        .ok()
 }
 
 fn note(event: &EventData<'_>, faults: &GpuFaults) {
@@ -81,7 +89,14 @@ fn note(event: &EventData<'_>, faults: &GpuFaults) {
         Some(XidError::Unknown) | None => return,
     };
     // A GPU that is gone may not even return its name; its own reading reports that it is gone.
-    let Some(gpu) = event.device.uuid().ok().and_then(|uuid| GpuUuid::parse(&uuid).ok()) else { return };
+    let Some(gpu) = event
+        .device
+        .uuid()
+        .ok()
+        .and_then(|uuid| GpuUuid::parse(&uuid).ok())
+    else {
+        return;
+    };
     tracing::warn!(%gpu, xid, what = health::xid_name(xid), "the driver reports an error of a GPU");
     if let Some(fault) = health::of_xid(xid) {
         faults.note(gpu, fault);

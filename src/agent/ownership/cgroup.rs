@@ -66,7 +66,10 @@ pub(crate) struct ProcError {
 impl Cgroups {
     /// `proc` is the `/proc` that contains the host's PIDs.
     pub fn new(proc: PathBuf) -> Self {
-        Self { proc, known: FxHashMap::default() }
+        Self {
+            proc,
+            known: FxHashMap::default(),
+        }
     }
 
     pub fn proc(&self) -> &Path {
@@ -74,17 +77,27 @@ impl Cgroups {
     }
 
     pub fn place(&mut self, pid: u32) -> Result<ProcessOwner, ProcError> {
-        let Some(stat) = self.read(pid, "stat")? else { return Ok(ProcessOwner::Gone) };
+        let Some(stat) = self.read(pid, "stat")? else {
+            return Ok(ProcessOwner::Gone);
+        };
         let started = start_time(&stat);
         if let Some(known) = self.known.get(&pid)
             && started == Some(known.started)
         {
             return Ok(known.owner.clone());
         }
-        let Some(cgroup) = self.read(pid, "cgroup")? else { return Ok(ProcessOwner::Gone) };
+        let Some(cgroup) = self.read(pid, "cgroup")? else {
+            return Ok(ProcessOwner::Gone);
+        };
         let owner = place_of(&cgroup);
         if let (Some(started), ProcessOwner::Pod(..)) = (started, &owner) {
-            self.remember(pid, KnownProcess { started, owner: owner.clone() });
+            self.remember(
+                pid,
+                KnownProcess {
+                    started,
+                    owner: owner.clone(),
+                },
+            );
         }
         Ok(owner)
     }
@@ -136,9 +149,14 @@ fn start_time(stat: &[u8]) -> Option<u64> {
 
 /// Of all hierarchies, the first that names a pod counts.
 fn place_of(cgroup: &[u8]) -> ProcessOwner {
-    let paths: Vec<&[u8]> = cgroup.split(|byte| *byte == b'\n').filter_map(path).collect();
-    let named =
-        paths.iter().map(|path| (pods_in(path), container_in(path))).find(|(pods, _)| !pods.is_empty());
+    let paths: Vec<&[u8]> = cgroup
+        .split(|byte| *byte == b'\n')
+        .filter_map(path)
+        .collect();
+    let named = paths
+        .iter()
+        .map(|path| (pods_in(path), container_in(path)))
+        .find(|(pods, _)| !pods.is_empty());
     match named {
         Some((pods, container)) => ProcessOwner::Pod(pods.into(), container),
         None if paths.iter().all(|path| is_bare(path)) => ProcessOwner::Unsaid,
@@ -154,11 +172,14 @@ fn path(line: &[u8]) -> Option<&[u8]> {
 
 /// Only a way up from the root of a cgroup namespace, or that root itself.
 fn is_bare(path: &[u8]) -> bool {
-    path.split(|byte| *byte == b'/').all(|part| matches!(part, b"" | b"." | b".."))
+    path.split(|byte| *byte == b'/')
+        .all(|part| matches!(part, b"" | b"." | b".."))
 }
 
 fn pods_in(path: &[u8]) -> Vec<PodUid> {
-    memmem::find_iter(path, b"pod").filter_map(|at| uid_at(&path[at + b"pod".len()..])).collect()
+    memmem::find_iter(path, b"pod")
+        .filter_map(|at| uid_at(&path[at + b"pod".len()..]))
+        .collect()
 }
 
 /// Of a node inside another node's pod, the innermost container.
@@ -171,14 +192,26 @@ fn container_in(path: &[u8]) -> Option<Arc<str>> {
 /// The UID at the start of the text. The systemd driver writes `_` for `-`, which has another meaning for it.
 fn uid_at(text: &[u8]) -> Option<PodUid> {
     let is_of_uid = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f' | b'-' | b'_');
-    let uid = &text[..text.iter().position(|byte| !is_of_uid(byte)).unwrap_or(text.len())];
+    let uid = &text[..text
+        .iter()
+        .position(|byte| !is_of_uid(byte))
+        .unwrap_or(text.len())];
     // `libpod-<id>` is a container of podman.
     let begins_well = uid.first().is_some_and(u8::is_ascii_hexdigit);
     let digits = uid.iter().filter(|byte| byte.is_ascii_hexdigit()).count();
     if !begins_well || digits < UID_DIGITS {
         return None;
     }
-    let uid: String = uid.iter().map(|byte| if *byte == b'_' { '-' } else { char::from(*byte) }).collect();
+    let uid: String = uid
+        .iter()
+        .map(|byte| {
+            if *byte == b'_' {
+                '-'
+            } else {
+                char::from(*byte)
+            }
+        })
+        .collect();
     PodUid::parse(&uid).ok()
 }
 
@@ -205,11 +238,17 @@ mod tests {
             format!(
                 "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{systemd}.slice/cri-containerd-{CONTAINER}.scope\n"
             ),
-            format!("0::/kubepods.slice/kubepods-pod{systemd}.slice/crio-{CONTAINER}.scope/container\n"),
+            format!(
+                "0::/kubepods.slice/kubepods-pod{systemd}.slice/crio-{CONTAINER}.scope/container\n"
+            ),
             format!("0::/kubepods/besteffort/pod{UID}/{CONTAINER}\n"),
-            format!("0::/../../kubepods-besteffort.slice/kubepods-besteffort-pod{systemd}.slice/x.scope\n"),
+            format!(
+                "0::/../../kubepods-besteffort.slice/kubepods-besteffort-pod{systemd}.slice/x.scope\n"
+            ),
             format!("0::/kubepods/pod{UID}"),
-            format!("12:memory:/kubepods/burstable/pod{UID}/{CONTAINER}\n1:name=systemd:/init.scope\n"),
+            format!(
+                "12:memory:/kubepods/burstable/pod{UID}/{CONTAINER}\n1:name=systemd:/init.scope\n"
+            ),
             format!(
                 "2:cpu,cpuacct:/\n1:name=systemd:/kubepods.slice/kubepods-pod{systemd}.slice/docker-{CONTAINER}.scope\n"
             ),
@@ -223,10 +262,11 @@ mod tests {
 
     #[test]
     fn the_container_is_found_and_a_path_without_one_names_none() {
-        let container = |path: &str| match place_of(format!("0::/kubepods/pod{UID}{path}\n").as_bytes()) {
-            ProcessOwner::Pod(_, container) => container,
-            other => panic!("{other:?}"),
-        };
+        let container =
+            |path: &str| match place_of(format!("0::/kubepods/pod{UID}{path}\n").as_bytes()) {
+                ProcessOwner::Pod(_, container) => container,
+                other => panic!("{other:?}"),
+            };
         let (inner, id) = (CONTAINER.replace('6', "7"), Some(Arc::from(CONTAINER)));
         for path in [
             "/ID",
@@ -247,7 +287,10 @@ mod tests {
     #[test]
     fn a_static_pod_has_a_hash_for_a_uid() {
         let hash = UID.replace('-', "");
-        assert_eq!(pods(&format!("0::/kubepods/burstable/pod{hash}/{CONTAINER}\n")), [hash]);
+        assert_eq!(
+            pods(&format!("0::/kubepods/burstable/pod{hash}/{CONTAINER}\n")),
+            [hash]
+        );
     }
 
     #[test]
@@ -266,10 +309,18 @@ mod tests {
             format!("0::/docker/{CONTAINER}\n"),
             format!("1:cpu:/\n0::/pod{}", &UID[..35]),
         ] {
-            assert_eq!(place_of(cgroup.as_bytes()), ProcessOwner::Elsewhere, "{cgroup}");
+            assert_eq!(
+                place_of(cgroup.as_bytes()),
+                ProcessOwner::Elsewhere,
+                "{cgroup}"
+            );
         }
         for cgroup in ["0::/\n", "0::/../..\n", "3:cpu:/\n0::/\n", "", "no colons"] {
-            assert_eq!(place_of(cgroup.as_bytes()), ProcessOwner::Unsaid, "{cgroup}");
+            assert_eq!(
+                place_of(cgroup.as_bytes()),
+                ProcessOwner::Unsaid,
+                "{cgroup}"
+            );
         }
     }
 
@@ -281,7 +332,12 @@ mod tests {
         for name in ["vllm", "a b", "x) S 1 (y", "", ")))", "\u{1F999}"] {
             assert_eq!(start_time(stat(name).as_bytes()), Some(987_654), "{name}");
         }
-        for cut in ["", "42 (x", "42 (x) S 1 2", "42 (x) S a b c d e f g h i j k l m n o p q r s"] {
+        for cut in [
+            "",
+            "42 (x",
+            "42 (x) S 1 2",
+            "42 (x) S a b c d e f g h i j k l m n o p q r s",
+        ] {
             assert_eq!(start_time(cut.as_bytes()), None, "{cut}");
         }
     }
@@ -339,7 +395,13 @@ mod tests {
     fn processes_that_are_not_kept_are_forgotten_and_never_more_than_the_bound_is_known() {
         let mut proc = proc();
         for pid in 0..MAX_KNOWN as u32 + 10 {
-            proc.cgroups.remember(pid, KnownProcess { started: 1, owner: ProcessOwner::Elsewhere });
+            proc.cgroups.remember(
+                pid,
+                KnownProcess {
+                    started: 1,
+                    owner: ProcessOwner::Elsewhere,
+                },
+            );
         }
         assert_eq!(proc.cgroups.known.len(), MAX_KNOWN);
         proc.cgroups.keep(&BTreeSet::from([3, 9_999_999]));
@@ -352,7 +414,10 @@ mod tests {
         assert_eq!(proc.cgroups.place(7).unwrap(), ProcessOwner::Gone);
         std::fs::create_dir_all(proc.folder.path().join("8/stat")).unwrap();
         let reason = proc.cgroups.place(8).unwrap_err().to_string();
-        assert!(reason.contains("8/stat") && reason.contains("as root"), "{reason}");
+        assert!(
+            reason.contains("8/stat") && reason.contains("as root"),
+            "{reason}"
+        );
     }
 
     #[test]
@@ -360,7 +425,10 @@ mod tests {
         let mut proc = proc();
         let rubbish: Vec<u8> = (0..=255).cycle().take(3 * MAX_FILE as usize).collect();
         proc.runs(7, 100, rubbish);
-        assert!(matches!(proc.cgroups.place(7).unwrap(), ProcessOwner::Elsewhere | ProcessOwner::Unsaid));
+        assert!(matches!(
+            proc.cgroups.place(7).unwrap(),
+            ProcessOwner::Elsewhere | ProcessOwner::Unsaid
+        ));
     }
 
     proptest! {

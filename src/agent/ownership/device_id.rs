@@ -25,9 +25,8 @@ impl DeviceId {
             return GpuUuid::parse(whole).ok().map(Self::Uuid);
         }
         match whole.strip_prefix("nvidia") {
-            Some(file) => {
-                numbers(file.split("/vgpu").next()?, "/gi").map(|(gpu, slice)| Self::Minor { gpu, slice })
-            }
+            Some(file) => numbers(file.split("/vgpu").next()?, "/gi")
+                .map(|(gpu, slice)| Self::Minor { gpu, slice }),
             None => numbers(whole, ":").map(|(gpu, slice)| Self::Index { gpu, slice }),
         }
     }
@@ -35,9 +34,15 @@ impl DeviceId {
     /// A device of a DRA claim: `gpu-0`, or the UUID.
     pub(crate) fn of_claim(device: &str) -> Option<Self> {
         const UUID_LENGTH: usize = "GPU-00000000-0000-0000-0000-000000000000".len();
-        match device.strip_prefix("gpu-").and_then(|minor| minor.parse().ok()) {
+        match device
+            .strip_prefix("gpu-")
+            .and_then(|minor| minor.parse().ok())
+        {
             Some(gpu) => Some(Self::Minor { gpu, slice: None }),
-            None => GpuUuid::parse(device).ok().filter(|_| device.len() == UUID_LENGTH).map(Self::Uuid),
+            None => GpuUuid::parse(device)
+                .ok()
+                .filter(|_| device.len() == UUID_LENGTH)
+                .map(Self::Uuid),
         }
     }
 
@@ -48,9 +53,11 @@ impl DeviceId {
             Self::Uuid(uuid) => return names_by_uuid(uuid.as_str(), gpu.uuid.as_str()),
             Self::Index { gpu: index, slice } => (gpu.index == *index, slice, numbers.mig_index),
             // A driver that does not tell the number counts device files as it counts GPUs.
-            Self::Minor { gpu: minor, slice } => {
-                (numbers.minor.unwrap_or(gpu.index) == *minor, slice, numbers.gpu_instance)
-            }
+            Self::Minor { gpu: minor, slice } => (
+                numbers.minor.unwrap_or(gpu.index) == *minor,
+                slice,
+                numbers.gpu_instance,
+            ),
         };
         is_of_gpu && slice.is_some() == gpu.parent.is_some() && *slice == place
     }
@@ -71,7 +78,11 @@ fn numbers(text: &str, separator: &str) -> Option<(u32, Option<u32>)> {
 
 /// DRA names are in lower case, and a share has a number after the UUID.
 fn names_by_uuid(id: &str, uuid: &str) -> bool {
-    let Some((head, share)) = id.split_at_checked(uuid.len()) else { return false };
-    let is_share = share.strip_prefix('-').is_some_and(|number| number.parse::<u32>().is_ok());
+    let Some((head, share)) = id.split_at_checked(uuid.len()) else {
+        return false;
+    };
+    let is_share = share
+        .strip_prefix('-')
+        .is_some_and(|number| number.parse::<u32>().is_ok());
     head.eq_ignore_ascii_case(uuid) && (share.is_empty() || is_share)
 }

@@ -16,9 +16,15 @@ pub(crate) const REQUESTER: &str = "dual-pods.llm-d.ai/requester";
 /// Gives the awake engine of each server-providing pod to the requesting pod that is bound to it: on each GPU of that pod the
 /// process with most memory. The others belong to engines that sleep there, for any pod.
 pub(crate) fn give_to_requesters(gpus: &mut [GpuReport], pods: &[PodOnNode]) {
-    for (provider, requester) in pods.iter().filter_map(|pod| Some((pod, requester_of(pod, pods)?))) {
+    for (provider, requester) in pods
+        .iter()
+        .filter_map(|pod| Some((pod, requester_of(pod, pods)?)))
+    {
         let granted = requester.devices.as_deref().unwrap_or_default();
-        for gpu in gpus.iter_mut().filter(|gpu| granted.iter().any(|id| is(id, gpu))) {
+        for gpu in gpus
+            .iter_mut()
+            .filter(|gpu| granted.iter().any(|id| is(id, gpu)))
+        {
             let own = gpu
                 .processes
                 .iter_mut()
@@ -38,12 +44,16 @@ fn requester_of<'a>(provider: &PodOnNode, pods: &'a [PodOnNode]) -> Option<&'a P
         let is_named = pod.uid.as_str() == uid && &*pod.key.name == name;
         is_named && pod.key.namespace == provider.key.namespace
     };
-    pods.iter().find(is_meant).filter(|_| provider.devices.is_none() && provider.granted.is_none())
+    pods.iter()
+        .find(is_meant)
+        .filter(|_| provider.devices.is_none() && provider.granted.is_none())
 }
 
 /// The requesting pods: their engines run in other pods, and are read there.
 pub(crate) fn requesters(pods: &[PodOnNode]) -> BTreeSet<&PodUid> {
-    pods.iter().filter_map(|pod| Some(&requester_of(pod, pods)?.uid)).collect()
+    pods.iter()
+        .filter_map(|pod| Some(&requester_of(pod, pods)?.uid))
+        .collect()
 }
 
 #[cfg(test)]
@@ -62,7 +72,8 @@ mod tests {
     /// GPU 0 and 1, on each an awake engine of the launcher, one that sleeps, and another pod's process.
     fn owners(pods: &[PodOnNode]) -> Vec<Vec<String>> {
         let gpu = |uuid: &str| {
-            let process = |pid, gib: u64, pod| json!({ "pid": pid, "usedBytes": gib << 30, "pod": pod });
+            let process =
+                |pid, gib: u64, pod| json!({ "pid": pid, "usedBytes": gib << 30, "pod": pod });
             serde_json::from_value(json!({
                 "uuid": uuid, "index": 0, "model": "H100", "totalBytes": 80u64 << 30,
                 "processes": [process(1, 2, "uid-launcher"), process(2, 40, "uid-launcher"), process(3, 60, "uid-other")],
@@ -72,24 +83,51 @@ mod tests {
         let mut gpus: Vec<GpuReport> = vec![gpu("GPU-a"), gpu("GPU-b")];
         give_to_requesters(&mut gpus, pods);
         let owner = |process: &ProcessReport| process.pod.as_ref().unwrap().to_string();
-        gpus.iter().map(|gpu| gpu.processes.iter().flatten().map(owner).collect()).collect()
+        gpus.iter()
+            .map(|gpu| gpu.processes.iter().flatten().map(owner).collect())
+            .collect()
     }
 
     const UNCHANGED: [&str; 3] = ["uid-launcher", "uid-launcher", "uid-other"];
 
     #[test]
     fn the_awake_engine_of_a_bound_provider_is_the_requesting_pods() {
-        let requester = pod("llm-d", "requester", json!({ "stowage.dev/devices": "GPU-b" }));
-        let launcher = pod("llm-d", "launcher", json!({ REQUESTER: "uid-requester requester" }));
+        let requester = pod(
+            "llm-d",
+            "requester",
+            json!({ "stowage.dev/devices": "GPU-b" }),
+        );
+        let launcher = pod(
+            "llm-d",
+            "launcher",
+            json!({ REQUESTER: "uid-requester requester" }),
+        );
         let given = owners(&[requester.clone(), launcher.clone()]);
         assert_eq!(given[0], UNCHANGED, "it was not granted this GPU");
         assert_eq!(given[1], ["uid-launcher", "uid-requester", "uid-other"]);
         let unbound = pod("llm-d", "launcher", json!({}));
         assert_eq!(owners(&[requester.clone(), unbound])[1], UNCHANGED);
-        let foreign = pod("team-b", "launcher", json!({ REQUESTER: "uid-requester requester" }));
-        assert_eq!(owners(&[requester.clone(), foreign])[1], UNCHANGED, "of another namespace");
-        let granted = json!({ REQUESTER: "uid-requester requester", "stowage.dev/devices": "GPU-b" });
-        assert_eq!(owners(&[requester, pod("llm-d", "launcher", granted)])[1], UNCHANGED, "it has its own");
-        assert_eq!(owners(&[launcher])[1], UNCHANGED, "there is no such pod here");
+        let foreign = pod(
+            "team-b",
+            "launcher",
+            json!({ REQUESTER: "uid-requester requester" }),
+        );
+        assert_eq!(
+            owners(&[requester.clone(), foreign])[1],
+            UNCHANGED,
+            "of another namespace"
+        );
+        let granted =
+            json!({ REQUESTER: "uid-requester requester", "stowage.dev/devices": "GPU-b" });
+        assert_eq!(
+            owners(&[requester, pod("llm-d", "launcher", granted)])[1],
+            UNCHANGED,
+            "it has its own"
+        );
+        assert_eq!(
+            owners(&[launcher])[1],
+            UNCHANGED,
+            "there is no such pod here"
+        );
     }
 }

@@ -1,9 +1,11 @@
 //! A kubelet for tests: a real pod-resources server on a unix socket of its own.
 
-use super::pod_resources::api::pod_resources_lister_server::{PodResourcesLister, PodResourcesListerServer};
+use super::pod_resources::api::pod_resources_lister_server::{
+    PodResourcesLister, PodResourcesListerServer,
+};
 use super::pod_resources::api::{
-    CdiDevice, ClaimResource, ContainerDevices, ContainerResources, DynamicResource, ListPodResourcesRequest,
-    ListPodResourcesResponse, PodResources,
+    CdiDevice, ClaimResource, ContainerDevices, ContainerResources, DynamicResource,
+    ListPodResourcesRequest, ListPodResourcesResponse, PodResources,
 };
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
@@ -55,7 +57,14 @@ impl FakeKubelet {
     pub fn stopped() -> Self {
         let answer = Arc::new(Mutex::new(Ok(ListPodResourcesResponse::default())));
         let folder = tempfile::tempdir().unwrap();
-        Self { folder, lister: Lister { answer, asked: Arc::default() }, task: None }
+        Self {
+            folder,
+            lister: Lister {
+                answer,
+                asked: Arc::default(),
+            },
+            task: None,
+        }
     }
 
     pub fn socket(&self) -> PathBuf {
@@ -63,7 +72,8 @@ impl FakeKubelet {
     }
 
     pub fn answers(&mut self, pods: Result<Vec<PodResources>, Status>) {
-        *self.lister.answer.lock() = pods.map(|pod_resources| ListPodResourcesResponse { pod_resources });
+        *self.lister.answer.lock() =
+            pods.map(|pod_resources| ListPodResourcesResponse { pod_resources });
     }
 
     pub fn asked(&self) -> u32 {
@@ -81,7 +91,10 @@ impl FakeKubelet {
     pub fn restart(&mut self) {
         let _ = std::fs::remove_file(self.socket());
         let listener = UnixListener::bind(self.socket()).unwrap();
-        self.task = Some(tokio::spawn(serve(listener, PodResourcesListerServer::new(self.lister.clone()))));
+        self.task = Some(tokio::spawn(serve(
+            listener,
+            PodResourcesListerServer::new(self.lister.clone()),
+        )));
     }
 }
 
@@ -111,9 +124,16 @@ pub fn given(namespace: &str, name: &str, resource: &str, device_ids: &[&str]) -
         resource_name: resource.into(),
         device_ids: device_ids.iter().map(ToString::to_string).collect(),
     };
-    let container =
-        ContainerResources { name: "engine".into(), devices: vec![devices], ..ContainerResources::default() };
-    PodResources { name: name.into(), namespace: namespace.into(), containers: vec![container] }
+    let container = ContainerResources {
+        name: "engine".into(),
+        devices: vec![devices],
+        ..ContainerResources::default()
+    };
+    PodResources {
+        name: name.into(),
+        namespace: namespace.into(),
+        containers: vec![container],
+    }
 }
 
 /// A pod with one container whose claim a DRA driver fulfilled with this device.
@@ -125,8 +145,14 @@ pub fn claimed(namespace: &str, name: &str, driver: &str, device: &str, cdi: &st
     };
     let container = ContainerResources {
         name: "engine".into(),
-        dynamic_resources: vec![DynamicResource { claim_resources: vec![claimed] }],
+        dynamic_resources: vec![DynamicResource {
+            claim_resources: vec![claimed],
+        }],
         ..ContainerResources::default()
     };
-    PodResources { name: name.into(), namespace: namespace.into(), containers: vec![container] }
+    PodResources {
+        name: name.into(),
+        namespace: namespace.into(),
+        containers: vec![container],
+    }
 }

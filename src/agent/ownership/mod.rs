@@ -49,7 +49,10 @@ pub struct Owners {
 impl Owners {
     /// `proc` contains the host's PIDs; `socket` is the kubelet's pod-resources socket.
     pub fn new(proc: PathBuf, socket: PathBuf) -> Self {
-        Self { cgroups: Cgroups::new(proc), pod_resources: PodResources::new(socket) }
+        Self {
+            cgroups: Cgroups::new(proc),
+            pod_resources: PodResources::new(socket),
+        }
     }
 }
 
@@ -75,15 +78,24 @@ impl OwnerSource for Owners {
     fn lacks(&self) -> Vec<MissingPart> {
         let proc = self.cgroups.proc();
         let no_proc = (!proc.is_dir()).then(|| {
-            format!("there is no {}: mount the host's /proc there, or name it with --proc", proc.display())
+            format!(
+                "there is no {}: mount the host's /proc there, or name it with --proc",
+                proc.display()
+            )
         });
-        let no_kubelet = self.pod_resources.no_socket().map(|error| error.to_string());
+        let no_kubelet = self
+            .pod_resources
+            .no_socket()
+            .map(|error| error.to_string());
         no_proc.into_iter().chain(no_kubelet).map(missing).collect()
     }
 }
 
 fn missing(reason: String) -> MissingPart {
-    MissingPart { part: ReportPart::Owners, reason }
+    MissingPart {
+        part: ReportPart::Owners,
+        reason,
+    }
 }
 
 /// What the cgroups left open.
@@ -95,7 +107,11 @@ struct UnownedProcesses {
 }
 
 /// Reading `/proc` takes microseconds, and only the kernel answers: it needs no thread of its own.
-fn by_cgroup(cgroups: &mut Cgroups, gpus: &mut [GpuReport], pods: &[PodOnNode]) -> UnownedProcesses {
+fn by_cgroup(
+    cgroups: &mut Cgroups,
+    gpus: &mut [GpuReport],
+    pods: &[PodOnNode],
+) -> UnownedProcesses {
     let pids: BTreeSet<u32> = processes(gpus).map(|process| process.pid).collect();
     let known = PodsByUid::of(pods);
     let (mut open, mut owners, mut gone) = (UnownedProcesses::default(), BTreeMap::new(), 0);
@@ -146,7 +162,9 @@ fn by_allocation(
     pods: &[PodOnNode],
 ) {
     for gpu in gpus {
-        let Some(owner) = only_holder(gpu, allocations, pods) else { continue };
+        let Some(owner) = only_holder(gpu, allocations, pods) else {
+            continue;
+        };
         let of_gpu = gpu.processes.iter_mut().flatten();
         for process in of_gpu.filter(|process| unsaid.contains(&process.pid)) {
             process.pod = Some(owner.clone());
@@ -171,15 +189,27 @@ fn not_understood(allocations: &[Allocation]) -> Vec<String> {
 
 /// The pod to which a device plugin gave the whole GPU or slice, if no other pod got it, by the plugin or by a Binding.
 fn only_holder(gpu: &GpuReport, allocations: &[Allocation], pods: &[PodOnNode]) -> Option<PodUid> {
-    let given =
-        allocations.iter().filter(|allocation| allocation.ids.iter().flatten().any(|id| id.names(gpu)));
-    let bound = pods.iter().filter(|pod| pod.devices.iter().flatten().any(|id| is(id, gpu)));
-    let holders: BTreeSet<&PodKey> =
-        given.clone().map(|allocation| &allocation.key).chain(bound.map(|pod| &pod.key)).collect();
-    let holder = given.map(|allocation| &allocation.key).next().filter(|_| holders.len() == 1)?;
+    let given = allocations
+        .iter()
+        .filter(|allocation| allocation.ids.iter().flatten().any(|id| id.names(gpu)));
+    let bound = pods
+        .iter()
+        .filter(|pod| pod.devices.iter().flatten().any(|id| is(id, gpu)));
+    let holders: BTreeSet<&PodKey> = given
+        .clone()
+        .map(|allocation| &allocation.key)
+        .chain(bound.map(|pod| &pod.key))
+        .collect();
+    let holder = given
+        .map(|allocation| &allocation.key)
+        .next()
+        .filter(|_| holders.len() == 1)?;
     // Two pods of one name are a terminating one and its successor: the owner is known a moment later.
     let mut named = pods.iter().filter(|pod| pod.key == *holder);
-    named.next().filter(|_| named.next().is_none()).map(|pod| pod.uid.clone())
+    named
+        .next()
+        .filter(|_| named.next().is_none())
+        .map(|pod| pod.uid.clone())
 }
 
 /// An index names a whole GPU: its slices belong to it too.
@@ -196,7 +226,8 @@ struct PodsByUid<'a>(BTreeMap<&'a str, &'a PodUid>);
 impl<'a> PodsByUid<'a> {
     /// A pod's own UID has precedence over another pod's annotation.
     fn of(pods: &'a [PodOnNode]) -> Self {
-        let is_static = |pod: &'a PodOnNode| Some((pod.annotations.get(STATIC_POD_UID)?.as_str(), &pod.uid));
+        let is_static =
+            |pod: &'a PodOnNode| Some((pod.annotations.get(STATIC_POD_UID)?.as_str(), &pod.uid));
         let own = pods.iter().map(|pod| (pod.uid.as_str(), &pod.uid));
         Self(pods.iter().filter_map(is_static).chain(own).collect())
     }
@@ -214,7 +245,8 @@ fn processes(gpus: &[GpuReport]) -> impl Iterator<Item = &ProcessReport> {
 }
 
 fn processes_mut(gpus: &mut [GpuReport]) -> impl Iterator<Item = &mut ProcessReport> {
-    gpus.iter_mut().flat_map(|gpu| gpu.processes.iter_mut().flatten())
+    gpus.iter_mut()
+        .flat_map(|gpu| gpu.processes.iter_mut().flatten())
 }
 
 #[cfg(test)]

@@ -77,20 +77,35 @@ pub(crate) struct PodResources {
 
 impl PodResources {
     pub fn new(socket: PathBuf) -> Self {
-        Self { socket, timeouts: TIMEOUTS, channel: None, last: None, failed: None }
+        Self {
+            socket,
+            timeouts: TIMEOUTS,
+            channel: None,
+            last: None,
+            failed: None,
+        }
     }
 
     /// One that waits for an answer longer than a busy machine takes.
     #[cfg(test)]
     pub fn patient(socket: PathBuf) -> Self {
-        let timeouts = Timeouts { answer: Duration::from_secs(60), ..TIMEOUTS };
-        Self { timeouts, ..Self::new(socket) }
+        let timeouts = Timeouts {
+            answer: Duration::from_secs(60),
+            ..TIMEOUTS
+        };
+        Self {
+            timeouts,
+            ..Self::new(socket)
+        }
     }
 
     /// The allocated devices, as far as they are known, and why they are not known better. Must be called inside a tokio
     /// runtime.
     pub async fn allocations(&mut self) -> (&[Allocation], Option<PodResourcesError>) {
-        let is_due = self.failed.as_ref().is_none_or(|(at, _)| at.elapsed() >= self.timeouts.again);
+        let is_due = self
+            .failed
+            .as_ref()
+            .is_none_or(|(at, _)| at.elapsed() >= self.timeouts.again);
         if is_due {
             match self.list().await {
                 Ok(list) => {
@@ -103,14 +118,19 @@ impl PodResources {
                 }
             }
         }
-        let stand_in = self.last.as_ref().filter(|(at, _)| at.elapsed() < self.timeouts.stand_in);
+        let stand_in = self
+            .last
+            .as_ref()
+            .filter(|(at, _)| at.elapsed() < self.timeouts.stand_in);
         let known = stand_in.map_or(&[][..], |(_, list)| list);
         (known, self.failed.as_ref().map(|(_, error)| error.clone()))
     }
 
     /// Whether there is no kubelet socket.
     pub(crate) fn no_socket(&self) -> Option<PodResourcesError> {
-        let no_socket = || PodResourcesError::NoSocket { socket: self.socket.clone() };
+        let no_socket = || PodResourcesError::NoSocket {
+            socket: self.socket.clone(),
+        };
         (!self.socket.exists()).then(no_socket)
     }
 
@@ -122,17 +142,30 @@ impl PodResources {
         {
             return Err(error);
         }
-        let channel = self.channel.get_or_insert_with(|| connection(&self.socket)).clone();
-        let mut client = PodResourcesListerClient::new(channel).max_decoding_message_size(MAX_ANSWER);
-        let asked = tokio::time::timeout(self.timeouts.answer, client.list(ListPodResourcesRequest {}));
+        let channel = self
+            .channel
+            .get_or_insert_with(|| connection(&self.socket))
+            .clone();
+        let mut client =
+            PodResourcesListerClient::new(channel).max_decoding_message_size(MAX_ANSWER);
+        let asked = tokio::time::timeout(
+            self.timeouts.answer,
+            client.list(ListPodResourcesRequest {}),
+        );
         match asked.await {
             Ok(Ok(answer)) => Ok(allocations(answer.into_inner())),
-            Ok(Err(status)) => {
-                Err(PodResourcesError::Failed { socket: self.socket.clone(), reason: reason(&status) })
-            }
+            Ok(Err(status)) => Err(PodResourcesError::Failed {
+                socket: self.socket.clone(),
+                reason: reason(&status),
+            }),
             Err(_) => {
-                let Timeouts { answer: timeout, .. } = self.timeouts;
-                Err(PodResourcesError::Hangs { socket: self.socket.clone(), timeout })
+                let Timeouts {
+                    answer: timeout, ..
+                } = self.timeouts;
+                Err(PodResourcesError::Hangs {
+                    socket: self.socket.clone(),
+                    timeout,
+                })
             }
         }
     }
@@ -167,23 +200,48 @@ fn allocations(answer: ListPodResourcesResponse) -> Vec<Allocation> {
 
 /// A pod with an invalid name is left out: it could not be matched.
 fn of_pod(pod: OfPod) -> Vec<Allocation> {
-    let Ok(key) = PodKey::parse(&pod.namespace, &pod.name) else { return vec![] };
+    let Ok(key) = PodKey::parse(&pod.namespace, &pod.name) else {
+        return vec![];
+    };
     let of_container = |container: ContainerResources| {
         let of_plugins = container.devices.into_iter().map(|devices| {
-            let ids = devices.device_ids.into_iter().map(|id| DeviceId::of_plugin(&id).ok_or(id));
+            let ids = devices
+                .device_ids
+                .into_iter()
+                .map(|id| DeviceId::of_plugin(&id).ok_or(id));
             (devices.resource_name, ids.collect())
         });
-        let claimed = container.dynamic_resources.into_iter().flat_map(|claim| claim.claim_resources);
-        of_plugins.chain(claimed.map(|claimed| (claimed.driver_name.clone(), vec![of_claim(claimed)])))
+        let claimed = container
+            .dynamic_resources
+            .into_iter()
+            .flat_map(|claim| claim.claim_resources);
+        of_plugins
+            .chain(claimed.map(|claimed| (claimed.driver_name.clone(), vec![of_claim(claimed)])))
     };
-    let of_gpus = pod.containers.into_iter().flat_map(of_container).filter(|(name, _)| is_of_gpus(name));
-    of_gpus.map(|(resource, ids)| Allocation { key: key.clone(), resource, ids }).collect()
+    let of_gpus = pod
+        .containers
+        .into_iter()
+        .flat_map(of_container)
+        .filter(|(name, _)| is_of_gpus(name));
+    of_gpus
+        .map(|(resource, ids)| Allocation {
+            key: key.clone(),
+            resource,
+            ids,
+        })
+        .collect()
 }
 
 fn of_claim(claimed: ClaimResource) -> Result<DeviceId, String> {
-    let of_cdi = claimed.cdi_devices.iter().filter_map(|device| Some(device.name.split_once('=')?.1));
+    let of_cdi = claimed
+        .cdi_devices
+        .iter()
+        .filter_map(|device| Some(device.name.split_once('=')?.1));
     let names = std::iter::once(claimed.device_name.as_str()).chain(of_cdi);
-    names.into_iter().find_map(DeviceId::of_claim).ok_or(claimed.device_name)
+    names
+        .into_iter()
+        .find_map(DeviceId::of_claim)
+        .ok_or(claimed.device_name)
 }
 
 #[cfg(test)]

@@ -18,18 +18,30 @@ struct OwnershipFixture {
 
 fn node(kubelet: FakeKubelet) -> OwnershipFixture {
     let proc = tempfile::tempdir().unwrap();
-    let (cgroups, pod_resources) =
-        (Cgroups::new(proc.path().into()), PodResources::patient(kubelet.socket()));
-    let owners = Owners { cgroups, pod_resources };
-    OwnershipFixture { proc, kubelet, owners }
+    let (cgroups, pod_resources) = (
+        Cgroups::new(proc.path().into()),
+        PodResources::patient(kubelet.socket()),
+    );
+    let owners = Owners {
+        cgroups,
+        pod_resources,
+    };
+    OwnershipFixture {
+        proc,
+        kubelet,
+        owners,
+    }
 }
 
 impl OwnershipFixture {
     fn runs(&self, pid: u32, cgroup: &str) {
         let folder = self.proc.path().join(pid.to_string());
         std::fs::create_dir_all(&folder).unwrap();
-        std::fs::write(folder.join("stat"), format!("{pid} (x) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 5 0"))
-            .unwrap();
+        std::fs::write(
+            folder.join("stat"),
+            format!("{pid} (x) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 5 0"),
+        )
+        .unwrap();
         std::fs::write(folder.join("cgroup"), cgroup).unwrap();
     }
 
@@ -40,15 +52,26 @@ impl OwnershipFixture {
         pods: &[PodOnNode],
     ) -> (Vec<Option<String>>, Vec<String>) {
         let missing = self.owners.owners(&mut gpus, pods).await;
-        assert!(missing.iter().all(|missing| missing.part == ReportPart::Owners));
-        let owners = processes(&gpus).map(|process| process.pod.as_ref().map(ToString::to_string)).collect();
-        (owners, missing.into_iter().map(|missing| missing.reason).collect())
+        assert!(
+            missing
+                .iter()
+                .all(|missing| missing.part == ReportPart::Owners)
+        );
+        let owners = processes(&gpus)
+            .map(|process| process.pod.as_ref().map(ToString::to_string))
+            .collect();
+        (
+            owners,
+            missing.into_iter().map(|missing| missing.reason).collect(),
+        )
     }
 }
 
 fn gpu(uuid: &str, index: u32, pids: &[u32]) -> GpuReport {
-    let processes: Vec<_> =
-        pids.iter().map(|pid| json!({ "pid": pid, "usedBytes": 1, "pod": "stale" })).collect();
+    let processes: Vec<_> = pids
+        .iter()
+        .map(|pid| json!({ "pid": pid, "usedBytes": 1, "pod": "stale" }))
+        .collect();
     serde_json::from_value(
         json!({ "uuid": uuid, "index": index, "model": "H100", "totalBytes": 80u64 << 30, "processes": processes }),
     )
@@ -83,12 +106,23 @@ fn is_llamas() -> Option<String> {
 
 #[tokio::test]
 async fn a_cgroup_that_names_a_pod_is_believed_and_the_kubelet_not_asked() {
-    let mut node = node(FakeKubelet::start(vec![given("team-a", "qwen", "nvidia.com/gpu", &["GPU-a"])]));
+    let mut node = node(FakeKubelet::start(vec![given(
+        "team-a",
+        "qwen",
+        "nvidia.com/gpu",
+        &["GPU-a"],
+    )]));
     node.runs(7, &in_pod(LLAMA));
     node.runs(8, "0::/system.slice/dcgm.service\n");
     let gpus = vec![gpu("GPU-a", 0, &[7, 8]), gpu("GPU-b", 1, &[7])];
-    let (owners, missing) = node.owners(gpus, &[pod(LLAMA, "llama"), pod(QWEN, "qwen")]).await;
-    assert_eq!(owners, [is_llamas(), None, is_llamas()], "a service of the host is nobody's");
+    let (owners, missing) = node
+        .owners(gpus, &[pod(LLAMA, "llama"), pod(QWEN, "qwen")])
+        .await;
+    assert_eq!(
+        owners,
+        [is_llamas(), None, is_llamas()],
+        "a service of the host is nobody's"
+    );
     assert_eq!(missing, [""; 0]);
     assert_eq!(node.kubelet.asked(), 0);
 }
@@ -97,14 +131,22 @@ async fn a_cgroup_that_names_a_pod_is_believed_and_the_kubelet_not_asked() {
 async fn a_pod_that_is_not_listed_yet_is_named_all_the_same() {
     let mut node = node(FakeKubelet::stopped());
     node.runs(7, &in_pod(LLAMA));
-    assert_eq!(node.owners(vec![gpu("GPU-a", 0, &[7])], &[]).await, (vec![is_llamas()], vec![]));
+    assert_eq!(
+        node.owners(vec![gpu("GPU-a", 0, &[7])], &[]).await,
+        (vec![is_llamas()], vec![])
+    );
 }
 
 #[tokio::test]
 async fn for_a_node_inside_a_pod_the_owner_is_the_pod_of_this_node() {
     let mut node = node(FakeKubelet::stopped());
-    node.runs(7, &format!("0::/kubepods/pod{QWEN}/kubelet/kubepods/pod{LLAMA}/x\n"));
-    let (owners, _) = node.owners(vec![gpu("GPU-a", 0, &[7])], &[pod(LLAMA, "llama")]).await;
+    node.runs(
+        7,
+        &format!("0::/kubepods/pod{QWEN}/kubelet/kubepods/pod{LLAMA}/x\n"),
+    );
+    let (owners, _) = node
+        .owners(vec![gpu("GPU-a", 0, &[7])], &[pod(LLAMA, "llama")])
+        .await;
     assert_eq!(owners, [is_llamas()]);
 }
 
@@ -118,8 +160,17 @@ async fn a_static_pod_is_found_by_its_mirrors_annotation() {
     mirror.annotations.insert(STATIC_POD_UID.into(), hash);
     let mut thief = pod("thief", "thief");
     thief.annotations.insert(STATIC_POD_UID.into(), QWEN.into());
-    let (owners, _) = node.owners(vec![gpu("GPU-a", 0, &[7, 8])], &[mirror, pod(QWEN, "qwen"), thief]).await;
-    assert_eq!(owners, [Some("mirror".into()), Some(QWEN.into())], "no annotation takes another pod's UID");
+    let (owners, _) = node
+        .owners(
+            vec![gpu("GPU-a", 0, &[7, 8])],
+            &[mirror, pod(QWEN, "qwen"), thief],
+        )
+        .await;
+    assert_eq!(
+        owners,
+        [Some("mirror".into()), Some(QWEN.into())],
+        "no annotation takes another pod's UID"
+    );
 }
 
 #[tokio::test]
@@ -141,15 +192,30 @@ async fn without_a_cgroup_path_the_process_belongs_to_the_only_pod_with_the_gpu(
         gpu("GPU-d", 3, &[7]),
         gpu("GPU-e", 4, &[7]),
     ];
-    let (owners, missing) = node.owners(gpus, &[pod(LLAMA, "llama"), pod(QWEN, "qwen")]).await;
+    let (owners, missing) = node
+        .owners(gpus, &[pod(LLAMA, "llama"), pod(QWEN, "qwen")])
+        .await;
     assert_eq!(owners, [is_llamas(), None, is_llamas(), None, None, None]);
     assert_eq!(missing, [""; 0]);
 }
 
 #[tokio::test]
 async fn a_gpu_is_found_by_each_name_that_device_plugins_give_it() {
-    for id in ["GPU-a", "GPU-a::1", "GPU-a-3", "0", "0::1", "nvidia0", "nvidia0/vgpu2"] {
-        let mut node = node(FakeKubelet::start(vec![given("team-a", "llama", "nvidia.com/gpu", &[id])]));
+    for id in [
+        "GPU-a",
+        "GPU-a::1",
+        "GPU-a-3",
+        "0",
+        "0::1",
+        "nvidia0",
+        "nvidia0/vgpu2",
+    ] {
+        let mut node = node(FakeKubelet::start(vec![given(
+            "team-a",
+            "llama",
+            "nvidia.com/gpu",
+            &[id],
+        )]));
         node.runs(7, "0::/\n");
         let gpus = vec![gpu("GPU-a", 0, &[7]), gpu("GPU-a-30", 1, &[7])];
         let (owners, missing) = node.owners(gpus, &[pod(LLAMA, "llama")]).await;
@@ -162,12 +228,20 @@ async fn a_slice_is_found_by_its_place_and_by_its_gpu_instance() {
     let slice = |uuid: &str, place, instance, pid| {
         let mut slice = gpu(uuid, 0, &[pid]);
         slice.parent = Some(GpuUuid::parse("GPU-a").unwrap());
-        slice.numbers =
-            DeviceNumbers { minor: Some(5), mig_index: Some(place), gpu_instance: Some(instance) };
+        slice.numbers = DeviceNumbers {
+            minor: Some(5),
+            mig_index: Some(place),
+            gpu_instance: Some(instance),
+        };
         slice
     };
     for id in ["MIG-x", "0:1", "0:1::2", "nvidia5/gi9", "nvidia5/gi9/vgpu0"] {
-        let mut node = node(FakeKubelet::start(vec![given("team-a", "llama", "nvidia.com/gpu", &[id])]));
+        let mut node = node(FakeKubelet::start(vec![given(
+            "team-a",
+            "llama",
+            "nvidia.com/gpu",
+            &[id],
+        )]));
         [7, 8].iter().for_each(|pid| node.runs(*pid, "0::/\n"));
         let gpus = vec![slice("MIG-x", 1, 9, 7), slice("MIG-y", 2, 1, 8)];
         let (owners, missing) = node.owners(gpus, &[pod(LLAMA, "llama")]).await;
@@ -182,23 +256,42 @@ async fn the_gpu_of_a_claim_is_found_by_its_device_and_another_drivers_device_is
     let (mut by_minor, elsewhere) = (gpu(uuid, 0, &[7]), gpu("GPU-b", 1, &[7]));
     by_minor.numbers.minor = Some(3);
     for (driver, device, cdi, is_found) in [
-        ("gpu.nvidia.com", "gpu-3", "k8s.gpu.nvidia.com/claim=x-gpu-3", true),
+        (
+            "gpu.nvidia.com",
+            "gpu-3",
+            "k8s.gpu.nvidia.com/claim=x-gpu-3",
+            true,
+        ),
         ("gpu.nvidia.com", lower.as_str(), "", true),
-        ("gpu.example.com", "card", &format!("nvidia.com/gpu={uuid}"), true),
+        (
+            "gpu.example.com",
+            "card",
+            &format!("nvidia.com/gpu={uuid}"),
+            true,
+        ),
         ("gpu.nvidia.com", "gpu-0", "", false),
         ("dra.net", "gpu-3", "", false),
     ] {
-        let mut node = node(FakeKubelet::start(vec![claimed("team-a", "llama", driver, device, cdi)]));
+        let mut node = node(FakeKubelet::start(vec![claimed(
+            "team-a", "llama", driver, device, cdi,
+        )]));
         node.runs(7, "0::/\n");
         let gpus = vec![by_minor.clone(), elsewhere.clone()];
         let (owners, missing) = node.owners(gpus, &[pod(LLAMA, "llama")]).await;
-        assert_eq!((owners[0].clone(), missing), (is_llamas().filter(|_| is_found), vec![]), "{device}");
+        assert_eq!(
+            (owners[0].clone(), missing),
+            (is_llamas().filter(|_| is_found), vec![]),
+            "{device}"
+        );
     }
     let slice = claimed("team-a", "llama", "gpu.nvidia.com", "gpu-3-mig-9-4-4", "");
     let mut node = node(FakeKubelet::start(vec![slice]));
     node.runs(7, "0::/\n");
     let (_, missing) = node.owners(vec![by_minor], &[pod(LLAMA, "llama")]).await;
-    assert!(missing[0].contains("gpu-3-mig-9-4-4") && missing[0].contains("gpu.nvidia.com"), "{missing:?}");
+    assert!(
+        missing[0].contains("gpu-3-mig-9-4-4") && missing[0].contains("gpu.nvidia.com"),
+        "{missing:?}"
+    );
 }
 
 #[tokio::test]
@@ -210,49 +303,92 @@ async fn a_device_id_that_no_rule_understands_is_reported_with_its_resource() {
     ]));
     node.runs(7, "0::/\n");
     let gpus = vec![gpu("GPU-a", 0, &[7])];
-    let (owners, missing) = node.owners(gpus, &[pod(LLAMA, "llama"), pod(QWEN, "qwen")]).await;
+    let (owners, missing) = node
+        .owners(gpus, &[pod(LLAMA, "llama"), pod(QWEN, "qwen")])
+        .await;
     assert_eq!(owners, [None], "another resource's number is no GPU's");
-    let [acme, nvidia] = &missing[..] else { panic!("{missing:?}") };
-    assert!(nvidia.contains("card:7") && nvidia.contains("nvidia.com/gpu"), "{nvidia}");
-    assert!(acme.contains("card:7") && acme.contains("acme.com/gpu-share"), "{acme}");
+    let [acme, nvidia] = &missing[..] else {
+        panic!("{missing:?}")
+    };
+    assert!(
+        nvidia.contains("card:7") && nvidia.contains("nvidia.com/gpu"),
+        "{nvidia}"
+    );
+    assert!(
+        acme.contains("card:7") && acme.contains("acme.com/gpu-share"),
+        "{acme}"
+    );
 }
 
 #[test]
 fn a_gpu_that_a_binding_gave_to_another_pod_too_has_no_sole_owner() {
     let key = PodKey::parse("team-a", "llama").unwrap();
     let ids = vec![Ok(DeviceId::Uuid(GpuUuid::parse("GPU-a").unwrap()))];
-    let allocation = Allocation { key, resource: String::new(), ids };
+    let allocation = Allocation {
+        key,
+        resource: String::new(),
+        ids,
+    };
     let pods = |devices: Option<&str>| {
         let devices = devices.map(|uuid| vec![GpuUuid::parse(uuid).unwrap()]);
-        [pod(LLAMA, "llama"), PodOnNode { devices, ..pod(QWEN, "qwen") }]
+        [
+            pod(LLAMA, "llama"),
+            PodOnNode {
+                devices,
+                ..pod(QWEN, "qwen")
+            },
+        ]
     };
     let holder = |pods: &[PodOnNode]| {
-        only_holder(&gpu("GPU-a", 0, &[]), std::slice::from_ref(&allocation), pods).map(|uid| uid.to_string())
+        only_holder(
+            &gpu("GPU-a", 0, &[]),
+            std::slice::from_ref(&allocation),
+            pods,
+        )
+        .map(|uid| uid.to_string())
     };
     assert_eq!(holder(&pods(None)), is_llamas());
     assert_eq!(holder(&pods(Some("GPU-b"))), is_llamas());
     assert_eq!(holder(&pods(Some("GPU-a"))), None);
     assert_eq!(holder(&pods(Some("index-0"))), None);
-    assert_eq!(holder(&[pod(LLAMA, "llama"), pod(QWEN, "llama")]), None, "one of them is on its way out");
+    assert_eq!(
+        holder(&[pod(LLAMA, "llama"), pod(QWEN, "llama")]),
+        None,
+        "one of them is on its way out"
+    );
 }
 
 #[tokio::test]
 async fn a_slice_is_not_the_gpu_it_is_cut_from() {
-    let mut node = node(FakeKubelet::start(vec![given("team-a", "llama", "nvidia.com/gpu", &["nvidia0"])]));
+    let mut node = node(FakeKubelet::start(vec![given(
+        "team-a",
+        "llama",
+        "nvidia.com/gpu",
+        &["nvidia0"],
+    )]));
     node.runs(7, "0::/\n");
     let mut slice = gpu("MIG-a", 0, &[7]);
     slice.parent = Some(GpuUuid::parse("GPU-a").unwrap());
-    let (owners, _) = node.owners(vec![slice, gpu("GPU-a", 0, &[7])], &[pod(LLAMA, "llama")]).await;
+    let (owners, _) = node
+        .owners(vec![slice, gpu("GPU-a", 0, &[7])], &[pod(LLAMA, "llama")])
+        .await;
     assert_eq!(owners, [None, is_llamas()]);
 }
 
 #[tokio::test]
 async fn a_missing_host_proc_and_a_missing_kubelet_are_both_reported() {
     let mut node = node(FakeKubelet::stopped());
-    let (owners, missing) = node.owners(vec![gpu("GPU-a", 0, &[7, 8])], &[pod(LLAMA, "llama")]).await;
+    let (owners, missing) = node
+        .owners(vec![gpu("GPU-a", 0, &[7, 8])], &[pod(LLAMA, "llama")])
+        .await;
     assert_eq!(owners, [None, None]);
-    let [proc, kubelet] = &missing[..] else { panic!("{missing:?}") };
-    assert!(proc.contains("none of the 2 processes") && proc.contains("--proc"), "{proc}");
+    let [proc, kubelet] = &missing[..] else {
+        panic!("{missing:?}")
+    };
+    assert!(
+        proc.contains("none of the 2 processes") && proc.contains("--proc"),
+        "{proc}"
+    );
     assert!(kubelet.contains("--pod-resources"), "{kubelet}");
 }
 
@@ -269,5 +405,8 @@ async fn a_node_with_no_process_on_its_gpus_misses_nothing() {
     let mut node = node(FakeKubelet::stopped());
     let mut unread = gpu("GPU-b", 1, &[]);
     unread.processes = None;
-    assert_eq!(node.owners(vec![gpu("GPU-a", 0, &[]), unread], &[]).await, (vec![], vec![]));
+    assert_eq!(
+        node.owners(vec![gpu("GPU-a", 0, &[]), unread], &[]).await,
+        (vec![], vec![])
+    );
 }

@@ -21,8 +21,12 @@ const READ_ANNOTATIONS: [&str; 5] = [
 ];
 
 /// Labels that the agent uses.
-const READ_LABELS: [&str; 4] =
-    ["llm-d.ai/engine-type", "llm-d.ai/model", "stowage.dev/reusable", "dual-pods.llm-d.ai/sleeping"];
+const READ_LABELS: [&str; 4] = [
+    "llm-d.ai/engine-type",
+    "llm-d.ai/model",
+    "stowage.dev/reusable",
+    "dual-pods.llm-d.ai/sleeping",
+];
 /// Limits on what a pod's author writes, because it is stored for every pod of the node: an annotation's value is a name, a
 /// port or a path, ...
 const MAX_VALUE: usize = 1024;
@@ -80,9 +84,14 @@ impl PodOnNode {
         }
         let (uid, key) = objects::identity(pod).ok()?;
         let status = pod.status.as_ref();
-        let ready = status.iter().flat_map(|status| status.conditions.iter().flatten());
-        let is_read =
-            |(key, _): &(&String, &String)| READ_ANNOTATIONS.iter().any(|prefix| key.starts_with(prefix));
+        let ready = status
+            .iter()
+            .flat_map(|status| status.conditions.iter().flatten());
+        let is_read = |(key, _): &(&String, &String)| {
+            READ_ANNOTATIONS
+                .iter()
+                .any(|prefix| key.starts_with(prefix))
+        };
         let annotations = pod.metadata.annotations.iter().flatten();
         let labels = pod.metadata.labels.iter().flatten();
         let is_short = |(_, value): &(&String, &String)| value.len() <= MAX_VALUE;
@@ -92,7 +101,10 @@ impl PodOnNode {
             uid,
             key,
             ip: status.and_then(|status| status.pod_ip.as_deref()?.parse().ok()),
-            labels: labels.filter(|(key, _)| READ_LABELS.contains(&key.as_str())).map(owned).collect(),
+            labels: labels
+                .filter(|(key, _)| READ_LABELS.contains(&key.as_str()))
+                .map(owned)
+                .collect(),
             annotations: annotations
                 .filter(is_read)
                 .filter(is_short)
@@ -105,20 +117,30 @@ impl PodOnNode {
             granted: objects::granted(pod),
             wants_gpu: objects::asks_for_vram(pod) || objects::asks_device_plugin(pod),
             is_leaving: pod.metadata.deletion_timestamp.is_some(),
-            is_ready: ready.into_iter().any(|c| c.type_ == "Ready" && c.status == "True"),
+            is_ready: ready
+                .into_iter()
+                .any(|c| c.type_ == "Ready" && c.status == "True"),
             is_beyond_bound: objects::is_stand_in(&pod.metadata),
         })
     }
 }
 
 fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
-    pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers))
+    pod.spec.iter().flat_map(|spec| {
+        spec.init_containers
+            .iter()
+            .flatten()
+            .chain(&spec.containers)
+    })
 }
 
 /// A metrics port uses TCP, and has a telling name.
 fn ports(container: &Container) -> impl Iterator<Item = u16> {
-    let tcp =
-        container.ports.iter().flatten().filter(|port| port.protocol.as_deref().unwrap_or("TCP") == "TCP");
+    let tcp = container
+        .ports
+        .iter()
+        .flatten()
+        .filter(|port| port.protocol.as_deref().unwrap_or("TCP") == "TCP");
     tcp.filter_map(|port| u16::try_from(port.container_port).ok())
 }
 
@@ -137,10 +159,17 @@ fn by_port(pod: &Pod) -> BTreeMap<u16, String> {
     }
     let alone = |(port, names): (u16, Vec<&str>)| {
         let [only] = names[..] else { return None };
-        let id = statuses().find(|one| one.name == only)?.container_id.as_deref()?;
+        let id = statuses()
+            .find(|one| one.name == only)?
+            .container_id
+            .as_deref()?;
         Some((port, id.split_once("://")?.1.to_owned()))
     };
-    declared.into_iter().filter_map(alone).take(MAX_PORTS).collect()
+    declared
+        .into_iter()
+        .filter_map(alone)
+        .take(MAX_PORTS)
+        .collect()
 }
 
 #[cfg(test)]
@@ -161,7 +190,11 @@ mod tests {
             std::future::ready(Ok::<_, std::io::Error>(Response::new(body)))
         });
         let pods = Api::<Pod>::all(Client::new(Pruning(server, answers), "default"));
-        pods.list(&ListParams::default()).await.unwrap().items.remove(0)
+        pods.list(&ListParams::default())
+            .await
+            .unwrap()
+            .items
+            .remove(0)
     }
 
     #[tokio::test]
@@ -235,11 +268,14 @@ mod tests {
 
     #[test]
     fn a_port_belongs_to_the_one_container_that_declares_it() {
-        let ports =
-            |ports: &[u16]| ports.iter().map(|port| json!({ "containerPort": port })).collect::<Vec<_>>();
+        let ports = |ports: &[u16]| {
+            ports
+                .iter()
+                .map(|port| json!({ "containerPort": port }))
+                .collect::<Vec<_>>()
+        };
         let pod = pod(|pod| {
-            pod["spec"]["initContainers"] =
-                json!([{ "name": "proxy", "restartPolicy": "Always", "ports": ports(&[8000, 9000]) }]);
+            pod["spec"]["initContainers"] = json!([{ "name": "proxy", "restartPolicy": "Always", "ports": ports(&[8000, 9000]) }]);
             pod["spec"]["containers"] = json!([
                 { "name": "engine", "ports": ports(&[8200, 9000]) }, { "name": "starting", "ports": ports(&[8300]) },
             ]);
@@ -247,14 +283,20 @@ mod tests {
             pod["status"]["containerStatuses"] = json!([{ "name": "engine", "containerID": "cri-o://bb", "ready": true, "restartCount": 0, "image": "", "imageID": "" }]);
         });
         let containers: Vec<_> = pod.unwrap().containers.into_iter().collect();
-        assert_eq!(containers, [(8000, "aa".to_owned()), (8200, "bb".to_owned())]);
+        assert_eq!(
+            containers,
+            [(8000, "aa".to_owned()), (8200, "bb".to_owned())]
+        );
     }
 
     #[test]
     fn annotations_and_ports_of_a_pod_are_stored_within_limits() {
-        let ports: Vec<_> = (1..=60_000).map(|port| json!({ "containerPort": port })).collect();
-        let labels: BTreeMap<String, String> =
-            (0..10_000).map(|n| (format!("label-{n}"), "x".repeat(63))).collect();
+        let ports: Vec<_> = (1..=60_000)
+            .map(|port| json!({ "containerPort": port }))
+            .collect();
+        let labels: BTreeMap<String, String> = (0..10_000)
+            .map(|n| (format!("label-{n}"), "x".repeat(63)))
+            .collect();
         let pod = pod(|pod| {
             pod["spec"]["containers"][0]["ports"] = json!(ports);
             pod["metadata"]["labels"] = json!(labels);
@@ -263,8 +305,15 @@ mod tests {
             pod["metadata"]["annotations"]["stowage.dev/note"] = json!("x".repeat(100_000));
         });
         let pod = pod.unwrap();
-        assert_eq!((pod.ports.len(), pod.ports[0]), (64, 1), "each is an address to look at");
-        assert_eq!(pod.labels.into_keys().collect::<Vec<_>>(), ["llm-d.ai/model"]);
+        assert_eq!(
+            (pod.ports.len(), pod.ports[0]),
+            (64, 1),
+            "each is an address to look at"
+        );
+        assert_eq!(
+            pod.labels.into_keys().collect::<Vec<_>>(),
+            ["llm-d.ai/model"]
+        );
         assert_eq!(pod.devices, None, "no node has so many");
         assert_eq!(
             pod.annotations.into_keys().collect::<Vec<_>>(),
@@ -280,7 +329,8 @@ mod tests {
     #[test]
     fn a_pod_of_the_device_plugin_wants_a_gpu_too() {
         let limits = json!({ "nvidia.com/gpu": "1" });
-        let plugin = pod(|pod| pod["spec"]["containers"][0]["resources"]["limits"] = limits).unwrap();
+        let plugin =
+            pod(|pod| pod["spec"]["containers"][0]["resources"]["limits"] = limits).unwrap();
         assert!(plugin.wants_gpu);
         let none = pod(|pod| pod["spec"]["containers"][0]["resources"] = json!({})).unwrap();
         assert!(!none.wants_gpu);

@@ -40,7 +40,11 @@ impl WatchedPods {
     /// Must be called inside a tokio runtime.
     pub fn start(client: Client, node: &NodeName) -> Self {
         let problem = Some("the API server has not listed the node's pods yet".into());
-        let seen = Arc::new(Mutex::new(WatchedState { pods: None, listing: BTreeMap::new(), problem }));
+        let seen = Arc::new(Mutex::new(WatchedState {
+            pods: None,
+            listing: BTreeMap::new(),
+            problem,
+        }));
         let task = tokio::spawn(watch(client, node.clone(), seen.clone()));
         Self { seen, task }
     }
@@ -67,7 +71,9 @@ async fn watch(client: Client, node: NodeName, seen: Arc<Mutex<WatchedState>>) {
         .fields(&format!("spec.nodeName={node}"))
         .timeout(WATCH_SECONDS)
         .page_size(PAGE);
-    let mut events = watcher(Api::<Pod>::all(client), config).default_backoff().boxed();
+    let mut events = watcher(Api::<Pod>::all(client), config)
+        .default_backoff()
+        .boxed();
     while let Some(event) = events.next().await {
         seen.lock().take(event);
     }
@@ -81,7 +87,8 @@ impl WatchedState {
                     && objects::is_stand_in(&pod.metadata)
                 {
                     let name = |part: &Option<String>| part.clone().unwrap_or_default();
-                    let (namespace, name) = (name(&pod.metadata.namespace), name(&pod.metadata.name));
+                    let (namespace, name) =
+                        (name(&pod.metadata.namespace), name(&pod.metadata.name));
                     tracing::warn!(
                         "the pod {namespace}/{name} is larger than the agent reads: no engine of it is looked for"
                     );
@@ -93,8 +100,10 @@ impl WatchedState {
                 }
             }
             Err(error) => {
-                let problem =
-                    format!("the API server does not list this node's pods: {}", root_cause(&error));
+                let problem = format!(
+                    "the API server does not list this node's pods: {}",
+                    root_cause(&error)
+                );
                 // Until the first list, the report says so.
                 if self.pods.is_some() && self.problem.as_ref() != Some(&problem) {
                     tracing::warn!("{problem}; those known stay");
@@ -108,7 +117,8 @@ impl WatchedState {
         match event {
             Event::Init => self.listing.clear(),
             Event::InitApply(pod) => {
-                self.listing.extend(PodOnNode::of(&pod).map(|pod| (pod.uid.clone(), pod)));
+                self.listing
+                    .extend(PodOnNode::of(&pod).map(|pod| (pod.uid.clone(), pod)));
             }
             Event::InitDone => self.pods = Some(std::mem::take(&mut self.listing)),
             Event::Apply(pod) => match (PodOnNode::of(&pod), &mut self.pods) {
@@ -134,7 +144,11 @@ mod tests {
     #[test]
     fn until_the_first_list_is_whole_there_is_none_and_a_reason() {
         let reason = "not yet".to_owned();
-        let mut seen = WatchedState { pods: None, listing: BTreeMap::new(), problem: Some(reason.clone()) };
+        let mut seen = WatchedState {
+            pods: None,
+            listing: BTreeMap::new(),
+            problem: Some(reason.clone()),
+        };
         seen.take(Ok(Event::Init));
         assert_eq!((&seen.pods, &seen.problem), (&None, &Some(reason)));
         seen.take(Ok(Event::InitDone));

@@ -26,7 +26,9 @@ pub enum Scheme {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} {why}; write https://HOST:PORT, such as https://stowage-agents.kube-system.svc:9446")]
+#[error(
+    "{text:?} {why}; write https://HOST:PORT, such as https://stowage-agents.kube-system.svc:9446"
+)]
 pub struct DestinationError {
     text: String,
     why: &'static str,
@@ -36,7 +38,10 @@ impl FromStr for Destination {
     type Err = DestinationError;
 
     fn from_str(text: &str) -> Result<Self, DestinationError> {
-        let error = |why| DestinationError { text: text.into(), why };
+        let error = |why| DestinationError {
+            text: text.into(),
+            why,
+        };
         let uri: Uri = text.parse().map_err(|_| error("is no URL"))?;
         let scheme = match uri.scheme_str() {
             Some("https") => Scheme::Https,
@@ -44,17 +49,27 @@ impl FromStr for Destination {
             _ => return Err(error("begins with neither https:// nor http://")),
         };
         let authority = uri.authority().ok_or_else(|| error("has no host"))?;
-        if authority.as_str().contains('@') || !matches!(uri.path(), "" | "/") || uri.query().is_some() {
+        if authority.as_str().contains('@')
+            || !matches!(uri.path(), "" | "/")
+            || uri.query().is_some()
+        {
             return Err(error("has more than a host and a port"));
         }
         let host = authority.host().trim_matches(['[', ']']);
         let port = match authority.as_str().len() - authority.host().len() {
             0 => PORT,
-            _ => authority.port_u16().filter(|port| *port != 0).ok_or_else(|| error("has no such port"))?,
+            _ => authority
+                .port_u16()
+                .filter(|port| *port != 0)
+                .ok_or_else(|| error("has no such port"))?,
         };
         match host {
             "" => Err(error("has no host")),
-            host => Ok(Self { scheme, host: host.into(), port }),
+            host => Ok(Self {
+                scheme,
+                host: host.into(),
+                port,
+            }),
         }
     }
 }
@@ -62,12 +77,18 @@ impl FromStr for Destination {
 impl Destination {
     /// Whether the network cannot read the reports.
     pub fn is_loopback(&self) -> bool {
-        &*self.host == "localhost" || self.host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
+        &*self.host == "localhost"
+            || self
+                .host
+                .parse()
+                .is_ok_and(|address: IpAddr| address.is_loopback())
     }
 
     /// The URL for one report, whichever replica it goes to.
     pub fn uri(&self) -> Uri {
-        format!("{self}/v1/reports").parse().expect("what was read as a URL is one with a path")
+        format!("{self}/v1/reports")
+            .parse()
+            .expect("what was read as a URL is one with a path")
     }
 }
 
@@ -91,7 +112,10 @@ mod tests {
     #[test]
     fn a_destination_is_a_scheme_a_host_and_a_port() {
         for (text, shown) in [
-            ("https://stowage-agents.kube-system.svc:9446", "https://stowage-agents.kube-system.svc:9446"),
+            (
+                "https://stowage-agents.kube-system.svc:9446",
+                "https://stowage-agents.kube-system.svc:9446",
+            ),
             ("https://stowage", "https://stowage:9446"),
             ("http://127.0.0.1:80/", "http://127.0.0.1:80"),
             ("https://[fd00::1]:9446", "https://[fd00::1]:9446"),
@@ -117,14 +141,25 @@ mod tests {
             ("https://a b", "is no URL"),
         ] {
             let error = text.parse::<Destination>().unwrap_err().to_string();
-            assert!(error.contains(why) && error.contains("such as https://"), "{text}: {error}");
+            assert!(
+                error.contains(why) && error.contains("such as https://"),
+                "{text}: {error}"
+            );
         }
     }
 
     #[test]
     fn only_this_machine_is_loopback() {
         let is_loopback = |text: &str| text.parse::<Destination>().unwrap().is_loopback();
-        assert!(["http://127.0.0.1", "http://[::1]", "http://localhost"].into_iter().all(is_loopback));
-        assert!(!["http://10.0.0.1", "http://localhost.example.com"].into_iter().any(is_loopback));
+        assert!(
+            ["http://127.0.0.1", "http://[::1]", "http://localhost"]
+                .into_iter()
+                .all(is_loopback)
+        );
+        assert!(
+            !["http://10.0.0.1", "http://localhost.example.com"]
+                .into_iter()
+                .any(is_loopback)
+        );
     }
 }

@@ -41,7 +41,9 @@ pub enum PublishError {
     Nobody,
     #[error("{0} needs a CA to verify its certificate: give --ca FILE")]
     NoCa(Destination),
-    #[error("{0} would get the agent's token in the clear: write https://, or leave out --token-file")]
+    #[error(
+        "{0} would get the agent's token in the clear: write https://, or leave out --token-file"
+    )]
     TokenInTheClear(Destination),
     #[error(transparent)]
     Trust(#[from] TrustError),
@@ -111,34 +113,56 @@ impl Publisher {
         for target in &mut self.targets {
             self.problems.extend(target.look(&self.trust, wait).await);
         }
-        let authorization = self.token_file.as_deref().map(trust::authorization).transpose();
-        let replicas = self.targets.iter_mut().flat_map(|target| target.replicas.values_mut());
+        let authorization = self
+            .token_file
+            .as_deref()
+            .map(trust::authorization)
+            .transpose();
+        let replicas = self
+            .targets
+            .iter_mut()
+            .flat_map(|target| target.replicas.values_mut());
         match authorization {
             Ok(authorization) => {
                 age(&mut report, as_of.elapsed());
-                let body = Bytes::from(serde_json::to_vec(&report).expect("a report is plain data"));
-                let posts = replicas.map(|one| one.post(body.clone(), authorization.clone(), self.patience));
+                let body =
+                    Bytes::from(serde_json::to_vec(&report).expect("a report is plain data"));
+                let posts = replicas
+                    .map(|one| one.post(body.clone(), authorization.clone(), self.patience));
                 join_all(posts).await;
                 if self.look_at_trust() {
-                    let replicas = self.targets.iter_mut().flat_map(|target| target.replicas.values_mut());
+                    let replicas = self
+                        .targets
+                        .iter_mut()
+                        .flat_map(|target| target.replicas.values_mut());
                     let missed = replicas.filter(|replica| replica.is_unreachable());
-                    let again =
-                        missed.map(|one| one.post(body.clone(), authorization.clone(), self.patience));
+                    let again = missed
+                        .map(|one| one.post(body.clone(), authorization.clone(), self.patience));
                     join_all(again).await;
                 }
             }
             Err(error) => {
                 let reason = error.to_string();
-                replicas.for_each(|replica| replica.note(PublishOutcome::Unsent { reason: reason.clone() }));
+                replicas.for_each(|replica| {
+                    replica.note(PublishOutcome::Unsent {
+                        reason: reason.clone(),
+                    })
+                });
                 self.problems.insert(reason);
             }
         }
     }
 
     pub fn state(&self) -> PublishState {
-        let replicas = self.targets.iter().flat_map(|target| target.replicas.values());
+        let replicas = self
+            .targets
+            .iter()
+            .flat_map(|target| target.replicas.values());
         let states = replicas.filter_map(|one| Some((one.name().to_owned(), one.state()?.clone())));
-        PublishState { replicas: states.collect(), problems: self.problems.clone() }
+        PublishState {
+            replicas: states.collect(),
+            problems: self.problems.clone(),
+        }
     }
 
     /// Trusts what the CA's file says now; `true` if that has changed. A file that cannot be used changes nothing.
@@ -148,7 +172,10 @@ impl Publisher {
             Ok(false) => {}
             Ok(true) => {
                 info!("the extenders' CA has changed");
-                let replicas = self.targets.iter_mut().flat_map(|target| target.replicas.values_mut());
+                let replicas = self
+                    .targets
+                    .iter_mut()
+                    .flat_map(|target| target.replicas.values_mut());
                 replicas.for_each(|replica| replica.trust(&self.trust.config));
             }
             Err(error) => {
@@ -168,7 +195,10 @@ fn age(report: &mut NodeReport, by: Duration) {
     let by = u64::try_from(by.as_millis()).unwrap_or(u64::MAX);
     let older = |age: &mut Millis| age.0 = age.0.saturating_add(by);
     older(&mut report.age_millis);
-    report.engines.iter_mut().for_each(|engine| older(&mut engine.age_millis));
+    report
+        .engines
+        .iter_mut()
+        .for_each(|engine| older(&mut engine.age_millis));
 }
 
 /// A destination and the replicas behind it.
@@ -196,11 +226,17 @@ impl PublishTarget {
     /// Updates the replicas to the name's present addresses. Waits for them only while no replica is known, and no longer than
     /// `wait`; returns what is wrong with the name.
     async fn look(&mut self, trust: &Trust, wait: Duration) -> Option<String> {
-        if self.lookup.is_none() && self.looked.is_none_or(|looked| looked.elapsed() >= LOOK_EVERY) {
+        if self.lookup.is_none()
+            && self
+                .looked
+                .is_none_or(|looked| looked.elapsed() >= LOOK_EVERY)
+        {
             let (host, port) = (self.destination.host.to_string(), self.destination.port);
             self.looked = Some(Instant::now());
             self.lookup = Some(tokio::spawn(async move {
-                Ok(tokio::net::lookup_host((host.as_str(), port)).await?.collect())
+                Ok(tokio::net::lookup_host((host.as_str(), port))
+                    .await?
+                    .collect())
             }));
         }
         if let Some(found) = self.found(wait).await {
@@ -240,7 +276,12 @@ impl PublishTarget {
         }
         self.problem = problem;
         let gone = |address: &SocketAddr| !self.addresses.contains(address);
-        let left: Vec<SocketAddr> = self.replicas.keys().filter(|address| gone(address)).copied().collect();
+        let left: Vec<SocketAddr> = self
+            .replicas
+            .keys()
+            .filter(|address| gone(address))
+            .copied()
+            .collect();
         for address in left {
             if let Some(replica) = self.replicas.remove(&address) {
                 info!("reports to {}: it has gone", replica.name());
@@ -261,7 +302,10 @@ mod tests {
         }))
         .unwrap();
         age(&mut report, Duration::from_millis(50));
-        assert_eq!((report.age_millis, report.engines[0].age_millis), (Millis(150), Millis(750)));
+        assert_eq!(
+            (report.age_millis, report.engines[0].age_millis),
+            (Millis(150), Millis(750))
+        );
         age(&mut report, Duration::MAX);
         assert_eq!(report.age_millis, Millis(u64::MAX));
     }
@@ -270,12 +314,24 @@ mod tests {
     fn unsafe_destinations_are_refused_at_the_start() {
         let new = |extender: &str, token: bool| {
             let token_file = token.then(|| PathBuf::from("token"));
-            Publisher::new(vec![extender.parse().unwrap()], token_file, None).err().map(|e| e.to_string())
+            Publisher::new(vec![extender.parse().unwrap()], token_file, None)
+                .err()
+                .map(|e| e.to_string())
         };
         assert!(new("https://stowage", false).unwrap().contains("--ca FILE"));
-        assert!(new("http://stowage", true).unwrap().contains("in the clear"));
-        assert_eq!((new("http://127.0.0.1", true), new("http://stowage", false)), (None, None));
-        assert!(matches!(Publisher::new(Vec::new(), None, None), Err(PublishError::Nobody)));
+        assert!(
+            new("http://stowage", true)
+                .unwrap()
+                .contains("in the clear")
+        );
+        assert_eq!(
+            (new("http://127.0.0.1", true), new("http://stowage", false)),
+            (None, None)
+        );
+        assert!(matches!(
+            Publisher::new(Vec::new(), None, None),
+            Err(PublishError::Nobody)
+        ));
     }
 
     #[tokio::test]
@@ -288,11 +344,19 @@ mod tests {
         target.take(Ok(vec![address(2), address(1), address(1)]));
         assert_eq!(target.look(&trust, FIRST_LOOK).await, None);
         assert_eq!(known(&target), [address(1), address(2)]);
-        target.replicas.get_mut(&address(2)).unwrap().note(PublishOutcome::Accepted);
+        target
+            .replicas
+            .get_mut(&address(2))
+            .unwrap()
+            .note(PublishOutcome::Accepted);
         target.take(Ok(vec![address(3), address(2)]));
         target.look(&trust, FIRST_LOOK).await;
         assert_eq!(known(&target), [address(2), address(3)]);
-        assert_eq!(target.replicas[&address(2)].state().unwrap().accepted, 1, "who stays is not asked again");
+        assert_eq!(
+            target.replicas[&address(2)].state().unwrap().accepted,
+            1,
+            "who stays is not asked again"
+        );
         for nothing in [Ok(Vec::new()), Err(io::Error::other("no such name"))] {
             target.take(nothing);
             let problem = target.look(&trust, FIRST_LOOK).await.unwrap();

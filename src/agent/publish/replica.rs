@@ -50,7 +50,9 @@ impl PublishOutcome {
 
     fn is_like(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::Refused { status: one, .. }, Self::Refused { status: other, .. }) => one == other,
+            (Self::Refused { status: one, .. }, Self::Refused { status: other, .. }) => {
+                one == other
+            }
             _ => std::mem::discriminant(self) == std::mem::discriminant(other),
         }
     }
@@ -80,7 +82,14 @@ impl ReplicaClient {
     /// Connects to `address` instead of resolving the destination's name, and expects a certificate for that name.
     pub fn new(destination: &Destination, address: SocketAddr, tls: &ClientConfig) -> Self {
         let name = format!("{destination} at {}", address.ip());
-        Self { name, uri: destination.uri(), address, client: client(address, tls), state: None, said: None }
+        Self {
+            name,
+            uri: destination.uri(),
+            address,
+            client: client(address, tls),
+            state: None,
+            said: None,
+        }
     }
 
     /// From now on trusts other CAs: a connection made before is used no more.
@@ -97,22 +106,34 @@ impl ReplicaClient {
     }
 
     /// Posts one report and records the result.
-    pub async fn post(&mut self, report: Bytes, authorization: Option<HeaderValue>, patience: Duration) {
+    pub async fn post(
+        &mut self,
+        report: Bytes,
+        authorization: Option<HeaderValue>,
+        patience: Duration,
+    ) {
         let outcome = match tokio::time::timeout(patience, self.ask(report, authorization)).await {
             Ok(outcome) => outcome,
-            Err(_) => PublishOutcome::Unreachable { reason: format!("no answer within {patience:?}") },
+            Err(_) => PublishOutcome::Unreachable {
+                reason: format!("no answer within {patience:?}"),
+            },
         };
         self.note(outcome);
     }
 
     /// Whether the latest report did not get through.
     pub(crate) fn is_unreachable(&self) -> bool {
-        self.state.as_ref().is_some_and(|state| state.latest.is_unreachable())
+        self.state
+            .as_ref()
+            .is_some_and(|state| state.latest.is_unreachable())
     }
 
     pub fn note(&mut self, outcome: PublishOutcome) {
-        let state =
-            self.state.get_or_insert(ReplicaState { latest: outcome.clone(), accepted: 0, failed: 0 });
+        let state = self.state.get_or_insert(ReplicaState {
+            latest: outcome.clone(),
+            accepted: 0,
+            failed: 0,
+        });
         match outcome {
             PublishOutcome::Accepted => state.accepted += 1,
             _ => state.failed += 1,
@@ -141,16 +162,24 @@ impl ReplicaClient {
             .body(Full::from(report))
             .expect("a URI and a body make a request");
         if let Some(authorization) = authorization {
-            request.headers_mut().insert(header::AUTHORIZATION, authorization);
+            request
+                .headers_mut()
+                .insert(header::AUTHORIZATION, authorization);
         }
         let answer = match self.client.request(request).await {
             Ok(answer) => answer,
-            Err(error) => return PublishOutcome::Unreachable { reason: with_causes(&error) },
+            Err(error) => {
+                return PublishOutcome::Unreachable {
+                    reason: with_causes(&error),
+                };
+            }
         };
         let status = answer.status();
         match Limited::new(answer.into_body(), ANSWER).collect().await {
             Ok(body) => outcome(status, &body.to_bytes()),
-            Err(error) => PublishOutcome::Unreachable { reason: with_causes(&*error) },
+            Err(error) => PublishOutcome::Unreachable {
+                reason: with_causes(&*error),
+            },
         }
     }
 }
@@ -164,7 +193,9 @@ fn client(address: SocketAddr, tls: &ClientConfig) -> HttpsClient {
         .https_or_http()
         .enable_http1()
         .wrap_connector(http);
-    Client::builder(TokioExecutor::new()).pool_max_idle_per_host(1).build(connector)
+    Client::builder(TokioExecutor::new())
+        .pool_max_idle_per_host(1)
+        .build(connector)
 }
 
 /// Parses an extender's answer about the one report it was sent.
@@ -183,11 +214,15 @@ fn outcome(status: StatusCode, body: &[u8]) -> PublishOutcome {
         return match serde_json::from_slice(body) {
             Ok(Taken { accepted: 1.., .. }) => PublishOutcome::Accepted,
             Ok(Taken { dropped: 1.., .. }) => PublishOutcome::Dropped,
-            _ => PublishOutcome::Refused { status, reason: "the answer is not Stowage's".into() },
+            _ => PublishOutcome::Refused {
+                status,
+                reason: "the answer is not Stowage's".into(),
+            },
         };
     }
     let text = || String::from_utf8_lossy(body).trim().to_owned();
-    let mut reason = serde_json::from_slice(body).map_or_else(|_| text(), |Failure { error }| error);
+    let mut reason =
+        serde_json::from_slice(body).map_or_else(|_| text(), |Failure { error }| error);
     reason.truncate(reason.floor_char_boundary(REASON));
     PublishOutcome::Refused { status, reason }
 }
@@ -231,13 +266,29 @@ mod tests {
     #[test]
     fn an_answer_says_what_became_of_the_report() {
         let ok = StatusCode::OK;
-        assert_eq!(outcome(ok, br#"{"accepted":1,"dropped":0}"#), PublishOutcome::Accepted);
-        assert_eq!(outcome(ok, br#"{"accepted":0,"dropped":1}"#), PublishOutcome::Dropped);
-        for other in [&b"<html>hello</html>"[..], b"", br#"{"accepted":0,"dropped":0}"#] {
-            assert!(matches!(outcome(ok, other), PublishOutcome::Refused { .. }), "{other:?}");
+        assert_eq!(
+            outcome(ok, br#"{"accepted":1,"dropped":0}"#),
+            PublishOutcome::Accepted
+        );
+        assert_eq!(
+            outcome(ok, br#"{"accepted":0,"dropped":1}"#),
+            PublishOutcome::Dropped
+        );
+        for other in [
+            &b"<html>hello</html>"[..],
+            b"",
+            br#"{"accepted":0,"dropped":0}"#,
+        ] {
+            assert!(
+                matches!(outcome(ok, other), PublishOutcome::Refused { .. }),
+                "{other:?}"
+            );
         }
         let refused = |body: &[u8]| match outcome(StatusCode::FORBIDDEN, body) {
-            PublishOutcome::Refused { status: StatusCode::FORBIDDEN, reason } => reason,
+            PublishOutcome::Refused {
+                status: StatusCode::FORBIDDEN,
+                reason,
+            } => reason,
             other => panic!("{other:?}"),
         };
         assert_eq!(refused(br#"{"Error":"another node"}"#), "another node");
@@ -247,7 +298,10 @@ mod tests {
 
     #[test]
     fn a_reason_whose_figures_change_is_no_other_outcome() {
-        let refused = |status, reason: &str| PublishOutcome::Refused { status, reason: reason.into() };
+        let refused = |status, reason: &str| PublishOutcome::Refused {
+            status,
+            reason: reason.into(),
+        };
         let one = refused(StatusCode::UNPROCESSABLE_ENTITY, "1 of 2");
         assert!(one.is_like(&refused(StatusCode::UNPROCESSABLE_ENTITY, "3 of 4")));
         assert!(!one.is_like(&refused(StatusCode::FORBIDDEN, "1 of 2")));

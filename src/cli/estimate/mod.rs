@@ -177,18 +177,31 @@ const LEAST_MEMORY: Bytes = Bytes(1 << 20);
 fn gpu_size(text: &str) -> Result<GpuSize, String> {
     let help = match format::quantity(text) {
         Ok(memory) if memory < LEAST_MEMORY => {
-            return Err(format!("{text} is {} bytes: write an amount with its unit, such as 80Gi", memory.0));
+            return Err(format!(
+                "{text} is {} bytes: write an amount with its unit, such as 80Gi",
+                memory.0
+            ));
         }
-        Ok(memory_bytes) => return Ok(GpuSize { name: text.to_owned(), memory_bytes }),
+        Ok(memory_bytes) => {
+            return Ok(GpuSize {
+                name: text.to_owned(),
+                memory_bytes,
+            });
+        }
         Err(malformed) => malformed.help,
     };
-    GpuType::find(text).map(GpuSize::of).map_err(|error| match error {
-        UnknownGpuType::Unknown { .. } => {
-            let names: Vec<String> = known().map(|gpu| gpu.name).collect();
-            format!("neither a GPU among {} nor memory: {help}", names.join(", "))
-        }
-        one => one.to_string(),
-    })
+    GpuType::find(text)
+        .map(GpuSize::of)
+        .map_err(|error| match error {
+            UnknownGpuType::Unknown { .. } => {
+                let names: Vec<String> = known().map(|gpu| gpu.name).collect();
+                format!(
+                    "neither a GPU among {} nor memory: {help}",
+                    names.join(", ")
+                )
+            }
+            one => one.to_string(),
+        })
 }
 
 /// Everything that is printed for programs.
@@ -231,24 +244,45 @@ impl EstimateArgs {
 
     async fn answered(self) -> Result<ExitCode> {
         if self.list {
-            return self.print(&model::list(), |models| render::list(models)).map(|()| ExitCode::SUCCESS);
+            return self
+                .print(&model::list(), |models| render::list(models))
+                .map(|()| ExitCode::SUCCESS);
         }
         let observed = self.observe.observe.as_deref().map(Path::new);
         let config = self.config.as_deref().map(|path| ("CONFIG", path));
-        standard_input::once(config.into_iter().chain(observed.map(|path| ("--observe", path))))?;
+        standard_input::once(
+            config
+                .into_iter()
+                .chain(observed.map(|path| ("--observe", path))),
+        )?;
         let precision = self.workload.quantization.map(Weights::precision);
         let (name, model) = model::find(self.config.as_deref(), self.model.as_deref(), precision)?;
-        let workload = self.workload.workload(&model, observed.is_some()).with_context(|| name.clone())?;
+        let workload = self
+            .workload
+            .workload(&model, observed.is_some())
+            .with_context(|| name.clone())?;
         let mut estimate = Estimate::of(&model, &workload).map_err(|error| match error {
-            WorkloadError::HeadsNotSplit { .. } => anyhow::Error::new(error).context("--tensor-parallel"),
+            WorkloadError::HeadsNotSplit { .. } => {
+                anyhow::Error::new(error).context("--tensor-parallel")
+            }
             WorkloadError::TooLarge => anyhow::Error::new(error).context(name.clone()),
         })?;
         estimate.notes.extend(too_long(&model, &workload));
         let observed = self.observed(&model, &workload, &estimate).await?;
         let is_asked = !self.gpu_memory.is_empty();
-        let sizes = if is_asked { self.gpu_memory.clone() } else { known().collect() };
-        let gpus: Vec<GpuFit> = sizes.into_iter().map(|size| GpuFit::of(&estimate, size)).collect();
-        let fitting = gpus.iter().filter(|gpu| is_asked && gpu.fits).map(|gpu| gpu.vram_per_gpu_bytes);
+        let sizes = if is_asked {
+            self.gpu_memory.clone()
+        } else {
+            known().collect()
+        };
+        let gpus: Vec<GpuFit> = sizes
+            .into_iter()
+            .map(|size| GpuFit::of(&estimate, size))
+            .collect();
+        let fitting = gpus
+            .iter()
+            .filter(|gpu| is_asked && gpu.fits)
+            .map(|gpu| gpu.vram_per_gpu_bytes);
         let per_gpu = fitting.max().unwrap_or(per_gpu(&estimate));
         let answer = Answer {
             model: name,
@@ -261,7 +295,11 @@ impl EstimateArgs {
         };
         self.print(&answer, render::text)?;
         let fits = answer.gpus.iter().any(|gpu| gpu.fits);
-        Ok(if is_asked && !fits { FITS_ON_NONE.into() } else { ExitCode::SUCCESS })
+        Ok(if is_asked && !fits {
+            FITS_ON_NONE.into()
+        } else {
+            ExitCode::SUCCESS
+        })
     }
 
     async fn observed(
@@ -271,7 +309,9 @@ impl EstimateArgs {
         estimate: &Estimate,
     ) -> Result<Option<Observed>> {
         let args = &self.observe;
-        let Some(what) = &args.observe else { return Ok(None) };
+        let Some(what) = &args.observe else {
+            return Ok(None);
+        };
         let of = || format!("--observe {what}");
         let seen = observe::look(what, args).await.with_context(of)?;
         let seen = Observation {
@@ -283,7 +323,10 @@ impl EstimateArgs {
             ..seen
         };
         let size = RightSize::of(model, workload, estimate, &seen).with_context(of)?;
-        Ok(Some(Observed { what: what.clone(), size }))
+        Ok(Some(Observed {
+            what: what.clone(),
+            size,
+        }))
     }
 
     fn print<T: Serialize>(&self, answer: &T, text: impl FnOnce(&T) -> String) -> Result<()> {
@@ -307,12 +350,16 @@ impl WorkloadArgs {
             ),
             (None, most) => most.unwrap_or(USUAL_CONTEXT).min(USUAL_CONTEXT),
         };
-        let sequences = self.sequences.unwrap_or(if is_observed { 1 } else { usual.sequences });
+        let sequences = self
+            .sequences
+            .unwrap_or(if is_observed { 1 } else { usual.sequences });
         Ok(Workload {
             context,
             sequences,
             tensor_parallel: self.tensor_parallel,
-            max_num_seqs: self.max_num_seqs.unwrap_or(usual.max_num_seqs.max(sequences)),
+            max_num_seqs: self
+                .max_num_seqs
+                .unwrap_or(usual.max_num_seqs.max(sequences)),
             max_num_batched_tokens: self.max_num_batched_tokens,
             kv_cache_dtype: match self.kv_cache_dtype {
                 KvDtype::Auto => KvCacheDtype::Auto,
@@ -326,5 +373,7 @@ impl WorkloadArgs {
 
 fn too_long(model: &ModelArchitecture, workload: &Workload) -> Option<String> {
     let most = model.max_context.filter(|most| *most < workload.context)?;
-    Some(format!("the model was made for {most} tokens: an engine refuses a longer --max-model-len"))
+    Some(format!(
+        "the model was made for {most} tokens: an engine refuses a longer --max-model-len"
+    ))
 }

@@ -26,18 +26,25 @@ pub fn find(
     match (config, model) {
         (Some(path), _) => {
             let (name, text) = read(path)?;
-            let read = Config::parse(&text).and_then(|config| ModelArchitecture::read_in(&config, precision));
+            let read = Config::parse(&text)
+                .and_then(|config| ModelArchitecture::read_in(&config, precision));
             // A line stands behind the file without a blank.
             read.map(|model| (name.clone(), model)).map_err(|error| {
                 let place = error.to_string();
-                let between =
-                    if place.starts_with(|first: char| first.is_ascii_digit()) { ":" } else { ": " };
+                let between = if place.starts_with(|first: char| first.is_ascii_digit()) {
+                    ":"
+                } else {
+                    ": "
+                };
                 anyhow::anyhow!("{name}{between}{place}")
             })
         }
         (None, Some(name)) => {
             let shipped = ShippedModel::named(name).context("--model")?;
-            Ok((shipped.name.to_owned(), shipped.read_in(precision).with_context(|| shipped.name)?))
+            Ok((
+                shipped.name.to_owned(),
+                shipped.read_in(precision).with_context(|| shipped.name)?,
+            ))
         }
         (None, None) => unreachable!("clap asks for one of them"),
     }
@@ -48,7 +55,11 @@ fn read(path: &Path) -> Result<(String, String)> {
     if is_standard_input(path) {
         return Ok(("-".into(), text_of(std::io::stdin(), "-")?));
     }
-    let file = if path.is_dir() { path.join(CONFIG) } else { path.to_owned() };
+    let file = if path.is_dir() {
+        path.join(CONFIG)
+    } else {
+        path.to_owned()
+    };
     let name = file.display().to_string();
     let opened = match File::open(&file) {
         Ok(opened) => opened,
@@ -70,11 +81,18 @@ fn read(path: &Path) -> Result<(String, String)> {
 
 fn text_of(source: impl Read, name: &str) -> Result<String> {
     let mut bytes = Vec::new();
-    source.take(LARGEST + 1).read_to_end(&mut bytes).with_context(|| name.to_owned())?;
+    source
+        .take(LARGEST + 1)
+        .read_to_end(&mut bytes)
+        .with_context(|| name.to_owned())?;
     if bytes.len() as u64 > LARGEST {
-        bail!("{name} is larger than {}: that is no {CONFIG}", Bytes(LARGEST));
+        bail!(
+            "{name} is larger than {}: that is no {CONFIG}",
+            Bytes(LARGEST)
+        );
     }
-    String::from_utf8(bytes).map_err(|_| anyhow::anyhow!("{name} is not text: give the model's {CONFIG}"))
+    String::from_utf8(bytes)
+        .map_err(|_| anyhow::anyhow!("{name} is not text: give the model's {CONFIG}"))
 }
 
 /// A model that is built in.

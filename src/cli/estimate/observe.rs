@@ -50,7 +50,10 @@ pub async fn look(what: &str, args: &ObserveArgs) -> Result<Observation> {
     if path.is_file() {
         return of_file(&read(std::fs::File::open(path)?)?);
     }
-    if path.extension().is_some_and(|kind| ["json", "txt", "prom"].iter().any(|known| kind == *known)) {
+    if path
+        .extension()
+        .is_some_and(|kind| ["json", "txt", "prom"].iter().any(|known| kind == *known))
+    {
         bail!("there is no such file");
     }
     let key = pod_key(what, args.namespace.as_deref()).context(
@@ -63,19 +66,31 @@ fn read(source: impl Read) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     source.take(LARGEST as u64 + 1).read_to_end(&mut bytes)?;
     if bytes.len() > LARGEST {
-        bail!("it is larger than {}, which neither a metrics page nor a report is", Bytes(LARGEST as u64));
+        bail!(
+            "it is larger than {}, which neither a metrics page nor a report is",
+            Bytes(LARGEST as u64)
+        );
     }
     Ok(bytes)
 }
 
 fn of_file(bytes: &[u8]) -> Result<Observation> {
     let is_json = serde_json::from_slice::<IgnoredAny>(bytes).is_ok();
-    if is_json { of_reports(reports(bytes)?) } else { of_page(bytes) }
+    if is_json {
+        of_reports(reports(bytes)?)
+    } else {
+        of_page(bytes)
+    }
 }
 
 fn of_page(page: &[u8]) -> Result<Observation> {
-    let figures = engine_metrics::read(page, None).context("this is the metrics page of no known engine")?;
-    let problems = figures.problems.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let figures =
+        engine_metrics::read(page, None).context("this is the metrics page of no known engine")?;
+    let problems = figures
+        .problems
+        .iter()
+        .map(ToString::to_string)
+        .collect::<Vec<_>>();
     if figures.kv_cache_usage.is_none() && !problems.is_empty() {
         bail!("{}", problems.join("; "));
     }
@@ -98,13 +113,18 @@ fn reports(bytes: &[u8]) -> Result<Vec<NodeReport>> {
     }
     let by_node: BTreeMap<NodeName, Reported> = serde_json::from_slice(bytes)
         .context("this JSON is neither an agent's report nor what /debug/reports answers")?;
-    Ok(by_node.into_values().map(|reported| reported.report).collect())
+    Ok(by_node
+        .into_values()
+        .map(|reported| reported.report)
+        .collect())
 }
 
 /// The only engine in them.
 fn of_reports(reports: Vec<NodeReport>) -> Result<Observation> {
-    let engines: Vec<(&NodeReport, &EngineReport)> =
-        reports.iter().flat_map(|report| report.engines.iter().map(move |engine| (report, engine))).collect();
+    let engines: Vec<(&NodeReport, &EngineReport)> = reports
+        .iter()
+        .flat_map(|report| report.engines.iter().map(move |engine| (report, engine)))
+        .collect();
     match engines[..] {
         [] => bail!("the reports show no engine"),
         [(report, engine)] => Ok(of_engine(report, engine)),
@@ -129,19 +149,27 @@ fn of_engine(report: &NodeReport, engine: &EngineReport) -> Observation {
 
 /// What the pod's processes have on all GPUs; `None` if the driver does not say it of each.
 fn used_by(report: &NodeReport, pod: &PodUid) -> Option<Bytes> {
-    let processes = report.gpus.iter().flatten().flat_map(|gpu| gpu.processes.iter().flatten());
+    let processes = report
+        .gpus
+        .iter()
+        .flatten()
+        .flat_map(|gpu| gpu.processes.iter().flatten());
     let own: Option<Vec<Bytes>> = processes
         .filter(|process| process.pod.as_ref() == Some(pod))
         .map(|process| process.used_bytes)
         .collect();
-    own.filter(|own| !own.is_empty()).map(|own| own.into_iter().sum())
+    own.filter(|own| !own.is_empty())
+        .map(|own| own.into_iter().sum())
 }
 
 /// What the service knows of a pod: its grant from the ledger, and the rest from its node's agent.
 async fn of_pod(key: &PodKey, args: &ObserveArgs) -> Result<Observation> {
     let access = args.access.read(&args.server).await?;
     let fleet: Fleet = operators_client::get(&args.server, &access, "/v1/fleet", "fleet").await?;
-    let pods = fleet.nodes.iter().flat_map(|node| node.pods.iter().map(move |pod| (node, pod)));
+    let pods = fleet
+        .nodes
+        .iter()
+        .flat_map(|node| node.pods.iter().map(move |pod| (node, pod)));
     let Some((node, pod)) = pods.into_iter().find(|(_, pod)| pod.pod == *key) else {
         bail!("no pod {key} has a GPU; is it bound, and is this its namespace?");
     };
@@ -149,23 +177,38 @@ async fn of_pod(key: &PodKey, args: &ObserveArgs) -> Result<Observation> {
         operators_client::get(&args.server, &access, "/debug/reports", "list of reports").await?;
     let no_engine = || format!("the agent of {} shows no engine in {key}", node.name);
     let reported = by_node.remove(&node.name).with_context(no_engine)?;
-    let engine =
-        reported.report.engines.iter().find(|engine| engine.pod == pod.uid).with_context(no_engine)?;
+    let engine = reported
+        .report
+        .engines
+        .iter()
+        .find(|engine| engine.pod == pod.uid)
+        .with_context(no_engine)?;
     let reserved = pod.bytes_per_gpu.times(pod.gpus.len() as u64);
-    Ok(Observation { reserved: Some(reserved), ..of_engine(&reported.report, engine) })
+    Ok(Observation {
+        reserved: Some(reserved),
+        ..of_engine(&reported.report, engine)
+    })
 }
 
 async fn fetch(url: &str) -> Result<Vec<u8>> {
     let uri: Uri = url.parse().context("this is no URL")?;
     let client: Client<_, Empty<Chunk>> = Client::builder(TokioExecutor::new()).build_http();
-    let request = Request::get(uri).body(Empty::new()).context("this is no URL")?;
+    let request = Request::get(uri)
+        .body(Empty::new())
+        .context("this is no URL")?;
     let answered = async {
-        let answer = client.request(request).await.map_err(|error| match error.is_connect() {
-            true => anyhow::anyhow!("nothing listens there, or it cannot be reached"),
-            false => error.into(),
-        })?;
+        let answer = client
+            .request(request)
+            .await
+            .map_err(|error| match error.is_connect() {
+                true => anyhow::anyhow!("nothing listens there, or it cannot be reached"),
+                false => error.into(),
+            })?;
         if answer.status() != StatusCode::OK {
-            bail!("it answers {}; the page is usually at /metrics", answer.status());
+            bail!(
+                "it answers {}; the page is usually at /metrics",
+                answer.status()
+            );
         }
         let body = Limited::new(answer.into_body(), LARGEST).collect().await;
         let body = body.map_err(|error| anyhow::anyhow!("its answer broke off: {error}"))?;

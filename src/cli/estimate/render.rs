@@ -13,12 +13,24 @@ use stowage_sizing::estimate::{PartName, grouped};
 pub fn text(answer: &Answer) -> String {
     let mut text = heading(answer) + "\n" + &table(answer);
     if !answer.estimate.notes.is_empty() {
-        let notes = answer.estimate.notes.iter().map(|note| format!("- {note}\n"));
+        let notes = answer
+            .estimate
+            .notes
+            .iter()
+            .map(|note| format!("- {note}\n"));
         text += &format!("\nNot counted, or assumed:\n{}", notes.collect::<String>());
     }
     match &answer.observed {
-        Some(observed) => text += &format!("\n{}", observed_text(observed, answer.workload.context)),
-        None => text += &format!("\nIn a pod:\n\n{}\n{}", pod(&answer.pod), fits(&answer.gpus)),
+        Some(observed) => {
+            text += &format!("\n{}", observed_text(observed, answer.workload.context))
+        }
+        None => {
+            text += &format!(
+                "\nIn a pod:\n\n{}\n{}",
+                pod(&answer.pod),
+                fits(&answer.gpus)
+            )
+        }
     }
     text
 }
@@ -62,14 +74,23 @@ fn table(answer: &Answer) -> String {
     let estimate = &answer.estimate;
     let parts = estimate.parts.iter();
     let rows = parts.map(|part| {
-        vec![name(part.part).to_owned(), gib(part.bytes), part.formula.clone(), part.source.to_owned()]
+        vec![
+            name(part.part).to_owned(),
+            gib(part.bytes),
+            part.formula.clone(),
+            part.source.to_owned(),
+        ]
     });
     let over = match answer.workload.tensor_parallel {
         1 => String::new(),
         gpus => format!("{} GiB over {gpus} GPUs", gib(estimate.total_bytes)),
     };
     let total = vec!["total".into(), gib(estimate.per_gpu_bytes), over];
-    lines(&["PART", "GIB", "FORMULA", "SOURCE"], rows.chain([total]), &[1])
+    lines(
+        &["PART", "GIB", "FORMULA", "SOURCE"],
+        rows.chain([total]),
+        &[1],
+    )
 }
 
 fn name(part: PartName) -> &'static str {
@@ -89,7 +110,11 @@ fn pod(lines: &PodLines) -> String {
         1 => String::new(),
         gpus => format!("    stowage.dev/gpus: \"{gpus}\"\n"),
     };
-    let args: String = lines.args.iter().map(|arg| format!("        - {arg}\n")).collect();
+    let args: String = lines
+        .args
+        .iter()
+        .map(|arg| format!("        - {arg}\n"))
+        .collect();
     format!(
         "metadata:\n  annotations:\n    stowage.dev/kv-cache: {}\n{gpus}spec:\n  containers:\n    - args:\n{args}      \
          resources:\n        limits:\n          stowage.dev/vram: {}\n",
@@ -99,10 +124,17 @@ fn pod(lines: &PodLines) -> String {
 
 fn fits(gpus: &[GpuFit]) -> String {
     let (on, off): (Vec<_>, Vec<_>) = gpus.iter().partition(|gpu| gpu.fits);
-    let names =
-        |gpus: &[&GpuFit]| gpus.iter().map(|gpu| gpu.gpu.name.as_str()).collect::<Vec<_>>().join(", ");
+    let names = |gpus: &[&GpuFit]| {
+        gpus.iter()
+            .map(|gpu| gpu.gpu.name.as_str())
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
     if on.is_empty() {
-        return format!("It fits on none of {}, of which a tenth is headroom.\n", names(&off));
+        return format!(
+            "It fits on none of {}, of which a tenth is headroom.\n",
+            names(&off)
+        );
     }
     let rows = on.iter().map(|gpu| {
         vec![
@@ -114,9 +146,18 @@ fn fits(gpus: &[GpuFit]) -> String {
             gib(gpu.kv_cache_bytes),
         ]
     });
-    let table =
-        lines(&["FITS ON", "GIB", "ENGINES", "ASKS FOR", "FRACTION", "KV CACHE"], rows, &[1, 2, 3, 4, 5]);
-    if off.is_empty() { table } else { format!("{table}\nNot on {}.\n", names(&off)) }
+    let table = lines(
+        &[
+            "FITS ON", "GIB", "ENGINES", "ASKS FOR", "FRACTION", "KV CACHE",
+        ],
+        rows,
+        &[1, 2, 3, 4, 5],
+    );
+    if off.is_empty() {
+        table
+    } else {
+        format!("{table}\nNot on {}.\n", names(&off))
+    }
 }
 
 /// Of an engine whose longest sequence has `context` tokens.
@@ -131,7 +172,8 @@ fn observed_text(observed: &Observed, context: u64) -> String {
     let requests = match (size.running, size.waiting) {
         (None, None) => String::new(),
         (running, waiting) => {
-            let count = |count: Option<u64>| count.map_or("?".to_owned(), |count| count.to_string());
+            let count =
+                |count: Option<u64>| count.map_or("?".to_owned(), |count| count.to_string());
             format!("; {} requests run, {} wait", count(running), count(waiting))
         }
     };
@@ -173,12 +215,21 @@ pub fn list(models: &[Listed]) -> String {
             billions(model.parameters),
             gib(model.weights_bytes),
             model.kv_cache_bytes_per_token.to_string(),
-            model.max_context.map_or(String::new(), |context| grouped(context.into())),
+            model
+                .max_context
+                .map_or(String::new(), |context| grouped(context.into())),
             model.repository.to_owned(),
         ]
     });
     lines(
-        &["MODEL", "PARAMETERS", "WEIGHTS GIB", "KV PER TOKEN", "CONTEXT", "REPOSITORY"],
+        &[
+            "MODEL",
+            "PARAMETERS",
+            "WEIGHTS GIB",
+            "KV PER TOKEN",
+            "CONTEXT",
+            "REPOSITORY",
+        ],
         rows,
         &[1, 2, 3, 4],
     )

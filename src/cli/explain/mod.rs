@@ -34,7 +34,12 @@ pub struct ExplainArgs {
     pod: PodArgument,
 
     /// The operators' address of a running `stowage serve` (--admin there)
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9445", conflicts_with = "cluster")]
+    #[arg(
+        long,
+        value_name = "URL",
+        default_value = "http://127.0.0.1:9445",
+        conflicts_with = "cluster"
+    )]
     server: String,
 
     #[command(flatten)]
@@ -79,7 +84,11 @@ impl ExplainArgs {
 
     async fn answered(self) -> Result<ExitCode> {
         let files = [("--cluster", &self.cluster), ("--policy", &self.policy)];
-        standard_input::once(files.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?))))?;
+        standard_input::once(
+            files
+                .into_iter()
+                .filter_map(|(flag, path)| Some((flag, path.as_deref()?))),
+        )?;
         if self.at.is_some() && self.bundle.is_none() && self.policy.is_none() {
             bail!("--at is the time for the windows of --policy: name one, or leave --at out");
         }
@@ -91,8 +100,9 @@ impl ExplainArgs {
             Some(dump) => match self
                 .policy
                 .as_deref()
-                .map_or(Ok(Ok(policy_watch::built_in())), |path| policy_at(path, self.at))?
-            {
+                .map_or(Ok(Ok(policy_watch::built_in())), |path| {
+                    policy_at(path, self.at)
+                })? {
                 Ok(policy) => source::from_dump(dump, policy, &pod, &options),
                 // The error is printed already.
                 Err(_) => return Ok(NO_ANSWER.into()),
@@ -115,7 +125,11 @@ impl ExplainArgs {
 
     fn print(&self, explanation: &Explanation) -> Result<ExitCode> {
         let mut out = std::io::stdout();
-        let paint = if out.is_terminal() && !wants_no_color() { Paint::Colored } else { Paint::Plain };
+        let paint = if out.is_terminal() && !wants_no_color() {
+            Paint::Colored
+        } else {
+            Paint::Plain
+        };
         let data = self.output.data(explanation)?;
         let text = data.unwrap_or_else(|| render::text(explanation, paint));
         // The reader of the pipe, such as `head`, has read enough.

@@ -33,7 +33,9 @@ pub fn explained(
         )?;
     }
     let then = at.map_or("at its end".to_owned(), |at| format!("at {at}"));
-    let Some(cluster) = replay.cluster() else { bail!("the recording has nothing {then}") };
+    let Some(cluster) = replay.cluster() else {
+        bail!("the recording has nothing {then}")
+    };
     let mut cluster = cluster.copy();
     let uid = cluster.uid_of(pod);
     uid.and_then(|uid| explain(&mut cluster, &uid, options)).with_context(|| {
@@ -44,7 +46,11 @@ pub fn explained(
 }
 
 /// Answers when the recording ends, if that is before the time.
-fn replay_until(replay: &mut Replay, mut source: Source, at: Option<Timestamp>) -> Result<Option<Timestamp>> {
+fn replay_until(
+    replay: &mut Replay,
+    mut source: Source,
+    at: Option<Timestamp>,
+) -> Result<Option<Timestamp>> {
     // The same moment on the clock of the present segment, and what its clock showed last.
     let (mut until, mut latest) = (None, None);
     while let Some(part) = source.next() {
@@ -62,19 +68,26 @@ fn replay_until(replay: &mut Replay, mut source: Source, at: Option<Timestamp>) 
                 }
                 latest = Some(header.began);
             }
-            (Part::Entry(Entry::Clock(now)), Some(_)) if until.is_some_and(|until| *now > until) => {
+            (Part::Entry(Entry::Clock(now)), Some(_))
+                if until.is_some_and(|until| *now > until) =>
+            {
                 return Ok(None);
             }
             (Part::Entry(Entry::Clock(now)), _) => latest = Some(*now),
             _ => {}
         }
-        replay.step(part).with_context(|| source.name().to_owned())?;
+        replay
+            .step(part)
+            .with_context(|| source.name().to_owned())?;
     }
     Ok(at.and_then(|at| end_before(at, (until, latest))))
 }
 
 /// When what was recorded up to a time ends, if that is earlier: by the time and by the last moment, both on the recording's clock.
-fn end_before(at: Timestamp, (until, latest): (Option<Moment>, Option<Moment>)) -> Option<Timestamp> {
+fn end_before(
+    at: Timestamp,
+    (until, latest): (Option<Moment>, Option<Moment>),
+) -> Option<Timestamp> {
     let early = until?.since(latest?);
     (early > AT_THE_END).then(|| at - Duration::from_millis(early.0))
 }
@@ -95,8 +108,15 @@ mod tests {
 
     #[test]
     fn a_time_is_a_moment_of_the_segment_that_had_begun_by_then() {
-        let header = SegmentHeader { stowage: "0".into(), wall_ms: 1_000_000, began: Moment(77) };
+        let header = SegmentHeader {
+            stowage: "0".into(),
+            wall_ms: 1_000_000,
+            began: Moment(77),
+        };
         let at = |millis| moment_in(&header, Timestamp::from_millisecond(millis).unwrap());
-        assert_eq!((at(1_000_000), at(1_000_500), at(999_999)), (Some(Moment(77)), Some(Moment(577)), None));
+        assert_eq!(
+            (at(1_000_000), at(1_000_500), at(999_999)),
+            (Some(Moment(77)), Some(Moment(577)), None)
+        );
     }
 }

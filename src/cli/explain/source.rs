@@ -56,10 +56,16 @@ pub fn from_dump(
         note(format_args!("warning: {left_out}"));
     }
     let mut cluster = service.cluster_to_explain();
-    let explained = cluster.uid_of(key).and_then(|uid| explain(&mut cluster, &uid, options));
+    let explained = cluster
+        .uid_of(key)
+        .and_then(|uid| explain(&mut cluster, &uid, options));
     match explained {
         Some(explanation) => Ok(explanation),
-        None => Err(Unanswered::UnknownPod(why_unknown(dump.pod(key)?.as_ref(), key, cluster.policy()))),
+        None => Err(Unanswered::UnknownPod(why_unknown(
+            dump.pod(key)?.as_ref(),
+            key,
+            cluster.policy(),
+        ))),
     }
 }
 
@@ -72,7 +78,9 @@ fn why_unknown(pod: Option<&Pod>, key: &PodKey, policy: &Policy) -> String {
         return format!("{key} has ended: it has no GPU and requests none");
     }
     if objects::waits_for_its_end(pod) {
-        return format!("{key} is being deleted and has no node: kube-scheduler does not place it any more");
+        return format!(
+            "{key} is being deleted and has no node: kube-scheduler does not place it any more"
+        );
     }
     match objects::demand(pod, policy) {
         Err(RequestError::NoVram) => format!(
@@ -81,7 +89,9 @@ fn why_unknown(pod: Option<&Pod>, key: &PodKey, policy: &Policy) -> String {
         ),
         Err(error) => format!("{key} cannot be understood, and so fits nowhere: {error}"),
         Ok(_) => {
-            format!("{key} has no UID that can be read; dump it with `kubectl get nodes,pods -A -o yaml`")
+            format!(
+                "{key} has no UID that can be read; dump it with `kubectl get nodes,pods -A -o yaml`"
+            )
         }
     }
 }
@@ -95,6 +105,9 @@ mod tests {
     fn the_query_to_a_server_is_escaped() {
         let (pod, node) = (PodKey::parse("a&b", "c?d").unwrap(), "n#1");
         let options = ShownNodes::Node(NodeName::parse(node).unwrap());
-        assert_eq!(page(&pod, &options), "/v1/explain?pod=a%26b/c%3Fd&node=n%231");
+        assert_eq!(
+            page(&pod, &options),
+            "/v1/explain?pod=a%26b/c%3Fd&node=n%231"
+        );
     }
 }

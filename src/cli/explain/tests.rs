@@ -7,7 +7,9 @@ use std::sync::Arc;
 use stowage_scheduling::explaining::testkit::{ExplainedCluster, Sketch, name, pod};
 use stowage_scheduling::explaining::{ShownNodes, explain};
 use stowage_scheduling::ledger::{ObservedPhase, ObservedWaiting};
-use stowage_scheduling::policy::{Class, Match, Policy, Pool, Preemptibility, SpareRule, Tenant, Window};
+use stowage_scheduling::policy::{
+    Class, Match, Policy, Pool, Preemptibility, SpareRule, Tenant, Window,
+};
 use stowage_scheduling::testkit::lending;
 use stowage_scheduling::units::{Bytes, Millis};
 use stowage_scheduling::verbs::bind::BindAsked;
@@ -16,13 +18,18 @@ use stowage_scheduling::verbs::filter::{FilterAnswer, FilterDecided};
 use stowage_scheduling::verbs::observe::PodDeleted;
 use stowage_scheduling::verbs::wait::Reserve;
 use stowage_scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
-use stowage_scheduling::vocabulary::disruption_info::{DisruptionInfo, ObservedDisruptionInfo, ObservedLoan};
+use stowage_scheduling::vocabulary::disruption_info::{
+    DisruptionInfo, ObservedDisruptionInfo, ObservedLoan,
+};
 use stowage_scheduling::vocabulary::model_tier::ModelTier;
 use stowage_scheduling::vocabulary::placement::Reservation;
 
 /// Two nodes of two GPUs on which a job and some services run.
 fn usual(policy: Policy) -> ExplainedCluster {
-    let job = Sketch { priority: -10, ..pod("fine-tune-1", "56Gi") };
+    let job = Sketch {
+        priority: -10,
+        ..pod("fine-tune-1", "56Gi")
+    };
     ExplainedCluster::new(policy)
         .node("node-a", 2)
         .node("node-b", 1)
@@ -41,7 +48,8 @@ fn report(world: &mut ExplainedCluster, busy: &[(usize, u8, u32)]) {
 fn check(golden: &str, world: &mut ExplainedCluster, pod: &Sketch) {
     let explanation = world.explained(pod, &ShownNodes::default());
     let text = text(&explanation, Paint::Plain);
-    let path = PathBuf::from(env!("CARGO_WORKSPACE_DIR")).join(format!("tests/golden/explain/{golden}.txt"));
+    let path = PathBuf::from(env!("CARGO_WORKSPACE_DIR"))
+        .join(format!("tests/golden/explain/{golden}.txt"));
     if std::env::var_os("STOWAGE_BLESS").is_some() {
         std::fs::write(&path, &text).unwrap();
     }
@@ -55,7 +63,14 @@ fn check(golden: &str, world: &mut ExplainedCluster, pod: &Sketch) {
 fn it_fits_and_the_scheduler_has_not_asked() {
     let mut world = usual(Policy::default());
     report(&mut world, &[(1, 45, 2)]);
-    check("fits", &mut world, &Sketch { model: Some("org/llama"), ..pod("llama-2", "16Gi") });
+    check(
+        "fits",
+        &mut world,
+        &Sketch {
+            model: Some("org/llama"),
+            ..pod("llama-2", "16Gi")
+        },
+    );
 }
 
 #[test]
@@ -75,7 +90,9 @@ fn it_lacks_some_gib_and_a_pod_could_be_evicted() {
     let snapshot = world.ledger.snapshot();
     world.ledger.apply(FilterDecided {
         uid: uid.clone(),
-        answer: FilterAnswer::Refused { asked: Some(snapshot.set_of(0..1)) },
+        answer: FilterAnswer::Refused {
+            asked: Some(snapshot.set_of(0..1)),
+        },
     });
     world.pass(Millis::seconds(3));
     check("short", &mut world, &wanted);
@@ -83,11 +100,9 @@ fn it_lacks_some_gib_and_a_pod_could_be_evicted() {
 
 #[test]
 fn the_kv_cache_is_full() {
-    let mut world = ExplainedCluster::new(Policy::default()).node("node-a", 1).runs(
-        &pod("llama-8b", "30Gi"),
-        "node-a",
-        &[0],
-    );
+    let mut world = ExplainedCluster::new(Policy::default())
+        .node("node-a", 1)
+        .runs(&pod("llama-8b", "30Gi"), "node-a", &[0]);
     world.report("node-a", &[(0, 97, 40)], &[]);
     check("kv-cache-full", &mut world, &pod("llama-2", "20Gi"));
 }
@@ -103,11 +118,9 @@ fn another_engine_is_starting() {
 
 #[test]
 fn a_gpu_that_is_gone_is_told_from_the_one_that_has_its_index_now() {
-    let mut world = ExplainedCluster::new(Policy::default()).node("node-a", 4).runs(
-        &pod("llama-8b", "40Gi"),
-        "node-a",
-        &[1],
-    );
+    let mut world = ExplainedCluster::new(Policy::default())
+        .node("node-a", 4)
+        .runs(&pod("llama-8b", "40Gi"), "node-a", &[1]);
     world.loses("node-a", 1);
     check("gpu-gone", &mut world, &pod("mistral", "75Gi"));
 }
@@ -115,8 +128,14 @@ fn a_gpu_that_is_gone_is_told_from_the_one_that_has_its_index_now() {
 #[test]
 fn its_tenant_has_reached_its_limit() {
     let tenant = Tenant {
-        guarantee: TenantUsage { vram: Bytes::gib(40), milli_gpus: u64::MAX },
-        limit: TenantLimit { vram: Some(Bytes::gib(170)), milli_gpus: None },
+        guarantee: TenantUsage {
+            vram: Bytes::gib(40),
+            milli_gpus: u64::MAX,
+        },
+        limit: TenantLimit {
+            vram: Some(Bytes::gib(170)),
+            milli_gpus: None,
+        },
         ..Tenant::named("research", &["team"])
     };
     let mut world = usual(Policy::default().with_tenants(vec![tenant]).unwrap());
@@ -127,23 +146,37 @@ fn its_tenant_has_reached_its_limit() {
 #[test]
 fn a_window_is_open_by_which_it_has_its_class_and_the_last_free_gpus_are_kept_from_it() {
     let window = |days: &str| -> Window {
-        let text =
-            format!(r#"{{"days": ["{days}"], "from": "20:00", "to": "06:00", "timeZone": "Europe/Berlin"}}"#);
+        let text = format!(
+            r#"{{"days": ["{days}"], "from": "20:00", "to": "06:00", "timeZone": "Europe/Berlin"}}"#
+        );
         serde_json::from_str(&text).unwrap()
     };
     let class = |name, when| Class {
-        matches: Match { namespaces: vec!["team".into()], ..Match::default() },
+        matches: Match {
+            namespaces: vec!["team".into()],
+            ..Match::default()
+        },
         when,
         eviction: Preemptibility::ForHigherPriority,
         engine: false,
         ..Class::named(name)
     };
-    let mut classes =
-        vec![class("weekend-job", vec![window("sat-sun")]), class("night-job", vec![window("mon-fri")])];
+    let mut classes = vec![
+        class("weekend-job", vec![window("sat-sun")]),
+        class("night-job", vec![window("mon-fri")]),
+    ];
     classes.extend(Policy::default().classes().to_vec());
     let mut policy = Policy::default().with_classes(classes).unwrap();
-    let rule = |gpus, model: &str, when| SpareRule { gpus, model: Some(model.into()), pool: None, when };
-    policy.planning.spare = vec![rule(2, "H100", Vec::new()), rule(8, "H100", vec![window("sat-sun")])];
+    let rule = |gpus, model: &str, when| SpareRule {
+        gpus,
+        model: Some(model.into()),
+        pool: None,
+        when,
+    };
+    policy.planning.spare = vec![
+        rule(2, "H100", Vec::new()),
+        rule(8, "H100", vec![window("sat-sun")]),
+    ];
     let policy = policy.with_open_windows([window("mon-fri")].into());
     let mut world = ExplainedCluster::new(policy).node("node-a", 2);
     world.report("node-a", &[], &[]);
@@ -153,24 +186,40 @@ fn a_window_is_open_by_which_it_has_its_class_and_the_last_free_gpus_are_kept_fr
 #[test]
 fn its_class_shares_with_no_pod_there_and_the_pool_accepts_other_classes() {
     let fraud = Class {
-        matches: Match { namespaces: vec!["fraud".into()], ..Match::default() },
+        matches: Match {
+            namespaces: vec!["fraud".into()],
+            ..Match::default()
+        },
         shares_with: Some(vec!["fraud".into()]),
         ..Class::named("fraud")
     };
-    let classes = std::iter::once(fraud).chain(Policy::default().classes().to_vec()).collect();
+    let classes = std::iter::once(fraud)
+        .chain(Policy::default().classes().to_vec())
+        .collect();
     let pool = Pool {
         selector: [("gpu-pool".into(), "credit".into())].into(),
         classes: Some(vec!["dedicated".into(), "serving".into()]),
         ..Pool::named("credit")
     };
-    let policy = Policy::default().with_classes(classes).unwrap().with_pools(vec![pool]).unwrap();
+    let policy = Policy::default()
+        .with_classes(classes)
+        .unwrap()
+        .with_pools(vec![pool])
+        .unwrap();
     let mut world = ExplainedCluster::new(policy)
         .node("node-a", 1)
         .node("node-b", 1)
         .labelled("node-b", "gpu-pool", "credit")
         .runs(&pod("llama-8b", "30Gi"), "node-a", &[0]);
     world.report("node-a", &[], &[]);
-    check("class-and-pool", &mut world, &Sketch { namespace: "fraud", ..pod("fraud-2", "20Gi") });
+    check(
+        "class-and-pool",
+        &mut world,
+        &Sketch {
+            namespace: "fraud",
+            ..pod("fraud-2", "20Gi")
+        },
+    );
 }
 
 #[test]
@@ -193,21 +242,32 @@ fn its_reservation_waits_for_victims_that_have_not_left() {
         victims: Arc::new([pod("fine-tune-1", "0").uid()]),
         deadline: world.ledger.now() + Millis::seconds(60),
     };
-    world.ledger.apply(Reserve { uid: uid.clone(), reservation: hold }).unwrap();
+    world
+        .ledger
+        .apply(Reserve {
+            uid: uid.clone(),
+            reservation: hold,
+        })
+        .unwrap();
     check("holding", &mut world, &wanted);
 }
 
 #[test]
 fn nodes_are_many_and_some_have_never_reported() {
-    let mut world =
-        (0..20).fold(usual(Policy::default()), |world, n| world.node(&format!("node-x{n:02}"), 1));
+    let mut world = (0..20).fold(usual(Policy::default()), |world, n| {
+        world.node(&format!("node-x{n:02}"), 1)
+    });
     for n in 0..20 {
         let one = pod(&format!("one-{n}"), "64Gi");
         world.bound(&one, &format!("node-x{n:02}"), &[0], false);
         world.report(&format!("node-x{n:02}"), &[], &[]);
     }
     // The second has no GPU.
-    world = world.silent("node-y").silent("node-z").labelled("node-y", "nvidia.com/gpu.present", "true");
+    world = world.silent("node-y").silent("node-z").labelled(
+        "node-y",
+        "nvidia.com/gpu.present",
+        "true",
+    );
     report(&mut world, &[]);
     check("many-nodes", &mut world, &pod("mistral", "36Gi"));
 }
@@ -223,14 +283,20 @@ fn colors_are_put_on_where_they_are_wanted() {
 
 /// A node with one GPU, on which an engine sleeps that was granted 60 GiB and uses 4.
 fn asleep() -> ExplainedCluster {
-    let mut world =
-        ExplainedCluster::new(lending()).node("node-a", 1).runs(&pod("llama-8b", "60Gi"), "node-a", &[0]);
+    let mut world = ExplainedCluster::new(lending()).node("node-a", 1).runs(
+        &pod("llama-8b", "60Gi"),
+        "node-a",
+        &[0],
+    );
     (0..3).for_each(|_| world.report_asleep("node-a", &[("llama-8b", 4)], &["llama-8b"]));
     world
 }
 
 fn fine_tune() -> Sketch {
-    Sketch { priority: -10, ..pod("fine-tune-1", "30Gi") }
+    Sketch {
+        priority: -10,
+        ..pod("fine-tune-1", "30Gi")
+    }
 }
 
 /// The same, with a job that borrows.
@@ -240,8 +306,16 @@ fn lent_out() -> ExplainedCluster {
     let asked = BindAsked::of(&world.ledger, &uid, &name("node-a")).unwrap();
     world.ledger.apply(asked).unwrap();
     let devices = world.ledger.pod_state(&uid).unwrap().devices().cloned();
-    world.ledger.apply(BindingWritten { uid, node: name("node-a"), devices });
-    world.report_asleep("node-a", &[("llama-8b", 4), ("fine-tune-1", 30)], &["llama-8b"]);
+    world.ledger.apply(BindingWritten {
+        uid,
+        node: name("node-a"),
+        devices,
+    });
+    world.report_asleep(
+        "node-a",
+        &[("llama-8b", 4), ("fine-tune-1", 30)],
+        &["llama-8b"],
+    );
     world
 }
 
@@ -253,9 +327,19 @@ fn it_would_borrow_what_a_sleeping_engine_lends() {
 #[test]
 fn it_may_not_borrow_because_it_could_not_be_evicted_alone() {
     let mut world = asleep();
-    let disruption_info = DisruptionInfo { queue_managed: true, ..DisruptionInfo::default() };
-    let observed = ObservedDisruptionInfo { disruption_info, ..ObservedDisruptionInfo::default() };
-    world.shows(&fine_tune(), ObservedPhase::Waiting(ObservedWaiting::default()), Some(observed));
+    let disruption_info = DisruptionInfo {
+        queue_managed: true,
+        ..DisruptionInfo::default()
+    };
+    let observed = ObservedDisruptionInfo {
+        disruption_info,
+        ..ObservedDisruptionInfo::default()
+    };
+    world.shows(
+        &fine_tune(),
+        ObservedPhase::Waiting(ObservedWaiting::default()),
+        Some(observed),
+    );
     check("lending-kept-out", &mut world, &fine_tune());
 }
 
@@ -268,17 +352,43 @@ fn it_lies_on_lent_vram_and_the_engine_lends() {
 
 #[test]
 fn it_waits_for_lent_vram_of_which_too_little_is_left() {
-    check("lending-too-little", &mut lent_out(), &Sketch { priority: -10, ..pod("fine-tune-2", "40Gi") });
+    check(
+        "lending-too-little",
+        &mut lent_out(),
+        &Sketch {
+            priority: -10,
+            ..pod("fine-tune-2", "40Gi")
+        },
+    );
 }
 
 #[test]
 fn an_engine_waits_to_wake_until_its_borrower_is_gone() {
     let mut world = lent_out();
-    let loan = ObservedLoan { wake_requested: Some("1764".into()), ..ObservedLoan::default() };
-    let asks = ObservedDisruptionInfo { loan, ..ObservedDisruptionInfo::default() };
-    let state = ObservedPhase::Bound { node: name("node-a"), devices: None, starting: false, ran: None };
+    let loan = ObservedLoan {
+        wake_requested: Some("1764".into()),
+        ..ObservedLoan::default()
+    };
+    let asks = ObservedDisruptionInfo {
+        loan,
+        ..ObservedDisruptionInfo::default()
+    };
+    let state = ObservedPhase::Bound {
+        node: name("node-a"),
+        devices: None,
+        starting: false,
+        ran: None,
+    };
     world.shows(&pod("llama-8b", "60Gi"), state, Some(asks));
-    check("lending-waits-to-wake", &mut world, &pod("llama-8b", "60Gi"));
+    check(
+        "lending-waits-to-wake",
+        &mut world,
+        &pod("llama-8b", "60Gi"),
+    );
     world.ledger.apply(PodDeleted(fine_tune().uid()));
-    check("lending-waits-for-a-report", &mut world, &pod("llama-8b", "60Gi"));
+    check(
+        "lending-waits-for-a-report",
+        &mut world,
+        &pod("llama-8b", "60Gi"),
+    );
 }

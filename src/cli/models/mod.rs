@@ -72,18 +72,29 @@ impl ModelsArgs {
         let printed = match &self.model {
             Some(_) => {
                 let is_anywhere = |located: &ModelLocations| located.counts.is_anywhere();
-                self.printed(&access, "list of a model's places", table::of_model, is_anywhere).await
+                self.printed(
+                    &access,
+                    "list of a model's places",
+                    table::of_model,
+                    is_anywhere,
+                )
+                .await
             }
             None => {
                 let is_anywhere = |list: &ModelList| !list.models.is_empty();
-                self.printed(&access, "list of models", table::of_all, is_anywhere).await
+                self.printed(&access, "list of models", table::of_all, is_anywhere)
+                    .await
             }
         };
         let (text, is_anywhere) = printed?;
         // The reader of the pipe, such as `head`, has read enough.
         match std::io::stdout().write_all(text.as_bytes()) {
             Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
-            _ => Ok(if is_anywhere { ExitCode::SUCCESS } else { NOWHERE.into() }),
+            _ => Ok(if is_anywhere {
+                ExitCode::SUCCESS
+            } else {
+                NOWHERE.into()
+            }),
         }
     }
 
@@ -96,17 +107,30 @@ impl ModelsArgs {
         is_anywhere: impl FnOnce(&T) -> bool,
     ) -> Result<(String, bool), NoAnswer> {
         let answer: T = operators_client::get(&self.server, access, &self.page(), what).await?;
-        let data = self.output.data(&answer).expect("what was read can be written");
+        let data = self
+            .output
+            .data(&answer)
+            .expect("what was read can be written");
         let text = data.unwrap_or_else(|| table(&answer));
         Ok((text, is_anywhere(&answer)))
     }
 
     fn page(&self) -> String {
-        let model = self.model.as_deref().map(|model| format!("model={}", escaped(model)));
+        let model = self
+            .model
+            .as_deref()
+            .map(|model| format!("model={}", escaped(model)));
         let limit = self.limit.map(|limit| format!("limit={limit}"));
-        let after = self.after.as_deref().map(|after| format!("after={}", escaped(after)));
+        let after = self
+            .after
+            .as_deref()
+            .map(|after| format!("after={}", escaped(after)));
         let query: Vec<String> = [model, limit, after].into_iter().flatten().collect();
-        if query.is_empty() { "/v1/models".into() } else { format!("/v1/models?{}", query.join("&")) }
+        if query.is_empty() {
+            "/v1/models".into()
+        } else {
+            format!("/v1/models?{}", query.join("&"))
+        }
     }
 }
 

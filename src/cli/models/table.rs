@@ -13,15 +13,29 @@ const WHOLE_UUID: usize = 16;
 
 /// One model: a sentence, and a row for each place.
 pub fn of_model(located: &ModelLocations) -> String {
-    let weights =
-        located.weights_bytes.map_or("weights of unknown size".into(), |bytes| format!("{bytes} of weights"));
-    let mut text = format!("{}: {weights}; {}\n", located.model, counted(&located.counts));
+    let weights = located
+        .weights_bytes
+        .map_or("weights of unknown size".into(), |bytes| {
+            format!("{bytes} of weights")
+        });
+    let mut text = format!(
+        "{}: {weights}; {}\n",
+        located.model,
+        counted(&located.counts)
+    );
     if let (Some(ready), true) = (located.absent_ready_in_millis, located.counts.absent > 0) {
-        text += &format!("Where nothing of it is, a new pod would answer after {}.\n", length(ready));
+        text += &format!(
+            "Where nothing of it is, a new pod would answer after {}.\n",
+            length(ready)
+        );
     }
     if !located.places.is_empty() {
         let rows = located.places.iter().map(place);
-        text += &lines(&["NODE", "STATE", "READY IN", "SEEN", "GPUS", "POD"], rows, &[]);
+        text += &lines(
+            &["NODE", "STATE", "READY IN", "SEEN", "GPUS", "POD"],
+            rows,
+            &[],
+        );
     }
     text + &rest(located.next.as_ref().map(ToString::to_string))
 }
@@ -31,19 +45,44 @@ pub fn of_all(list: &ModelList) -> String {
     if list.models.is_empty() {
         return "No agent reports a model.\n".into();
     }
-    let header = ["MODEL", "RESIDENT", "ASLEEP", "LOADING", "PAGE CACHE", "DISK", "PARTIAL", "ABSENT"];
+    let header = [
+        "MODEL",
+        "RESIDENT",
+        "ASLEEP",
+        "LOADING",
+        "PAGE CACHE",
+        "DISK",
+        "PARTIAL",
+        "ABSENT",
+    ];
     let rows = list.models.iter().map(|summary| {
-        let counts = summary.counts.by_state().map(|(_, count)| count.to_string());
+        let counts = summary
+            .counts
+            .by_state()
+            .map(|(_, count)| count.to_string());
         let name = std::iter::once(summary.model.to_string());
-        name.chain(counts).chain([summary.counts.absent.to_string()]).collect()
+        name.chain(counts)
+            .chain([summary.counts.absent.to_string()])
+            .collect()
     });
-    lines(&header, rows, &[1, 2, 3, 4, 5, 6, 7]) + &rest(list.next.as_ref().map(ToString::to_string))
+    lines(&header, rows, &[1, 2, 3, 4, 5, 6, 7])
+        + &rest(list.next.as_ref().map(ToString::to_string))
 }
 
 fn place(place: &ModelPlace) -> Vec<String> {
-    let level = place.sleep_level.map_or(String::new(), |level| format!(" (level {level})"));
-    let reuse = if place.reusable_in.is_some() { ", reusable" } else { "" };
-    let ask = if place.wakeable == Some(false) { ", ask first" } else { "" };
+    let level = place
+        .sleep_level
+        .map_or(String::new(), |level| format!(" (level {level})"));
+    let reuse = if place.reusable_in.is_some() {
+        ", reusable"
+    } else {
+        ""
+    };
+    let ask = if place.wakeable == Some(false) {
+        ", ask first"
+    } else {
+        ""
+    };
     let uid = || place.pod_uid.as_ref().map(|uid| format!("UID {uid}"));
     vec![
         place.node.to_string(),
@@ -51,12 +90,21 @@ fn place(place: &ModelPlace) -> Vec<String> {
         place.ready_in_millis.map_or("unknown".into(), ready),
         format!("{} ago", length(place.age_millis)),
         place.gpus.iter().map(short).collect::<Vec<_>>().join(" "),
-        place.pod.as_ref().map(ToString::to_string).or_else(uid).unwrap_or_default(),
+        place
+            .pod
+            .as_ref()
+            .map(ToString::to_string)
+            .or_else(uid)
+            .unwrap_or_default(),
     ]
 }
 
 fn ready(time: Millis) -> String {
-    if time == Millis::default() { "now".into() } else { length(time) }
+    if time == Millis::default() {
+        "now".into()
+    } else {
+        length(time)
+    }
 }
 
 /// The first part of a long UUID, which tells the GPUs of a node apart.
@@ -64,7 +112,12 @@ fn short(uuid: &GpuUuid) -> String {
     if uuid.as_str().len() <= WHOLE_UUID {
         return uuid.to_string();
     }
-    uuid.as_str().split_inclusive('-').take(2).collect::<String>().trim_end_matches('-').to_owned()
+    uuid.as_str()
+        .split_inclusive('-')
+        .take(2)
+        .collect::<String>()
+        .trim_end_matches('-')
+        .to_owned()
 }
 
 fn name(state: ModelPlaceState) -> &'static str {
@@ -80,9 +133,18 @@ fn name(state: ModelPlaceState) -> &'static str {
 
 /// `1 resident, 2 asleep, 40 disk; nothing of it on 900 nodes; 3 nodes do not report`.
 fn counted(counts: &ModelCounts) -> String {
-    let there = counts.by_state().into_iter().filter(|(_, count)| *count > 0);
-    let there: Vec<String> = there.map(|(state, count)| format!("{count} {}", name(state))).collect();
-    let there = if there.is_empty() { "nowhere".into() } else { there.join(", ") };
+    let there = counts
+        .by_state()
+        .into_iter()
+        .filter(|(_, count)| *count > 0);
+    let there: Vec<String> = there
+        .map(|(state, count)| format!("{count} {}", name(state)))
+        .collect();
+    let there = if there.is_empty() {
+        "nowhere".into()
+    } else {
+        there.join(", ")
+    };
     let absent = match counts.absent {
         0 => String::new(),
         1 => "; nothing of it on 1 node".into(),

@@ -23,7 +23,8 @@ fn model(name: &str) -> ModelId {
 }
 
 fn check(golden: &str, text: &str) {
-    let path = PathBuf::from(env!("CARGO_WORKSPACE_DIR")).join(format!("tests/golden/models/{golden}.txt"));
+    let path = PathBuf::from(env!("CARGO_WORKSPACE_DIR"))
+        .join(format!("tests/golden/models/{golden}.txt"));
     if std::env::var_os("STOWAGE_BLESS").is_some() {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(&path, text).unwrap();
@@ -56,18 +57,38 @@ fn read(
     };
     let sampled = cluster.now();
     let holdings = files.iter().map(file).collect();
-    let reading = NodeReading { sampled, holdings, engines, ..NodeReading::default() };
-    cluster.apply(ReadingReported { node: node(on), reading: reading.into() });
+    let reading = NodeReading {
+        sampled,
+        holdings,
+        engines,
+        ..NodeReading::default()
+    };
+    cluster.apply(ReadingReported {
+        node: node(on),
+        reading: reading.into(),
+    });
 }
 
 /// Five nodes, of which the last does not report.
 fn cluster() -> LedgerCluster {
-    let nodes = [("node-a", 2), ("node-b", 2), ("node-c", 2), ("node-d", 2), ("node-e", 2)];
+    let nodes = [
+        ("node-a", 2),
+        ("node-b", 2),
+        ("node-c", 2),
+        ("node-d", 2),
+        ("node-e", 2),
+    ];
     let mut cluster = LedgerCluster::by(Policy::default(), &nodes);
     let demand = demand_of(40 << 30, 1, Sharing::Shared, 0);
     for (pod, gpu) in [("llama-0", ("node-a", 0)), ("llama-1", ("node-a", 1))] {
         let ran = Some(Millis::seconds(4));
-        cluster.run(pod, gpu, demand.clone(), ran, ObservedDisruptionInfo::default());
+        cluster.run(
+            pod,
+            gpu,
+            demand.clone(),
+            ran,
+            ObservedDisruptionInfo::default(),
+        );
     }
     let (awake, loading) = (EngineModelState::Resident, EngineModelState::Loading);
     let [shallow, deep] =
@@ -76,12 +97,37 @@ fn cluster() -> LedgerCluster {
         engine("llama-0", LLAMA, ("node-a", 0), awake),
         engine("llama-1", LLAMA, ("node-a", 1), loading),
     ];
-    read(&mut cluster, "node-a", engines, &[(LLAMA, ModelTier::Resident, 15)]);
-    let engines =
-        vec![engine("deep", LLAMA, ("node-b", 0), deep), engine("launcher", LLAMA, ("node-b", 1), shallow)];
-    read(&mut cluster, "node-b", engines, &[(LLAMA, ModelTier::Sleeping, 15), (QWEN, ModelTier::Partial, 7)]);
-    read(&mut cluster, "node-c", Vec::new(), &[(LLAMA, ModelTier::PageCache, 15)]);
-    read(&mut cluster, "node-d", Vec::new(), &[(LLAMA, ModelTier::Disk, 15)]);
+    read(
+        &mut cluster,
+        "node-a",
+        engines,
+        &[(LLAMA, ModelTier::Resident, 15)],
+    );
+    let engines = vec![
+        engine("deep", LLAMA, ("node-b", 0), deep),
+        engine("launcher", LLAMA, ("node-b", 1), shallow),
+    ];
+    read(
+        &mut cluster,
+        "node-b",
+        engines,
+        &[
+            (LLAMA, ModelTier::Sleeping, 15),
+            (QWEN, ModelTier::Partial, 7),
+        ],
+    );
+    read(
+        &mut cluster,
+        "node-c",
+        Vec::new(),
+        &[(LLAMA, ModelTier::PageCache, 15)],
+    );
+    read(
+        &mut cluster,
+        "node-d",
+        Vec::new(),
+        &[(LLAMA, ModelTier::Disk, 15)],
+    );
     cluster.pass(1);
     cluster
 }
@@ -89,20 +135,59 @@ fn cluster() -> LedgerCluster {
 #[test]
 fn a_models_places_are_listed_with_the_time_until_each_answers() {
     let cluster = cluster();
-    let all = Page { limit: 100, after: None };
-    check("one-model", &table::of_model(&locate(&cluster, &model(LLAMA), &all)));
-    let few = Page { limit: 3, after: None };
-    check("one-page", &table::of_model(&locate(&cluster, &model(LLAMA), &few)));
-    check("nowhere", &table::of_model(&locate(&cluster, &model("org/unheard-of"), &all)));
+    let all = Page {
+        limit: 100,
+        after: None,
+    };
+    check(
+        "one-model",
+        &table::of_model(&locate(&cluster, &model(LLAMA), &all)),
+    );
+    let few = Page {
+        limit: 3,
+        after: None,
+    };
+    check(
+        "one-page",
+        &table::of_model(&locate(&cluster, &model(LLAMA), &few)),
+    );
+    check(
+        "nowhere",
+        &table::of_model(&locate(&cluster, &model("org/unheard-of"), &all)),
+    );
 }
 
 #[test]
 fn all_models_are_listed_with_their_counts() {
     let cluster = cluster();
-    check("all-models", &table::of_all(&list(&cluster, &Page { limit: 100, after: None })));
-    let first = list(&cluster, &Page { limit: 1, after: None });
+    check(
+        "all-models",
+        &table::of_all(&list(
+            &cluster,
+            &Page {
+                limit: 100,
+                after: None,
+            },
+        )),
+    );
+    let first = list(
+        &cluster,
+        &Page {
+            limit: 1,
+            after: None,
+        },
+    );
     let next = first.next.clone();
     assert_eq!((first.models.len(), next.clone()), (1, Some(model(LLAMA))));
-    let second = list(&cluster, &Page { limit: 1, after: next });
-    assert_eq!((second.models[0].model.clone(), second.next), (model(QWEN), None));
+    let second = list(
+        &cluster,
+        &Page {
+            limit: 1,
+            after: next,
+        },
+    );
+    assert_eq!(
+        (second.models[0].model.clone(), second.next),
+        (model(QWEN), None)
+    );
 }

@@ -118,13 +118,20 @@ impl CapacityArgs {
 
     fn answered(&self) -> Result<ExitCode> {
         self.read_standard_input_once()?;
-        let dump = self.cluster.as_deref().map(|path| Dump::read(path)?.contents()).transpose()?;
+        let dump = self
+            .cluster
+            .as_deref()
+            .map(|path| Dump::read(path)?.contents())
+            .transpose()?;
         let Some(policy) = policy_for(self.policy.as_deref(), self.at, dump.as_ref())? else {
             // The problems are printed already.
             return Ok(UNREADABLE.into());
         };
         let manifests = self.pods.iter().map(|path| Manifests::read(path));
-        let manifests = manifests.reduce(|all, more| Ok(all?.and(more?))).transpose()?.unwrap_or_default();
+        let manifests = manifests
+            .reduce(|all, more| Ok(all?.and(more?)))
+            .transpose()?
+            .unwrap_or_default();
         let found = pods(&manifests, dump.as_ref(), &policy)?;
         match self.gpu_types.is_empty() {
             true => self.plan_one(found, dump.as_ref(), policy),
@@ -135,41 +142,80 @@ impl CapacityArgs {
     fn read_standard_input_once(&self) -> Result<()> {
         let nodes = self.nodes.iter().map(|nodes| ("--nodes", Path::new(nodes)));
         let files = [("--cluster", &self.cluster), ("--policy", &self.policy)];
-        let files = files.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?)));
-        standard_input::once(files.chain(self.pods.iter().map(|path| ("--pods", &**path))).chain(nodes))
+        let files = files
+            .into_iter()
+            .filter_map(|(flag, path)| Some((flag, path.as_deref()?)));
+        standard_input::once(
+            files
+                .chain(self.pods.iter().map(|path| ("--pods", &**path)))
+                .chain(nodes),
+        )
     }
 
-    fn plan_one(&self, found: Gathered, dump: Option<&DumpContents>, policy: Policy) -> Result<ExitCode> {
+    fn plan_one(
+        &self,
+        found: Gathered,
+        dump: Option<&DumpContents>,
+        policy: Policy,
+    ) -> Result<ExitCode> {
         let node_kinds = self.node_kinds(&found, dump, &policy)?;
-        let question = CapacityQuestion { policy: Arc::new(policy), pods: found.pods, node_kinds };
+        let question = CapacityQuestion {
+            policy: Arc::new(policy),
+            pods: found.pods,
+            node_kinds,
+        };
         let mut plan = plan(&question);
         plan.pods += found.invalid.len();
         plan.not_held.extend(found.invalid);
-        let answer = CapacityAnswer { plan, left_out: found.left_out };
+        let answer = CapacityAnswer {
+            plan,
+            left_out: found.left_out,
+        };
         let data = self.output.data(&answer)?;
-        self.print(data.unwrap_or_else(|| text::plan(&answer)), &answer.left_out)?;
-        Ok(if answer.plan.not_held.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        self.print(
+            data.unwrap_or_else(|| text::plan(&answer)),
+            &answer.left_out,
+        )?;
+        Ok(if answer.plan.not_held.is_empty() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        })
     }
 
     fn compare_types(&self, found: &Gathered, policy: Policy) -> Result<ExitCode> {
         let [nodes] = &self.nodes[..] else {
-            bail!("--gpu-types compares the types in one kind of node: give --nodes once, such as gpus=8");
+            bail!(
+                "--gpu-types compares the types in one kind of node: give --nodes once, such as gpus=8"
+            );
         };
         let shorthand = NodeShorthand::parse(nodes).map_err(|error| of_nodes(nodes, &error))?;
         if shorthand.names_gpu() {
-            bail!("--nodes {nodes:?}: --gpu-types says which GPU the nodes have; leave gpu= and vram= out");
+            bail!(
+                "--nodes {nodes:?}: --gpu-types says which GPU the nodes have; leave gpu= and vram= out"
+            );
         }
         let policy = Arc::new(policy);
         let mut types = Vec::new();
         for name in &self.gpu_types {
             let gpu = GpuType::find(name.trim()).context("--gpu-types")?;
-            let template = shorthand.clone().with_gpu(gpu).template(self.mig.as_deref());
+            let template = shorthand
+                .clone()
+                .with_gpu(gpu)
+                .template(self.mig.as_deref());
             let template = match template {
                 Ok(template) => template,
                 // Another type may have the profile.
                 Err(error @ (BadNodes::Geometry(_) | BadNodes::UnknownSlice { .. })) => {
                     let refused = Some(error.to_string());
-                    types.push((gpu, TypeAnswer { gpu_type: gpu.name, plan: None, refused }));
+                    types.push((
+                        gpu,
+                        TypeAnswer {
+                            gpu_type: gpu.name,
+                            plan: None,
+                            refused,
+                        },
+                    ));
                     continue;
                 }
                 Err(error) => return Err(of_nodes(nodes, &error)),
@@ -182,19 +228,44 @@ impl CapacityArgs {
             let mut plan = plan(&question);
             plan.pods += found.invalid.len();
             plan.not_held.extend(found.invalid.iter().cloned());
-            types.push((gpu, TypeAnswer { gpu_type: gpu.name, plan: Some(plan), refused: None }));
+            types.push((
+                gpu,
+                TypeAnswer {
+                    gpu_type: gpu.name,
+                    plan: Some(plan),
+                    refused: None,
+                },
+            ));
         }
         if let Some(error) = refused_by_all(&types) {
             bail!("--nodes {nodes:?}: {error}");
         }
-        let holds = |answer: &TypeAnswer| answer.plan.as_ref().is_some_and(|plan| plan.not_held.is_empty());
+        let holds = |answer: &TypeAnswer| {
+            answer
+                .plan
+                .as_ref()
+                .is_some_and(|plan| plan.not_held.is_empty())
+        };
         let holding = types.iter().filter(|(_, answer)| holds(answer));
-        let smallest = holding.min_by_key(|(gpu, _)| gpu.total()).map(|(gpu, _)| gpu.name);
+        let smallest = holding
+            .min_by_key(|(gpu, _)| gpu.total())
+            .map(|(gpu, _)| gpu.name);
         let types = types.into_iter().map(|(_, answer)| answer).collect();
-        let answer = TypesAnswer { types, smallest, left_out: found.left_out.clone() };
+        let answer = TypesAnswer {
+            types,
+            smallest,
+            left_out: found.left_out.clone(),
+        };
         let data = self.output.data(&answer)?;
-        self.print(data.unwrap_or_else(|| text::types(&answer)), &answer.left_out)?;
-        Ok(if smallest.is_some() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        self.print(
+            data.unwrap_or_else(|| text::types(&answer)),
+            &answer.left_out,
+        )?;
+        Ok(if smallest.is_some() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        })
     }
 
     /// The kinds of nodes, under names that differ.
@@ -207,9 +278,14 @@ impl CapacityArgs {
         let mut kinds: Vec<NodeTemplate> = Vec::new();
         for nodes in &self.nodes {
             match is_shorthand(nodes) {
-                true => kinds.push(self.described(nodes).map_err(|error| of_nodes(nodes, &error))?),
+                true => kinds.push(
+                    self.described(nodes)
+                        .map_err(|error| of_nodes(nodes, &error))?,
+                ),
                 false => {
-                    let objects = Manifests::read(Path::new(nodes)).context("--nodes")?.nodes()?;
+                    let objects = Manifests::read(Path::new(nodes))
+                        .context("--nodes")?
+                        .nodes()?;
                     if objects.is_empty() {
                         bail!(
                             "--nodes {nodes} has no Node; write such as gpus=8,gpu=A100-80GB, or name a file of Node objects"
@@ -242,7 +318,9 @@ impl CapacityArgs {
 
     fn print(&self, text: String, left_out: &[String]) -> Result<()> {
         if !self.output.is_data() {
-            left_out.iter().for_each(|what| note(format_args!("warning: {what}")));
+            left_out
+                .iter()
+                .for_each(|what| note(format_args!("warning: {what}")));
         }
         Ok(std::io::stdout().write_all(text.as_bytes())?)
     }
@@ -251,7 +329,10 @@ impl CapacityArgs {
 /// Why the first type cannot be cut as asked, if none can.
 fn refused_by_all(types: &[(&GpuType, TypeAnswer)]) -> Option<String> {
     let all = types.iter().all(|(_, answer)| answer.plan.is_none());
-    types.first().filter(|_| all).and_then(|(_, answer)| answer.refused.clone())
+    types
+        .first()
+        .filter(|_| all)
+        .and_then(|(_, answer)| answer.refused.clone())
 }
 
 /// A line, unless there is a file of that name.
@@ -260,8 +341,12 @@ fn is_shorthand(nodes: &str) -> bool {
 }
 
 fn named_nodes(dump: &DumpContents) -> Vec<(String, k8s_openapi::api::core::v1::Node)> {
-    let name = |node: &k8s_openapi::api::core::v1::Node| node.metadata.name.clone().unwrap_or_default();
-    dump.nodes.iter().map(|node| (format!("Node {}", name(node)), node.clone())).collect()
+    let name =
+        |node: &k8s_openapi::api::core::v1::Node| node.metadata.name.clone().unwrap_or_default();
+    dump.nodes
+        .iter()
+        .map(|node| (format!("Node {}", name(node)), node.clone()))
+        .collect()
 }
 
 /// Names of nodes begin with that of their kind.

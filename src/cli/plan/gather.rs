@@ -63,14 +63,24 @@ pub fn policy_for(
 }
 
 /// The pods of manifests and of a dump.
-pub fn pods(manifests: &Manifests, dump: Option<&DumpContents>, policy: &Policy) -> Result<Gathered> {
+pub fn pods(
+    manifests: &Manifests,
+    dump: Option<&DumpContents>,
+    policy: &Policy,
+) -> Result<Gathered> {
     let (mut found, mut counted) = (Gathered::default(), Counted::default());
     let made = manifests.pods()?;
     found.left_out.extend(made.warnings);
     let mut workloads = 0;
     for pod in &made.pods {
         workloads = workloads.max(pod.workload + 1);
-        found.add(&pod.pod, pod.workload, pod.source.clone(), policy, &mut counted);
+        found.add(
+            &pod.pod,
+            pod.workload,
+            pod.source.clone(),
+            policy,
+            &mut counted,
+        );
     }
     for (place, pod) in dump.iter().flat_map(|dump| &dump.pods).enumerate() {
         let source = format!("dump: Pod {}", name(pod)).into();
@@ -78,7 +88,11 @@ pub fn pods(manifests: &Manifests, dump: Option<&DumpContents>, policy: &Policy)
     }
     found.left_out.extend(counted.texts());
     if found.pods.is_empty() && found.invalid.is_empty() {
-        let why = found.left_out.iter().map(|text| format!("\n  {text}")).collect::<String>();
+        let why = found
+            .left_out
+            .iter()
+            .map(|text| format!("\n  {text}"))
+            .collect::<String>();
         bail!(
             "there is no pod that requests a GPU; --pods takes Pods, Deployments, StatefulSets, Jobs, LeaderWorkerSets and the like whose \
              containers have stowage.dev/vram or nvidia.com/* in resources.limits{why}"
@@ -138,16 +152,25 @@ impl AlikeNodes {
     /// Takes another node in, if it is of the same kind.
     fn join(&mut self, other: &NodeTemplate) -> bool {
         let of = |kind: &NodeTemplate| Some(kind.host.allocatable()?.clone());
-        let (Some(mine), Some(its)) = (of(&self.least), of(other)) else { return self.least == *other };
+        let (Some(mine), Some(its)) = (of(&self.least), of(other)) else {
+            return self.least == *other;
+        };
         let least = amounts_of(&mine, &its, Ord::min);
         let most = amounts_of(&self.most, &its, Ord::max);
-        let in_least_place = NodeTemplate { host: self.least.host.clone(), ..other.clone() };
+        let in_least_place = NodeTemplate {
+            host: self.least.host.clone(),
+            ..other.clone()
+        };
         let allows = |kind: &NodeTemplate| kind.host.pods();
-        if in_least_place != self.least || allows(other) != allows(&self.least) || mine.others != its.others {
+        if in_least_place != self.least
+            || allows(other) != allows(&self.least)
+            || mine.others != its.others
+        {
             return false;
         }
-        let is_alike =
-            |least: u64, most: u64| (most - least).saturating_mul(100) <= most.saturating_mul(ALIKE_PERCENT);
+        let is_alike = |least: u64, most: u64| {
+            (most - least).saturating_mul(100) <= most.saturating_mul(ALIKE_PERCENT)
+        };
         let pairs = [
             (least.cpu.0, most.cpu.0),
             (least.memory.0, most.memory.0),
@@ -176,19 +199,38 @@ fn amounts_of(one: &Amounts, other: &Amounts, pick: fn(u64, u64) -> u64) -> Amou
 
 /// Keys of labels by which pods select nodes, or the policy does.
 fn labels_that_matter<'a>(pods: &'a [PodToPlace], policy: &'a Policy) -> BTreeSet<&'a str> {
-    let selected = pods.iter().flat_map(|pod| pod.requirements.node_selector.keys());
-    let terms = pods.iter().flat_map(|pod| pod.requirements.node_affinity.iter().flatten());
+    let selected = pods
+        .iter()
+        .flat_map(|pod| pod.requirements.node_selector.keys());
+    let terms = pods
+        .iter()
+        .flat_map(|pod| pod.requirements.node_affinity.iter().flatten());
     let required = terms.flat_map(|term| term.labels.iter().map(|requirement| &requirement.key));
-    let topologies =
-        pods.iter().flat_map(|pod| pod.requirements.repels.iter().map(|repels| &repels.topology));
+    let topologies = pods.iter().flat_map(|pod| {
+        pod.requirements
+            .repels
+            .iter()
+            .map(|repels| &repels.topology)
+    });
     let pools = policy.pools().iter().flat_map(|pool| pool.selector.keys());
-    let keys = selected.chain(required).chain(topologies).chain(pools).map(String::as_str);
+    let keys = selected
+        .chain(required)
+        .chain(topologies)
+        .chain(pools)
+        .map(String::as_str);
     // Every node has its own, and those of a plan are given theirs.
     keys.filter(|key| *key != HOSTNAME).collect()
 }
 
 impl Gathered {
-    fn add(&mut self, pod: &Pod, workload: usize, source: Arc<str>, policy: &Policy, counted: &mut Counted) {
+    fn add(
+        &mut self,
+        pod: &Pod,
+        workload: usize,
+        source: Arc<str>,
+        policy: &Policy,
+        counted: &mut Counted,
+    ) {
         match pod_to_place(pod, workload, source.clone(), policy) {
             PlannedPod::ToPlace { pod, dropped } => {
                 for rule in dropped {
@@ -200,11 +242,23 @@ impl Gathered {
             PlannedPod::ByClaims => counted.by_claims += 1,
             PlannedPod::Unidentified(error) => {
                 let remedy = "give it a name and a namespace that Kubernetes takes";
-                self.invalid.push(invalid(pod, &source, "unidentified", &error.to_string(), remedy));
+                self.invalid.push(invalid(
+                    pod,
+                    &source,
+                    "unidentified",
+                    &error.to_string(),
+                    remedy,
+                ));
             }
             PlannedPod::Invalid(error) => {
                 let remedy = "write the request as the pod contract has it";
-                self.invalid.push(invalid(pod, &source, error.code(), &error.to_string(), remedy));
+                self.invalid.push(invalid(
+                    pod,
+                    &source,
+                    error.code(),
+                    &error.to_string(),
+                    remedy,
+                ));
             }
         }
     }
@@ -212,22 +266,42 @@ impl Gathered {
 
 impl Counted {
     fn texts(self) -> Vec<String> {
-        let pods = |count: usize, what: &str| (count > 0).then(|| format!("{} {what}", plural(count, "pod")));
-        let irrelevant =
-            pods(self.irrelevant, "left out: no GPU is requested, or the pod has ended or is being deleted");
-        let by_claims = pods(self.by_claims, "left out: kube-scheduler allocates devices to ResourceClaims");
+        let pods = |count: usize, what: &str| {
+            (count > 0).then(|| format!("{} {what}", plural(count, "pod")))
+        };
+        let irrelevant = pods(
+            self.irrelevant,
+            "left out: no GPU is requested, or the pod has ended or is being deleted",
+        );
+        let by_claims = pods(
+            self.by_claims,
+            "left out: kube-scheduler allocates devices to ResourceClaims",
+        );
         let dropped = self.dropped.into_iter().map(|(rule, count)| {
-            format!("{}: {rule}; the plan does not take that into account", plural(count, "pod"))
+            format!(
+                "{}: {rule}; the plan does not take that into account",
+                plural(count, "pod")
+            )
         });
-        irrelevant.into_iter().chain(by_claims).chain(dropped).collect()
+        irrelevant
+            .into_iter()
+            .chain(by_claims)
+            .chain(dropped)
+            .collect()
     }
 }
 
 fn invalid(pod: &Pod, source: &str, code: &str, why: &str, remedy: &str) -> PodNotHeld {
-    let unnamed = || PodKey { namespace: "?".into(), name: "?".into() };
-    let (namespace, name) = (pod.metadata.namespace.as_deref(), pod.metadata.name.as_deref());
-    let key =
-        PodKey::parse(namespace.unwrap_or("default"), name.unwrap_or("?")).unwrap_or_else(|_| unnamed());
+    let unnamed = || PodKey {
+        namespace: "?".into(),
+        name: "?".into(),
+    };
+    let (namespace, name) = (
+        pod.metadata.namespace.as_deref(),
+        pod.metadata.name.as_deref(),
+    );
+    let key = PodKey::parse(namespace.unwrap_or("default"), name.unwrap_or("?"))
+        .unwrap_or_else(|_| unnamed());
     PodNotHeld {
         pod: key,
         source: source.into(),
@@ -243,5 +317,9 @@ fn invalid(pod: &Pod, source: &str, code: &str, why: &str, remedy: &str) -> PodN
 
 fn name(pod: &Pod) -> String {
     let (namespace, name) = (&pod.metadata.namespace, &pod.metadata.name);
-    format!("{}/{}", namespace.as_deref().unwrap_or("default"), name.as_deref().unwrap_or("?"))
+    format!(
+        "{}/{}",
+        namespace.as_deref().unwrap_or("default"),
+        name.as_deref().unwrap_or("?")
+    )
 }

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use stowage_kubernetes_objects::{Unidentified, plugin_devices};
 use stowage_kubernetes_objects::{
-    asks_by_claims, asks_for_gpu, demand, devices_from_labels, identity_of_name, is_finished, kube_filters,
-    node_signs,
+    asks_by_claims, asks_for_gpu, demand, devices_from_labels, identity_of_name, is_finished,
+    kube_filters, node_signs,
 };
 use stowage_scheduling::ids::GpuModel;
 use stowage_scheduling::kube_filters::{Requirements, UnsupportedRule};
@@ -88,7 +88,16 @@ pub fn pod_to_place(pod: &Pod, workload: usize, source: Arc<str>, policy: &Polic
     };
     let mut requirements = kube_filters::successor_requirements(pod);
     let dropped = dropped(pod, &mut requirements);
-    PlannedPod::ToPlace { pod: Box::new(PodToPlace { key, workload, source, demand, requirements }), dropped }
+    PlannedPod::ToPlace {
+        pod: Box::new(PodToPlace {
+            key,
+            workload,
+            source,
+            demand,
+            requirements,
+        }),
+        dropped,
+    }
 }
 
 /// Takes the rules that no plan knows out of the requirements, and names them. A plan knows required anti-affinity, and a gate
@@ -98,7 +107,10 @@ fn dropped(pod: &Pod, requirements: &mut Requirements) -> Vec<DroppedRule> {
     // Volumes are where the pod is now, or nowhere yet.
     let volumes = volumes || !requirements.claims.is_empty();
     requirements.claims = Arc::default();
-    if requirements.unsupported.is_some_and(|rule| rule != UnsupportedRule::Unreadable) {
+    if requirements
+        .unsupported
+        .is_some_and(|rule| rule != UnsupportedRule::Unreadable)
+    {
         requirements.unsupported = None;
     }
     let rules = [
@@ -107,16 +119,23 @@ fn dropped(pod: &Pod, requirements: &mut Requirements) -> Vec<DroppedRule> {
         (volumes, DroppedRule::Volumes),
         (take_node_names(requirements), DroppedRule::NodeName),
     ];
-    rules.into_iter().filter(|(is_there, _)| *is_there).map(|(_, rule)| rule).collect()
+    rules
+        .into_iter()
+        .filter(|(is_there, _)| *is_there)
+        .map(|(_, rule)| rule)
+        .collect()
 }
 
 /// Whether there were rules about the node's name: its label for the host, or the field itself.
 fn take_node_names(requirements: &mut Requirements) -> bool {
     let mut is_bound = requirements.node_selector.remove(HOSTNAME).is_some();
-    let Some(terms) = &mut requirements.node_affinity else { return is_bound };
+    let Some(terms) = &mut requirements.node_affinity else {
+        return is_bound;
+    };
     for term in terms.iter_mut() {
         let before = term.labels.len();
-        term.labels.retain(|requirement| requirement.key != HOSTNAME);
+        term.labels
+            .retain(|requirement| requirement.key != HOSTNAME);
         is_bound |= term.labels.len() < before || !std::mem::take(&mut term.name).is_empty();
     }
     // Any node matches a term that was about names alone.
@@ -134,7 +153,9 @@ pub fn node_template(
 ) -> Result<NodeTemplate, NoTemplate> {
     let (labelled, plugin) = (devices_from_labels(node), plugin_devices(node));
     let offered: u32 = plugin.values().copied().max().unwrap_or(0);
-    let owner = rules.owner(&node_signs(node, &labelled)).filter(|_| labelled != Ok(None));
+    let owner = rules
+        .owner(&node_signs(node, &labelled))
+        .filter(|_| labelled != Ok(None));
     let devices = match (labelled, owner) {
         (labelled, _) if offered > 0 => labelled.unwrap_or_default(),
         (_, Some(owner)) => return Err(NoTemplate::Anothers(owner)),
@@ -142,13 +163,20 @@ pub fn node_template(
         (Ok(devices), None) => devices,
     };
     let devices = devices.unwrap_or_default();
-    let gpus = if devices.is_empty() { offered.min(MAX_GPUS) } else { devices.len() as u32 };
+    let gpus = if devices.is_empty() {
+        offered.min(MAX_GPUS)
+    } else {
+        devices.len() as u32
+    };
     if gpus == 0 {
         return Err(NoTemplate::NoGpu);
     }
     let gpu = match devices.first() {
         Some(device) => template_gpu(device.model.clone(), device.total),
-        None => template_gpu(GpuModel::parse("unknown").map_err(|_| NoTemplate::NoGpu)?, Bytes::ZERO),
+        None => template_gpu(
+            GpuModel::parse("unknown").map_err(|_| NoTemplate::NoGpu)?,
+            Bytes::ZERO,
+        ),
     };
     let machine = kube_filters::machine(node);
     let own = node.metadata.labels.iter().flatten();
@@ -159,14 +187,23 @@ pub fn node_template(
         gpu,
         geometry: None,
         plugin_devices: Some(plugin).filter(|devices: &PluginDevices| !devices.is_empty()),
-        labels: kept.map(|(key, value)| (key.clone(), value.clone())).collect(),
-        taints: machine.iter().flat_map(|machine| machine.taints.iter().cloned()).collect(),
+        labels: kept
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect(),
+        taints: machine
+            .iter()
+            .flat_map(|machine| machine.taints.iter().cloned())
+            .collect(),
         host: match machine {
-            Some(machine) if machine.pods > 0 => {
-                TemplateHost::Observed { allocatable: machine.allocatable, pods: machine.pods }
-            }
+            Some(machine) if machine.pods > 0 => TemplateHost::Observed {
+                allocatable: machine.allocatable,
+                pods: machine.pods,
+            },
             // Without a status nothing is known.
-            _ => TemplateHost::Described { cpu: None, memory: None },
+            _ => TemplateHost::Described {
+                cpu: None,
+                memory: None,
+            },
         },
         at_most: None,
     })
@@ -175,7 +212,12 @@ pub fn node_template(
 fn template_gpu(model: GpuModel, total: Bytes) -> TemplateGpu {
     let known = GpuType::find(model.as_str()).ok();
     let name = known.map_or_else(|| model.to_string(), |known| known.name.to_owned());
-    TemplateGpu { name, model, total, known }
+    TemplateGpu {
+        name,
+        model,
+        total,
+        known,
+    }
 }
 
 #[cfg(test)]
@@ -185,7 +227,12 @@ mod tests {
 
     fn planned(spec: Value) -> PlannedPod {
         let pod = json!({ "metadata": { "name": "p" }, "spec": spec });
-        pod_to_place(&serde_json::from_value(pod).unwrap(), 0, "test".into(), &Policy::default())
+        pod_to_place(
+            &serde_json::from_value(pod).unwrap(),
+            0,
+            "test".into(),
+            &Policy::default(),
+        )
     }
 
     fn containers(limits: Value) -> Value {
@@ -195,45 +242,78 @@ mod tests {
     #[test]
     fn a_pod_is_planned_without_the_rules_that_no_plan_knows_and_they_are_named() {
         let claim = json!([{ "name": "v", "persistentVolumeClaim": { "claimName": "v" } }]);
-        let spec =
-            json!({ "containers": containers(json!({ "stowage.dev/vram": "1Gi" })), "volumes": claim });
-        let PlannedPod::ToPlace { pod, dropped } = planned(spec) else { panic!("it asks for VRAM") };
-        assert_eq!((pod.requirements.claims.len(), dropped), (0, vec![DroppedRule::Volumes]));
-        let spread = json!([{ "maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule" }]);
+        let spec = json!({ "containers": containers(json!({ "stowage.dev/vram": "1Gi" })), "volumes": claim });
+        let PlannedPod::ToPlace { pod, dropped } = planned(spec) else {
+            panic!("it asks for VRAM")
+        };
+        assert_eq!(
+            (pod.requirements.claims.len(), dropped),
+            (0, vec![DroppedRule::Volumes])
+        );
+        let spread =
+            json!([{ "maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule" }]);
         let spec = json!({
             "containers": containers(json!({ "stowage.dev/vram": "1Gi" })), "topologySpreadConstraints": spread
         });
-        let PlannedPod::ToPlace { pod, dropped } = planned(spec) else { panic!("it asks for VRAM") };
-        assert_eq!((pod.requirements.unsupported, dropped), (None, vec![DroppedRule::TopologySpread]));
+        let PlannedPod::ToPlace { pod, dropped } = planned(spec) else {
+            panic!("it asks for VRAM")
+        };
+        assert_eq!(
+            (pod.requirements.unsupported, dropped),
+            (None, vec![DroppedRule::TopologySpread])
+        );
     }
 
     #[test]
     fn required_anti_affinity_is_planned_and_required_affinity_is_named() {
-        let term = json!([{ "labelSelector": { "matchLabels": { "app": "x" } }, "topologyKey": "zone" }]);
+        let term =
+            json!([{ "labelSelector": { "matchLabels": { "app": "x" } }, "topologyKey": "zone" }]);
         let found = |kind: &str| {
-            let required = json!({ kind: { "requiredDuringSchedulingIgnoredDuringExecution": term } });
+            let required =
+                json!({ kind: { "requiredDuringSchedulingIgnoredDuringExecution": term } });
             let limits = containers(json!({ "stowage.dev/vram": "1Gi" }));
             planned(json!({ "containers": limits, "affinity": required }))
         };
         let PlannedPod::ToPlace { pod, dropped } = found("podAntiAffinity") else {
             panic!("it asks for VRAM")
         };
-        assert_eq!((pod.requirements.repels.len(), pod.requirements.unsupported, dropped), (1, None, vec![]));
-        let PlannedPod::ToPlace { pod, dropped } = found("podAffinity") else { panic!("it asks for VRAM") };
-        assert_eq!((pod.requirements.unsupported, dropped), (None, vec![DroppedRule::PodAffinity]));
+        assert_eq!(
+            (
+                pod.requirements.repels.len(),
+                pod.requirements.unsupported,
+                dropped
+            ),
+            (1, None, vec![])
+        );
+        let PlannedPod::ToPlace { pod, dropped } = found("podAffinity") else {
+            panic!("it asks for VRAM")
+        };
+        assert_eq!(
+            (pod.requirements.unsupported, dropped),
+            (None, vec![DroppedRule::PodAffinity])
+        );
     }
 
     #[test]
     fn a_pod_that_is_bound_to_a_node_by_name_may_go_to_any() {
         let found = |rules: Value| {
-            let mut spec = json!({ "containers": containers(json!({ "stowage.dev/vram": "1Gi" })) });
-            spec.as_object_mut().unwrap().extend(rules.as_object().unwrap().clone());
-            let PlannedPod::ToPlace { pod, dropped } = planned(spec) else { panic!("it asks for VRAM") };
+            let mut spec =
+                json!({ "containers": containers(json!({ "stowage.dev/vram": "1Gi" })) });
+            spec.as_object_mut()
+                .unwrap()
+                .extend(rules.as_object().unwrap().clone());
+            let PlannedPod::ToPlace { pod, dropped } = planned(spec) else {
+                panic!("it asks for VRAM")
+            };
             assert_eq!(dropped, [DroppedRule::NodeName]);
             pod.requirements
         };
-        let by_label = found(json!({ "nodeSelector": { "kubernetes.io/hostname": "a", "zone": "b" } }));
-        assert_eq!(by_label.node_selector.into_iter().collect::<Vec<_>>(), [("zone".into(), "b".into())]);
+        let by_label =
+            found(json!({ "nodeSelector": { "kubernetes.io/hostname": "a", "zone": "b" } }));
+        assert_eq!(
+            by_label.node_selector.into_iter().collect::<Vec<_>>(),
+            [("zone".into(), "b".into())]
+        );
         let affinity = |term: Value| {
             let required = json!({ "nodeSelectorTerms": [term] });
             found(
@@ -243,9 +323,17 @@ mod tests {
         let host = json!({ "key": "kubernetes.io/hostname", "operator": "In", "values": ["a"] });
         let zone = json!({ "key": "zone", "operator": "Exists" });
         let name = json!({ "key": "metadata.name", "operator": "In", "values": ["a"] });
-        assert_eq!(affinity(json!({ "matchExpressions": [host] })).node_affinity, None);
-        assert_eq!(affinity(json!({ "matchFields": [name] })).node_affinity, None);
-        let both = affinity(json!({ "matchExpressions": [host, zone] })).node_affinity.unwrap();
+        assert_eq!(
+            affinity(json!({ "matchExpressions": [host] })).node_affinity,
+            None
+        );
+        assert_eq!(
+            affinity(json!({ "matchFields": [name] })).node_affinity,
+            None
+        );
+        let both = affinity(json!({ "matchExpressions": [host, zone] }))
+            .node_affinity
+            .unwrap();
         assert_eq!(both[0].labels.len(), 1);
     }
 
@@ -256,13 +344,19 @@ mod tests {
             ("nvidia.com/gpu.memory", "17592186044416"),
             ("nvidia.com/gpu.count", "0"),
         ] {
-            let mut labels = json!({ "nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "81920" });
+            let mut labels =
+                json!({ "nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "81920" });
             labels[label] = json!(value);
             let node =
-                serde_json::from_value(json!({ "metadata": { "name": "n", "labels": labels } })).unwrap();
-            let refused =
-                node_template(&node, &BTreeSet::new(), &NodeRules::default()).expect_err(value).to_string();
-            assert!(refused.contains(label) && refused.contains(value), "{refused}");
+                serde_json::from_value(json!({ "metadata": { "name": "n", "labels": labels } }))
+                    .unwrap();
+            let refused = node_template(&node, &BTreeSet::new(), &NodeRules::default())
+                .expect_err(value)
+                .to_string();
+            assert!(
+                refused.contains(label) && refused.contains(value),
+                "{refused}"
+            );
         }
     }
 
@@ -282,11 +376,17 @@ mod tests {
 
     #[test]
     fn pods_without_a_gpu_and_invalid_ones_are_told_apart() {
-        assert!(matches!(planned(json!({ "containers": [] })), PlannedPod::Irrelevant));
+        assert!(matches!(
+            planned(json!({ "containers": [] })),
+            PlannedPod::Irrelevant
+        ));
         let claims = json!({ "containers": [], "resourceClaims": [{ "name": "gpu" }] });
         assert!(matches!(planned(claims), PlannedPod::ByClaims));
         let half = json!({ "containers": containers(json!({ "stowage.dev/vram": "0.5" })) });
-        assert!(matches!(planned(half), PlannedPod::Invalid(RequestError::Quantity { .. })));
+        assert!(matches!(
+            planned(half),
+            PlannedPod::Invalid(RequestError::Quantity { .. })
+        ));
     }
 
     #[test]
@@ -300,13 +400,25 @@ mod tests {
             "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB",
         });
         let allocatable = json!({ "cpu": "8", "pods": "110", "nvidia.com/gpu": "4" });
-        let kind =
-            node_template(&node(labels, allocatable), &BTreeSet::from(["zone"]), &NodeRules::default())
-                .unwrap();
-        assert_eq!((kind.gpus, &*kind.gpu.name, kind.labels.len()), (4, "A100-80GB", 1));
+        let kind = node_template(
+            &node(labels, allocatable),
+            &BTreeSet::from(["zone"]),
+            &NodeRules::default(),
+        )
+        .unwrap();
+        assert_eq!(
+            (kind.gpus, &*kind.gpu.name, kind.labels.len()),
+            (4, "A100-80GB", 1)
+        );
         assert_eq!(kind.plugin_devices.unwrap().len(), 1);
-        assert!(matches!(kind.host, TemplateHost::Observed { pods: 110, .. }));
+        assert!(matches!(
+            kind.host,
+            TemplateHost::Observed { pods: 110, .. }
+        ));
         let none = node(json!({}), json!({ "cpu": "8" }));
-        assert_eq!(node_template(&none, &BTreeSet::new(), &NodeRules::default()), Err(NoTemplate::NoGpu));
+        assert_eq!(
+            node_template(&none, &BTreeSet::new(), &NodeRules::default()),
+            Err(NoTemplate::NoGpu)
+        );
     }
 }

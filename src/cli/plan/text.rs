@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use stowage_scheduling::units::{Bytes, have, plural};
 use stowage_scheduling::vocabulary::node::NodeKind;
 use stowage_sizing::capacity_plan::report::{
-    CapacityPlan, GpuPlan, GpuSharing, NodeKindPlan, NodePlan, NotHeldReason, OneMore, PodNotHeld, PodOnGpu,
+    CapacityPlan, GpuPlan, GpuSharing, NodeKindPlan, NodePlan, NotHeldReason, OneMore, PodNotHeld,
+    PodOnGpu,
 };
 
 /// More rows than a screen has; programs get them all.
@@ -34,17 +35,34 @@ pub fn types(answer: &TypesAnswer) -> String {
     let rows = answer.types.iter().map(|one| {
         let Some(plan) = &one.plan else {
             let why = one.refused.clone().unwrap_or_default();
-            return [vec![one.gpu_type.to_owned()], vec!["-".to_owned(); 4], vec![why]].concat();
+            return [
+                vec![one.gpu_type.to_owned()],
+                vec!["-".to_owned(); 4],
+                vec![why],
+            ]
+            .concat();
         };
         let holds = match plan.not_held.first() {
             None => "all".to_owned(),
             Some(first) => format!("{} of {}; {} has no place", plan.held, plan.pods, first.pod),
         };
-        let idle = plan.one_more.map_or_else(String::new, |now| format!("{} %", now.idle_percent_now));
-        let numbers = [plan.gpus, plan.lower_bound.gpus, plan.nodes].map(|number| number.to_string());
-        [vec![one.gpu_type.to_owned()], numbers.into(), vec![idle, holds]].concat()
+        let idle = plan
+            .one_more
+            .map_or_else(String::new, |now| format!("{} %", now.idle_percent_now));
+        let numbers =
+            [plan.gpus, plan.lower_bound.gpus, plan.nodes].map(|number| number.to_string());
+        [
+            vec![one.gpu_type.to_owned()],
+            numbers.into(),
+            vec![idle, holds],
+        ]
+        .concat()
     });
-    let mut text = lines(&["TYPE", "GPUS", "BOUND", "NODES", "IDLE", "PODS HELD"], rows, &[1, 2, 3, 4]);
+    let mut text = lines(
+        &["TYPE", "GPUS", "BOUND", "NODES", "IDLE", "PODS HELD"],
+        rows,
+        &[1, 2, 3, 4],
+    );
     text += &match answer.smallest {
         Some(smallest) => format!("\nThe smallest type that holds every pod is {smallest}.\n"),
         None => "\nNo type holds every pod; without --gpu-types and with gpu= in --nodes, each pod's reason is shown.\n".into(),
@@ -64,19 +82,36 @@ fn summary(plan: &CapacityPlan) -> String {
     }
     let hold = if plan.gpus == 1 { "holds" } else { "hold" };
     let kinds: Vec<String> = plan.node_kinds.iter().map(kind).collect();
-    format!("{} {hold} {pods}: {}.\n", plural(plan.gpus, "GPU"), kinds.join("; "))
+    format!(
+        "{} {hold} {pods}: {}.\n",
+        plural(plan.gpus, "GPU"),
+        kinds.join("; ")
+    )
 }
 
 fn kind(kind: &NodeKindPlan) -> String {
-    let NodeKindPlan { name, nodes, gpus, gpus_per_node, .. } = kind;
+    let NodeKindPlan {
+        name,
+        nodes,
+        gpus,
+        gpus_per_node,
+        ..
+    } = kind;
     let last = gpus - (nodes - 1) * gpus_per_node;
     let used = match (nodes, last == *gpus_per_node) {
         (_, true) => format!("{} each", plural(*gpus_per_node, "GPU")),
         (1, false) => format!("{last} of its {}", plural(*gpus_per_node, "GPU")),
         (_, false) => format!("{} each, {last} of the last", plural(*gpus_per_node, "GPU")),
     };
-    let by = if kind.allocator == NodeKind::DevicePlugin { ", by the device plugin" } else { "" };
-    let cut = kind.mig.as_ref().map_or_else(String::new, |mig| format!(", each cut into {mig}"));
+    let by = if kind.allocator == NodeKind::DevicePlugin {
+        ", by the device plugin"
+    } else {
+        ""
+    };
+    let cut = kind
+        .mig
+        .as_ref()
+        .map_or_else(String::new, |mig| format!(", each cut into {mig}"));
     format!("{} {name} ({used}{cut}{by})", plural(*nodes, "node"))
 }
 
@@ -85,16 +120,30 @@ fn bound(plan: &CapacityPlan) -> String {
     match plan.is_optimal {
         true => format!("That is optimal: no arrangement needs fewer ({because})."),
         false => {
-            let is_mixed = plan.node_kinds.windows(2).any(|two| two[0].name != two[1].name);
+            let is_mixed = plan
+                .node_kinds
+                .windows(2)
+                .any(|two| two[0].name != two[1].name);
             let in_order = if is_mixed || plan.fewer_alone.is_some() {
                 " with the kinds of nodes in the order given"
             } else {
                 ""
             };
             let fewer = plan.fewer_alone.as_ref().map_or_else(String::new, |alone| {
-                let by_plugin = plan.node_kinds.iter().any(|kind| kind.allocator == NodeKind::DevicePlugin);
-                let which = if by_plugin { "all pods that ask for VRAM" } else { "all of them" };
-                format!("\n{} of {} alone hold {which}.", plural(alone.gpus, "GPU"), alone.name)
+                let by_plugin = plan
+                    .node_kinds
+                    .iter()
+                    .any(|kind| kind.allocator == NodeKind::DevicePlugin);
+                let which = if by_plugin {
+                    "all pods that ask for VRAM"
+                } else {
+                    "all of them"
+                };
+                format!(
+                    "\n{} of {} alone hold {which}.",
+                    plural(alone.gpus, "GPU"),
+                    alone.name
+                )
             });
             format!(
                 "The lower bound is {least} ({because}); {} is the smallest number that was found to hold them{in_order}.{fewer}",
@@ -119,7 +168,13 @@ fn node_rows(node: &NodePlan) -> Vec<Vec<String>> {
     let mut rows: Vec<Vec<String>> = node.gpus.iter().map(|gpu| gpu_row(node, gpu)).collect();
     if !node.pods.is_empty() {
         let names = listed(node.pods.iter().map(ToString::to_string));
-        rows.push(vec![node.node.to_string(), "any".into(), String::new(), "device plugin".into(), names]);
+        rows.push(vec![
+            node.node.to_string(),
+            "any".into(),
+            String::new(),
+            "device plugin".into(),
+            names,
+        ]);
     }
     rows
 }
@@ -133,7 +188,13 @@ fn gpu_row(node: &NodePlan, gpu: &GpuPlan) -> Vec<String> {
         GpuSharing::DevicePlugin => "device plugin".to_owned(),
         _ => format!("{} of {}", gpu.allocated_bytes, gpu.allocatable_bytes),
     };
-    vec![node.node.to_string(), place, format!("{} %", gpu.allocated_percent), allocated, on_gpu(gpu)]
+    vec![
+        node.node.to_string(),
+        place,
+        format!("{} %", gpu.allocated_percent),
+        allocated,
+        on_gpu(gpu),
+    ]
 }
 
 fn on_gpu(gpu: &GpuPlan) -> String {
@@ -141,7 +202,11 @@ fn on_gpu(gpu: &GpuPlan) -> String {
         Bytes::ZERO => String::new(),
         vram => format!(" {vram}"),
     };
-    let pods = listed(gpu.pods.iter().map(|pod| format!("{} ({}){}", pod.pod, pod.class, vram(pod))));
+    let pods = listed(
+        gpu.pods
+            .iter()
+            .map(|pod| format!("{} ({}){}", pod.pod, pod.class, vram(pod))),
+    );
     match gpu.sharing {
         GpuSharing::Empty => "free".into(),
         GpuSharing::Exclusive => format!("{pods}, exclusively"),
@@ -159,7 +224,11 @@ fn listed(names: impl ExactSizeIterator<Item = String>) -> String {
 
 /// What a GPU more would be worth.
 fn worth(one_more: OneMore) -> String {
-    let OneMore { gpus, idle_percent_now, idle_percent_then } = one_more;
+    let OneMore {
+        gpus,
+        idle_percent_now,
+        idle_percent_then,
+    } = one_more;
     format!(
         "{} GPU is not needed: with it, {idle_percent_then} % of the GPUs would stand idle on average, however the pods are spread; now it \
          is {idle_percent_now} %.",
@@ -192,11 +261,21 @@ fn without_place(pods: &[PodNotHeld]) -> String {
         let key = (&*pod.source, &*pod.requests, &pod.reasons[..]);
         alike.entry(key).or_default().push(pod.pod.to_string());
     }
-    let mut text = format!("{} {} no place:\n", plural(pods.len(), "pod"), have(pods.len()));
+    let mut text = format!(
+        "{} {} no place:\n",
+        plural(pods.len(), "pod"),
+        have(pods.len())
+    );
     for ((source, requests, reasons), names) in alike {
-        text += &format!("{}  {requests}\n    from {source}\n", listed(names.into_iter()));
+        text += &format!(
+            "{}  {requests}\n    from {source}\n",
+            listed(names.into_iter())
+        );
         for reason in reasons {
-            let nodes = reason.nodes.as_ref().map_or_else(String::new, |nodes| format!("{nodes}: "));
+            let nodes = reason
+                .nodes
+                .as_ref()
+                .map_or_else(String::new, |nodes| format!("{nodes}: "));
             text += &format!("    {nodes}{}\n      → {}\n", reason.text, reason.remedy);
         }
     }
@@ -210,8 +289,10 @@ mod tests {
     #[test]
     fn ordinals_are_words_or_numbers_with_their_ending() {
         let all = [2, 3, 8, 11, 12, 21, 22, 23, 113].map(ordinal);
-        let expected =
-            ["A second", "A third", "An 8th", "An 11th", "A 12th", "A 21st", "A 22nd", "A 23rd", "A 113th"];
+        let expected = [
+            "A second", "A third", "An 8th", "An 11th", "A 12th", "A 21st", "A 22nd", "A 23rd",
+            "A 113th",
+        ];
         assert_eq!(all, expected);
     }
 }

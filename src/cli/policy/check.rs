@@ -65,7 +65,11 @@ impl CheckArgs {
             None => checked.iter().try_for_each(print_text)?,
         }
         let refused = checked.iter().any(|one| has_errors(&one.found));
-        Ok(if refused { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+        Ok(if refused {
+            ExitCode::FAILURE
+        } else {
+            ExitCode::SUCCESS
+        })
     }
 }
 
@@ -74,7 +78,12 @@ fn check((path, files): (PathBuf, Vec<SourceText>)) -> Checked {
         Ok(loaded) => (Some(loaded.policy.digest.to_string()), loaded.warnings),
         Err(found) => (None, found),
     };
-    Checked { path, files, digest, found }
+    Checked {
+        path,
+        files,
+        digest,
+        found,
+    }
 }
 
 impl Checked {
@@ -102,11 +111,19 @@ fn print_text(checked: &Checked) -> Result<()> {
 
 /// For CI: one object with all policies and their findings.
 fn as_data(checked: &[Checked], output: &OutputArgs) -> Result<Option<String>> {
-    let sources: Vec<PolicySources<'_>> = checked.iter().map(|one| PolicySources::new(&one.files)).collect();
-    let lines = checked.iter().zip(&sources).map(|(one, sources)| PolicyLine {
-        path: one.name(),
-        digest: one.digest.as_deref(),
-        findings: findings(&one.found, sources),
-    });
-    output.data(&CheckOutput { policies: lines.collect() })
+    let sources: Vec<PolicySources<'_>> = checked
+        .iter()
+        .map(|one| PolicySources::new(&one.files))
+        .collect();
+    let lines = checked
+        .iter()
+        .zip(&sources)
+        .map(|(one, sources)| PolicyLine {
+            path: one.name(),
+            digest: one.digest.as_deref(),
+            findings: findings(&one.found, sources),
+        });
+    output.data(&CheckOutput {
+        policies: lines.collect(),
+    })
 }

@@ -46,7 +46,11 @@ pub struct DiffArgs {
 impl DiffArgs {
     /// 0 whether anything changes or not; 1 if a policy would be rejected, 2 if something cannot be read.
     pub fn run(self) -> Result<ExitCode> {
-        standard_input::once([("OLD", &*self.old), ("NEW", &*self.new), ("--cluster", &*self.cluster)])?;
+        standard_input::once([
+            ("OLD", &*self.old),
+            ("NEW", &*self.new),
+            ("--cluster", &*self.cluster),
+        ])?;
         let mut policies = Vec::new();
         for path in [&self.old, &self.new] {
             match policy(path, self.at)? {
@@ -58,7 +62,10 @@ impl DiffArgs {
             Ok(dump) => dump,
             Err(error) => return Ok(unreadable(&error)),
         };
-        let services: Result<Vec<_>, _> = policies.into_iter().map(|policy| service(&dump, policy)).collect();
+        let services: Result<Vec<_>, _> = policies
+            .into_iter()
+            .map(|policy| service(&dump, policy))
+            .collect();
         let services = match services {
             Ok(services) => services,
             Err(error) => return Ok(unreadable(&error)),
@@ -84,7 +91,10 @@ pub fn policy(path: &Path, at: Option<jiff::Timestamp>) -> Result<Result<Policy,
         Err(error) => return Ok(Err(unreadable(&error))),
     };
     match load(&files) {
-        Ok(loaded) => Ok(Ok(policy_windows::at(loaded.policy, at.unwrap_or_else(jiff::Timestamp::now)))),
+        Ok(loaded) => Ok(Ok(policy_windows::at(
+            loaded.policy,
+            at.unwrap_or_else(jiff::Timestamp::now),
+        ))),
         Err(found) => {
             print_diagnostics(&found, &files, &mut std::io::stderr())?;
             Ok(Err(ExitCode::FAILURE))
@@ -101,7 +111,11 @@ fn service(dump: &Dump, policy: Policy) -> Result<(Arc<Service>, Option<String>)
 
 fn print(comparison: &PolicyComparison) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    let PolicyComparison { pods, changes, nodes } = comparison;
+    let PolicyComparison {
+        pods,
+        changes,
+        nodes,
+    } = comparison;
     for change in nodes {
         writeln!(out, "node {}", change.node)?;
         writeln!(out, "    - {}\n    + {}", change.old, change.new)?;
@@ -115,7 +129,12 @@ fn print(comparison: &PolicyComparison) -> Result<()> {
 }
 
 fn print_change(out: &mut impl Write, change: &DecisionChange) -> Result<()> {
-    let DecisionChange { pod, node, old, new } = change;
+    let DecisionChange {
+        pod,
+        node,
+        old,
+        new,
+    } = change;
     match node {
         Some(node) => writeln!(out, "{pod} on {node}")?,
         None => writeln!(out, "{pod}, waiting")?,
@@ -128,8 +147,12 @@ fn print_change(out: &mut impl Write, change: &DecisionChange) -> Result<()> {
         Ok(())
     };
     line("class", &|verdict| verdict.class.clone())?;
-    line("tenant", &|verdict| verdict.tenant.clone().unwrap_or_else(|| "none".into()))?;
-    line("may be evicted", &|verdict| if verdict.preemptible { "yes" } else { "no" }.into())?;
+    line("tenant", &|verdict| {
+        verdict.tenant.clone().unwrap_or_else(|| "none".into())
+    })?;
+    line("may be evicted", &|verdict| {
+        if verdict.preemptible { "yes" } else { "no" }.into()
+    })?;
     line("could go to", &|verdict| listed(&verdict.nodes, "no node"))?;
     line("would evict", &|verdict| listed(&verdict.victims, "none"))
 }

@@ -34,6 +34,10 @@ pub fn print_policy_schema() -> Result<ExitCode> {
 }
 
 fn print(schema: &serde_json::Value) -> Result<ExitCode> {
-    writeln!(std::io::stdout(), "{}", serde_json::to_string_pretty(schema)?)?;
+    writeln!(
+        std::io::stdout(),
+        "{}",
+        serde_json::to_string_pretty(schema)?
+    )?;
     Ok(ExitCode::SUCCESS)
 }

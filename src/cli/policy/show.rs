@@ -28,7 +28,12 @@ impl ShowArgs {
         match load(&files) {
             Ok(loaded) => {
                 let mut out = std::io::stdout().lock();
-                writeln!(out, "# {}, digest {}", self.path.display(), loaded.policy.digest)?;
+                writeln!(
+                    out,
+                    "# {}, digest {}",
+                    self.path.display(),
+                    loaded.policy.digest
+                )?;
                 write!(out, "{}", loaded.show(&files))?;
                 Ok(ExitCode::SUCCESS)
             }

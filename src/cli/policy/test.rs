@@ -55,7 +55,9 @@ impl TestArgs {
                     None => refused += 1,
                 }
             }
-            let has_cases = tried[before..].iter().any(|one: &Tried| !one.cases.is_empty());
+            let has_cases = tried[before..]
+                .iter()
+                .any(|one: &Tried| !one.cases.is_empty());
             without_cases += usize::from(!has_cases);
         }
         match self.output.data(&tried)? {
@@ -64,8 +66,15 @@ impl TestArgs {
             None if tried.iter().all(|one| one.cases.is_empty()) => {}
             None => print(&tried)?,
         }
-        let holds = tried.iter().flat_map(|one| &one.cases).all(|case| case.differences.is_empty());
-        Ok(if holds && refused == 0 && without_cases == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        let holds = tried
+            .iter()
+            .flat_map(|one| &one.cases)
+            .all(|case| case.differences.is_empty());
+        Ok(if holds && refused == 0 && without_cases == 0 {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        })
     }
 }
 
@@ -75,13 +84,18 @@ fn try_policy(path: &Path, files: &[SourceText]) -> Result<Option<Vec<Tried>>> {
         Ok(loaded) => loaded,
         Err(found) => {
             print_diagnostics(&found, files, &mut std::io::stderr())?;
-            note(format_args!("{}: refused; its cases were not tried", path.display()));
+            note(format_args!(
+                "{}: refused; its cases were not tried",
+                path.display()
+            ));
             return Ok(None);
         }
     };
     let mut tried = Vec::new();
     for test in &tests {
-        let file = files.get(test.file.index()).map_or_else(String::new, |file| file.name.clone());
+        let file = files
+            .get(test.file.index())
+            .map_or_else(String::new, |file| file.name.clone());
         match policy_cases::run(&policy, &test.test) {
             Ok(cases) => tried.push(Tried { file, cases }),
             Err(error) => {
@@ -110,13 +124,19 @@ fn print(tried: &[Tried]) -> Result<()> {
             }
             failed += 1;
             writeln!(out, "{file}: {}", case.case)?;
-            case.differences.iter().try_for_each(|difference| print_difference(&mut out, difference))?;
+            case.differences
+                .iter()
+                .try_for_each(|difference| print_difference(&mut out, difference))?;
         }
     }
     match failed {
         0 => writeln!(out, "{}", holding(held))?,
         1 => writeln!(out, "1 of {} does not hold", plural(held + failed, "case"))?,
-        _ => writeln!(out, "{failed} of {} do not hold", plural(held + failed, "case"))?,
+        _ => writeln!(
+            out,
+            "{failed} of {} do not hold",
+            plural(held + failed, "case")
+        )?,
     }
     Ok(())
 }
@@ -129,7 +149,12 @@ fn holding(held: usize) -> String {
 }
 
 fn print_difference(out: &mut impl Write, difference: &Difference) -> Result<()> {
-    let Difference { what, expected, found, because } = difference;
+    let Difference {
+        what,
+        expected,
+        found,
+        because,
+    } = difference;
     writeln!(out, "    {what:<8} expected  {expected}")?;
     writeln!(out, "             found     {found}")?;
     for reason in because {

@@ -97,7 +97,9 @@ fn replay(mut source: Source) -> ReplayReport {
                 Part::Entry(_) => None,
             };
             let stepped = replay.step(part);
-            let wall = began.and_then(|began| replay.wall_ms(began)).and_then(wall_time);
+            let wall = began
+                .and_then(|began| replay.wall_ms(began))
+                .and_then(wall_time);
             (from, to) = (from.or(wall), wall.or(to));
             stepped.or_else(|why| match why {
                 ReplayError::Diverged(found) => {
@@ -114,7 +116,8 @@ fn replay(mut source: Source) -> ReplayReport {
     }
     if error.is_none() && replay.cluster().is_none() {
         error = Some(
-            "the recording has no checkpoint to begin at: record with `stowage serve --record DIR`".into(),
+            "the recording has no checkpoint to begin at: record with `stowage serve --record DIR`"
+                .into(),
         );
     }
     ReplayReport {
@@ -122,7 +125,10 @@ fn replay(mut source: Source) -> ReplayReport {
         replayed_by: build_info::text(),
         from,
         to,
-        diverged_at: divergence.as_ref().and_then(|found| replay.wall_ms(found.at)).and_then(wall_time),
+        diverged_at: divergence
+            .as_ref()
+            .and_then(|found| replay.wall_ms(found.at))
+            .and_then(wall_time),
         progress: replay.progress,
         divergence,
         error,
@@ -136,7 +142,15 @@ fn wall_time(millis: i64) -> Option<Timestamp> {
 
 fn text(report: &ReplayReport) -> String {
     let progress = report.progress;
-    let Progress { segments, inputs, answers, unasked, checkpoints, restarts, .. } = progress;
+    let Progress {
+        segments,
+        inputs,
+        answers,
+        unasked,
+        checkpoints,
+        restarts,
+        ..
+    } = progress;
     let mut text = format!(
         "{}, {}, {} decided again, {} compared\n",
         plural(segments, "segment"),
@@ -171,17 +185,41 @@ fn text(report: &ReplayReport) -> String {
         ));
     }
     if unasked > 0 {
-        line(format!("{} to questions from before the recording, not compared", plural(unasked, "answer")));
+        line(format!(
+            "{} to questions from before the recording, not compared",
+            plural(unasked, "answer")
+        ));
     }
     if report.torn > 0 {
-        line(format!("{} without an end, as a killed process leaves it", plural(report.torn, "segment")));
+        line(format!(
+            "{} without an end, as a killed process leaves it",
+            plural(report.torn, "segment")
+        ));
     }
-    if let Some(Divergence { input, pod, what, recorded, replayed, .. }) = &report.divergence {
-        let at = report.diverged_at.map_or(String::new(), |at| format!(", at {at}"));
-        let pod = pod.as_ref().map_or(String::new(), |pod| format!(" about pod {pod}"));
-        line(format!("The first difference is at input {input}{at}: {what}{pod}"));
+    if let Some(Divergence {
+        input,
+        pod,
+        what,
+        recorded,
+        replayed,
+        ..
+    }) = &report.divergence
+    {
+        let at = report
+            .diverged_at
+            .map_or(String::new(), |at| format!(", at {at}"));
+        let pod = pod
+            .as_ref()
+            .map_or(String::new(), |pod| format!(" about pod {pod}"));
+        line(format!(
+            "The first difference is at input {input}{at}: {what}{pod}"
+        ));
         line(format!("  recorded  {recorded}\n  replayed  {replayed}"));
-        if let Some(by) = report.recorded_by.as_deref().filter(|by| *by != report.replayed_by) {
+        if let Some(by) = report
+            .recorded_by
+            .as_deref()
+            .filter(|by| *by != report.replayed_by)
+        {
             line(format!(
                 "It was recorded by {by}, and this is {}: another build may answer otherwise",
                 report.replayed_by

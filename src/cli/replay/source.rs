@@ -46,13 +46,22 @@ impl Source {
                     "name a directory that `stowage serve --record` writes, a segment of it, or a file of `stowage bundle`"
                 }
             };
-            anyhow!("the recording {} cannot be read: {error}; {hint}", path.display())
+            anyhow!(
+                "the recording {} cannot be read: {error}; {hint}",
+                path.display()
+            )
         };
         if path == Path::new("-") {
-            return Ok(Self::of(vec![("standard input".into(), path.to_owned())], false));
+            return Ok(Self::of(
+                vec![("standard input".into(), path.to_owned())],
+                false,
+            ));
         }
         if !std::fs::metadata(path).map_err(unread)?.is_dir() {
-            return Ok(Self::of(vec![(path.display().to_string(), path.to_owned())], false));
+            return Ok(Self::of(
+                vec![(path.display().to_string(), path.to_owned())],
+                false,
+            ));
         }
         let mut segments = Ring::segments(path).map_err(unread)?;
         // A full disk leaves such.
@@ -64,11 +73,23 @@ impl Source {
             );
         }
         let named = |path: PathBuf| (path.display().to_string(), path);
-        Ok(Self::of(segments.into_iter().map(|segment| named(segment.path)).collect(), true))
+        Ok(Self::of(
+            segments
+                .into_iter()
+                .map(|segment| named(segment.path))
+                .collect(),
+            true,
+        ))
     }
 
     fn of(files: Vec<(String, PathBuf)>, may_be_torn: bool) -> Self {
-        Self { files: files.into_iter(), may_be_torn, present: None, torn: None, torn_segments: 0 }
+        Self {
+            files: files.into_iter(),
+            may_be_torn,
+            present: None,
+            torn: None,
+            torn_segments: 0,
+        }
     }
 
     /// How many segments ended before their last entry did, as a killed process leaves them.
@@ -78,7 +99,9 @@ impl Source {
 
     /// The file that the latest part is of.
     pub fn name(&self) -> &str {
-        self.present.as_ref().map_or("the recording", |file| &file.name)
+        self.present
+            .as_ref()
+            .map_or("the recording", |file| &file.name)
     }
 
     fn next_file(&mut self) -> Option<&mut RecordedFile> {
@@ -90,7 +113,10 @@ impl Source {
                 Err(error) => Box::new(Unreadable(Some(error))),
             },
         };
-        Some(self.present.insert(RecordedFile { name, reader: Reader::new(bytes) }))
+        Some(self.present.insert(RecordedFile {
+            name,
+            reader: Reader::new(bytes),
+        }))
     }
 }
 
@@ -109,9 +135,12 @@ impl Iterator for Source {
                 None => self.present = None,
                 Some(Ok(part)) => {
                     // A segment that goes on where the one before ends says that nothing is missing.
-                    let goes_on =
-                        matches!(&part, Part::Entry(Entry::Checkpoint(one)) if one.after == Gap::None);
-                    let torn = if matches!(part, Part::Segment(_)) { None } else { self.torn.take() };
+                    let goes_on = matches!(&part, Part::Entry(Entry::Checkpoint(one)) if one.after == Gap::None);
+                    let torn = if matches!(part, Part::Segment(_)) {
+                        None
+                    } else {
+                        self.torn.take()
+                    };
                     return Some(match torn {
                         Some(torn) if goes_on => Err(torn),
                         torn => {
@@ -121,7 +150,10 @@ impl Iterator for Source {
                     });
                 }
                 Some(Err(why)) => {
-                    let unread = UnreadRecording { name: file.name.clone(), why };
+                    let unread = UnreadRecording {
+                        name: file.name.clone(),
+                        why,
+                    };
                     if !self.may_be_torn || !matches!(unread.why, ReadError::Cut { .. }) {
                         return Some(Err(unread));
                     }
@@ -135,7 +167,8 @@ impl Iterator for Source {
 
 /// Whether the recording can be read a second time: a pipe cannot.
 pub fn can_be_read_twice(path: &Path) -> bool {
-    !is_standard_input(path) && std::fs::metadata(path).is_ok_and(|about| about.is_file() || about.is_dir())
+    !is_standard_input(path)
+        && std::fs::metadata(path).is_ok_and(|about| about.is_file() || about.is_dir())
 }
 
 /// A file that went away, or may not be read: its reader says why.

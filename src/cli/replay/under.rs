@@ -83,7 +83,10 @@ impl UnderArgs {
             Packing::Learned => PackingPolicy::Learned,
             Packing::BestFit => PackingPolicy::BestFit,
         });
-        if given.as_ref().is_some_and(|policy| policy.settings.mode == Mode::Shadow) {
+        if given
+            .as_ref()
+            .is_some_and(|policy| policy.settings.mode == Mode::Shadow)
+        {
             note(format_args!(
                 "note: the other policy has `mode: shadow`, and is played as if it were enforced"
             ));
@@ -102,8 +105,10 @@ impl UnderArgs {
         }
         #[cfg(feature = "lab")]
         if let Some(file) = &self.plot {
-            let title =
-                format!("The recorded demand under the recorded policy and under {}", self.describe());
+            let title = format!(
+                "The recorded demand under the recorded policy and under {}",
+                self.describe()
+            );
             file.write(&title, &picture::panels(&compared))?;
         }
         Ok(ExitCode::SUCCESS)
@@ -113,7 +118,11 @@ impl UnderArgs {
         let packing = self.packing.and_then(|packing| packing.to_possible_value());
         let packing = packing.map(|packing| format!("packing {}", packing.get_name()));
         let path = self.policy.as_ref().map(|path| path.display().to_string());
-        [path, packing].into_iter().flatten().collect::<Vec<_>>().join(", ")
+        [path, packing]
+            .into_iter()
+            .flatten()
+            .collect::<Vec<_>>()
+            .join(", ")
     }
 }
 
@@ -128,7 +137,9 @@ fn compare(recording: &Path, other: LoopPolicy) -> Result<PolicyComparison> {
     }
     let mut comparison = Comparison::new(&demand, other);
     each_part(recording, |part| Ok(comparison.step(part)?))?;
-    comparison.finish().context("the recording was changed while it was read: run it again")
+    comparison
+        .finish()
+        .context("the recording was changed while it was read: run it again")
 }
 
 /// Each part, as long as `take` goes on.
@@ -143,7 +154,13 @@ fn each_part(recording: &Path, mut take: impl FnMut(&Part) -> Result<bool>) -> R
 }
 
 fn text(compared: &PolicyComparison, other: &str) -> String {
-    let PolicyComparison { lasted, stops_at_gap, agreement, pods, .. } = compared;
+    let PolicyComparison {
+        lasted,
+        stops_at_gap,
+        agreement,
+        pods,
+        ..
+    } = compared;
     let (old, new) = (&compared.recorded, &compared.other);
     let mut text = format!(
         "{} of recorded demand, played under the recorded policy and under {other}\n\n",
@@ -153,30 +170,46 @@ fn text(compared: &PolicyComparison, other: &str) -> String {
     let rows: [(&str, Figure); 11] = [
         ("pods that came", |one| one.pods.to_string()),
         ("placed", |one| one.placed.to_string()),
-        ("waiting at the end", |one| one.waiting_at_the_end.to_string()),
+        ("waiting at the end", |one| {
+            one.waiting_at_the_end.to_string()
+        }),
         ("wait, mean", |one| Duration(one.waits.mean).to_string()),
         ("wait, p50", |one| Duration(one.waits.p50).to_string()),
         ("wait, p99", |one| Duration(one.waits.p99).to_string()),
-        ("wait, longest", |one| Duration(one.waits.longest).to_string()),
+        ("wait, longest", |one| {
+            Duration(one.waits.longest).to_string()
+        }),
         ("evictions", |one| one.evictions.to_string()),
         ("VRAM allocated, mean", |one| {
-            one.allocated_percent.map_or("–".into(), |part| format!("{part:.1} %"))
+            one.allocated_percent
+                .map_or("–".into(), |part| format!("{part:.1} %"))
         }),
         ("VRAM stranded, mean", |one| gib(one.stranded)),
-        ("VRAM stranded, at the end", |one| gib(one.stranded_at_the_end)),
+        ("VRAM stranded, at the end", |one| {
+            gib(one.stranded_at_the_end)
+        }),
     ];
-    let rows = rows.into_iter().map(|(what, figure)| vec![what.to_owned(), figure(old), figure(new)]);
+    let rows = rows
+        .into_iter()
+        .map(|(what, figure)| vec![what.to_owned(), figure(old), figure(new)]);
     text += &lines(&["", "RECORDED POLICY", "OTHER POLICY"], rows, &[1, 2]);
     let differences: Vec<&PodComparison> = pods.iter().filter(|pod| pod.differs()).collect();
     text += "\n";
     text += &match differences.len() {
         0 => "Every pod has the same GPUs under both\n".to_owned(),
-        n => format!("{} on other GPUs, or without a place under one of them\n", plural(n, "pod")),
+        n => format!(
+            "{} on other GPUs, or without a place under one of them\n",
+            plural(n, "pod")
+        ),
     };
-    let shown = differences
-        .iter()
-        .take(SHOWN)
-        .map(|PodComparison { pod, recorded, other, .. }| vec![pod.clone(), place(recorded), place(other)]);
+    let shown = differences.iter().take(SHOWN).map(
+        |PodComparison {
+             pod,
+             recorded,
+             other,
+             ..
+         }| vec![pod.clone(), place(recorded), place(other)],
+    );
     if !differences.is_empty() {
         text += &lines(&["POD", "RECORDED POLICY", "OTHER POLICY"], shown, &[]);
     }
@@ -203,13 +236,24 @@ fn text(compared: &PolicyComparison, other: &str) -> String {
 
 fn place(place: &PodPlace) -> String {
     let waited = Duration(place.waited);
-    let Some(node) = &place.node else { return format!("none, waited {waited}") };
+    let Some(node) = &place.node else {
+        return format!("none, waited {waited}");
+    };
     let evicted = match place.evictions {
         0 => String::new(),
         n => format!(", evicted {n} ×"),
     };
-    let gpus = place.gpus.iter().map(|gpu| gpu.as_str()).collect::<Vec<_>>().join(" ");
-    let gpus = if gpus.is_empty() { String::new() } else { format!(" {gpus}") };
+    let gpus = place
+        .gpus
+        .iter()
+        .map(|gpu| gpu.as_str())
+        .collect::<Vec<_>>()
+        .join(" ");
+    let gpus = if gpus.is_empty() {
+        String::new()
+    } else {
+        format!(" {gpus}")
+    };
     format!("{node}{gpus} after {waited}{evicted}")
 }
 

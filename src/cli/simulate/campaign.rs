@@ -55,9 +55,17 @@ impl FromStr for SeedRange {
 
     fn from_str(text: &str) -> Result<Self, BadSeedRange> {
         let (first, last) = text.split_once("..").unwrap_or((text, text));
-        let number = |text: &str| text.trim().parse::<u64>().map_err(|_| BadSeedRange::Malformed);
+        let number = |text: &str| {
+            text.trim()
+                .parse::<u64>()
+                .map_err(|_| BadSeedRange::Malformed)
+        };
         let (first, last) = (number(first)?, number(last)?);
-        if first > last { Err(BadSeedRange::Backwards { first, last }) } else { Ok(Self { first, last }) }
+        if first > last {
+            Err(BadSeedRange::Backwards { first, last })
+        } else {
+            Ok(Self { first, last })
+        }
     }
 }
 
@@ -96,22 +104,37 @@ impl Reproduction {
     /// Of `stowage simulate WHAT` with these arguments.
     pub fn of(what: &str, as_it_was: &str, smallest: &str) -> Self {
         let command = |arguments: &str| {
-            format!("stowage simulate {what} {arguments} --found-by '{}'", build_info::text())
+            format!(
+                "stowage simulate {what} {arguments} --found-by '{}'",
+                build_info::text()
+            )
         };
-        Self { reproduce: command(as_it_was), smallest: command(smallest) }
+        Self {
+            reproduce: command(as_it_was),
+            smallest: command(smallest),
+        }
     }
 
     pub fn text(&self) -> String {
-        let Self { reproduce, smallest } = self;
+        let Self {
+            reproduce,
+            smallest,
+        } = self;
         let again = format!("play it again: {reproduce}\n");
-        if smallest == reproduce { again } else { again + &format!("smaller: {smallest}\n") }
+        if smallest == reproduce {
+            again
+        } else {
+            again + &format!("smaller: {smallest}\n")
+        }
     }
 }
 
 /// Reads `--minutes`.
 pub fn minutes(text: &str) -> Result<u64, String> {
     match text.parse() {
-        Ok(0) => Err("no history ends within 0 minutes; write 1 or more, or leave --minutes out".into()),
+        Ok(0) => {
+            Err("no history ends within 0 minutes; write 1 or more, or leave --minutes out".into())
+        }
         Ok(minutes) => Ok(minutes),
         Err(_) => Err("write a whole number of minutes, such as 10".into()),
     }
@@ -126,7 +149,12 @@ pub fn interruption() -> Arc<AtomicBool> {
     let interrupted = Arc::new(AtomicBool::new(false));
     let set = interrupted.clone();
     std::thread::spawn(move || {
-        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
+        let Ok(runtime) = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+        else {
+            return;
+        };
         runtime.block_on(async {
             while tokio::signal::ctrl_c().await.is_ok() {
                 if set.swap(true, Ordering::Relaxed) {
@@ -149,7 +177,11 @@ pub fn print(format: OutputFormat, page: &impl Serialize, text: &str) -> Result<
 }
 
 pub fn exit_code(has_failed: bool) -> ExitCode {
-    if has_failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    if has_failed {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    }
 }
 
 #[cfg(test)]
@@ -158,21 +190,41 @@ mod tests {
 
     #[test]
     fn seeds_of_another_build_are_refused() {
-        let origin = |found_by: &str| SeedOrigin { found_by: Some(found_by.into()) };
-        assert!(SeedOrigin { found_by: None }.check().is_ok() && origin(build_info::text()).check().is_ok());
+        let origin = |found_by: &str| SeedOrigin {
+            found_by: Some(found_by.into()),
+        };
+        assert!(
+            SeedOrigin { found_by: None }.check().is_ok()
+                && origin(build_info::text()).check().is_ok()
+        );
         let refused = origin("0.1.0").check().unwrap_err().to_string();
-        assert!(refused.contains("stowage 0.1.0") && refused.contains("leave --found-by out"), "{refused}");
+        assert!(
+            refused.contains("stowage 0.1.0") && refused.contains("leave --found-by out"),
+            "{refused}"
+        );
         let again = Reproduction::of("faults", "--seeds 7 --steps 90", "--seeds 7 --steps 40");
         let found_by = format!("--seeds 7 --steps 40 --found-by '{}'", build_info::text());
-        assert_eq!(again.smallest, format!("stowage simulate faults {found_by}"));
+        assert_eq!(
+            again.smallest,
+            format!("stowage simulate faults {found_by}")
+        );
     }
 
     #[test]
     fn a_range_of_seeds_that_cannot_be_played_says_what_to_write() {
         let range = |text: &str| text.parse::<SeedRange>();
         assert_eq!(range("7"), Ok(SeedRange { first: 7, last: 7 }));
-        assert_eq!(range("0..99999"), Ok(SeedRange { first: 0, last: 99_999 }));
-        assert_eq!(range("9..3").unwrap_err().to_string(), "9 is larger than 3; write 3..9");
+        assert_eq!(
+            range("0..99999"),
+            Ok(SeedRange {
+                first: 0,
+                last: 99_999
+            })
+        );
+        assert_eq!(
+            range("9..3").unwrap_err().to_string(),
+            "9 is larger than 3; write 3..9"
+        );
         assert_eq!(range("a..3"), Err(BadSeedRange::Malformed));
         assert!(minutes("0").unwrap_err().contains("1 or more"));
         assert_eq!(minutes("5"), Ok(5));

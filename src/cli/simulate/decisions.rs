@@ -2,7 +2,8 @@
 //! simulation is in `lab::simulate::decisions`.
 
 use super::campaign::{
-    OutputFormat, Reproduction, SeedOrigin, SeedRange, exit_code, interruption, limit, minutes, print,
+    OutputFormat, Reproduction, SeedOrigin, SeedRange, exit_code, interruption, limit, minutes,
+    print,
 };
 use super::progress;
 use anyhow::Result;
@@ -60,7 +61,10 @@ pub struct SimulateDecisionsArgs {
 
 fn step_list() -> String {
     let line = |kind: &StepKind| format!("  {:<10} {}\n", kind.name(), kind.what());
-    format!("Kinds of steps:\n{}", StepKind::ALL.iter().map(line).collect::<String>())
+    format!(
+        "Kinds of steps:\n{}",
+        StepKind::ALL.iter().map(line).collect::<String>()
+    )
 }
 
 /// A sequence that failed: its step, and why.
@@ -116,7 +120,12 @@ impl SimulateDecisionsArgs {
 
     fn sequence_of(&self, seed: u64) -> DecisionSequence {
         let (steps, nodes, without) = (self.steps, self.nodes, self.without.clone());
-        DecisionSequence { steps, nodes, without, ..DecisionSequence::of(seed) }
+        DecisionSequence {
+            steps,
+            nodes,
+            without,
+            ..DecisionSequence::of(seed)
+        }
     }
 
     fn play_all(&self) -> (Reached, Option<Failure>) {
@@ -129,20 +138,38 @@ impl SimulateDecisionsArgs {
         let bar = progress(self.seeds.count());
         let play = |sequence: DecisionSequence| {
             let result = play(&sequence);
-            (result.tally, result.broken.map(|(step, why)| (sequence, step, why)))
+            (
+                result.tally,
+                result.broken.map(|(step, why)| (sequence, step, why)),
+            )
         };
         let sequences = self.seeds.all().map(|seed| self.sequence_of(seed));
         let seen = |tally: &DecisionTally| bar.set_position(tally.sequences);
-        let CampaignResult { tally, failed, took } = rules.play_all(sequences, play, seen);
+        let CampaignResult {
+            tally,
+            failed,
+            took,
+        } = rules.play_all(sequences, play, seen);
         bar.finish_and_clear();
         let is_interrupted = interrupted.load(Ordering::Relaxed);
-        (Reached { tally, took, jobs: rules.jobs(), is_interrupted }, failed)
+        (
+            Reached {
+                tally,
+                took,
+                jobs: rules.jobs(),
+                is_interrupted,
+            },
+            failed,
+        )
     }
 
     fn print_history(&self, seed: u64) -> Result<ExitCode> {
         let result = play_aloud(&self.sequence_of(seed));
         let mut out = std::io::stdout().lock();
-        result.lines.iter().try_for_each(|line| writeln!(out, "{line}"))?;
+        result
+            .lines
+            .iter()
+            .try_for_each(|line| writeln!(out, "{line}"))?;
         writeln!(out, "\n{}", result.tally)?;
         if let Some((step, why)) = &result.broken {
             writeln!(out, "step {step} is wrong: {why}")?;
@@ -153,8 +180,17 @@ impl SimulateDecisionsArgs {
 
 impl FailedSequence {
     fn of((sequence, step, broken): &Failure) -> Self {
-        let again = Reproduction::of("decisions", &sequence.arguments(), &shrink(sequence).arguments());
-        Self { seed: sequence.seed, step: *step, broken: broken.clone(), again }
+        let again = Reproduction::of(
+            "decisions",
+            &sequence.arguments(),
+            &shrink(sequence).arguments(),
+        );
+        Self {
+            seed: sequence.seed,
+            step: *step,
+            broken: broken.clone(),
+            again,
+        }
     }
 }
 
@@ -180,16 +216,27 @@ fn per_second(reached: &Reached) -> f64 {
 }
 
 fn text(reached: &Reached, failed: Option<&FailedSequence>) -> String {
-    let Reached { tally, took, jobs, .. } = reached;
+    let Reached {
+        tally, took, jobs, ..
+    } = reached;
     let (seconds, rate) = (took.as_secs_f64(), per_second(reached));
-    let mut text = format!("{tally}\nin {seconds:.1} s: {rate:.0} decisions a second, {jobs} at once\n");
+    let mut text =
+        format!("{tally}\nin {seconds:.1} s: {rate:.0} decisions a second, {jobs} at once\n");
     if reached.is_interrupted {
         text += "interrupted\n";
     }
     match failed {
         None => text += "every answer was right\n",
-        Some(FailedSequence { seed, step, broken, again }) => {
-            text += &format!("seed {seed}, step {step} is wrong: {broken}\n{}", again.text());
+        Some(FailedSequence {
+            seed,
+            step,
+            broken,
+            again,
+        }) => {
+            text += &format!(
+                "seed {seed}, step {step} is wrong: {broken}\n{}",
+                again.text()
+            );
         }
     }
     text
@@ -201,7 +248,11 @@ mod tests {
 
     #[test]
     fn a_failed_sequence_is_told_with_the_command_that_plays_it_again() {
-        let sequence = DecisionSequence { steps: 40, nodes: 2, ..DecisionSequence::of(7) };
+        let sequence = DecisionSequence {
+            steps: 40,
+            nodes: 2,
+            ..DecisionSequence::of(7)
+        };
         let failed = FailedSequence {
             seed: 7,
             step: 39,
@@ -212,17 +263,32 @@ mod tests {
                 "--seeds 7 --steps 12 --nodes 1 --without plan",
             ),
         };
-        let tally = DecisionTally { filter: 30, bind: 10, world_nodes: 80, ..DecisionTally::default() };
+        let tally = DecisionTally {
+            filter: 30,
+            bind: 10,
+            world_nodes: 80,
+            ..DecisionTally::default()
+        };
         let took = Duration::from_secs(2);
-        let reached = Reached { tally, took, jobs: 2, is_interrupted: false };
+        let reached = Reached {
+            tally,
+            took,
+            jobs: 2,
+            is_interrupted: false,
+        };
         let text = text(&reached, Some(&failed));
         assert!(text.contains("40 decisions in"), "{text}");
         assert!(text.contains("in worlds of 2.0 nodes"), "{text}");
         assert!(text.contains("20 decisions a second, 2 at once"), "{text}");
         assert!(
-            text.contains("again: stowage simulate decisions --seeds 7 --steps 40 --nodes 2 --found-by '"),
+            text.contains(
+                "again: stowage simulate decisions --seeds 7 --steps 40 --nodes 2 --found-by '"
+            ),
             "{text}"
         );
-        assert!(text.contains("smaller: stowage simulate decisions --seeds 7 --steps 12"), "{text}");
+        assert!(
+            text.contains("smaller: stowage simulate decisions --seeds 7 --steps 12"),
+            "{text}"
+        );
     }
 }

@@ -2,7 +2,8 @@
 //! simulation is in `lab::faults`.
 
 use super::campaign::{
-    OutputFormat, Reproduction, SeedOrigin, SeedRange, exit_code, interruption, limit, minutes, print,
+    OutputFormat, Reproduction, SeedOrigin, SeedRange, exit_code, interruption, limit, minutes,
+    print,
 };
 use super::progress;
 use anyhow::{Context, Result};
@@ -65,7 +66,10 @@ pub struct SimulateFaultsArgs {
 
 fn fault_list() -> String {
     let line = |kind: &FaultKind| format!("  {:<18} {}\n", kind.name(), kind.what());
-    format!("Kinds of faults:\n{}", FaultKind::ALL.iter().map(line).collect::<String>())
+    format!(
+        "Kinds of faults:\n{}",
+        FaultKind::ALL.iter().map(line).collect::<String>()
+    )
 }
 
 /// What `-o json` prints.
@@ -100,9 +104,17 @@ struct FailedHistory {
 impl FailedHistory {
     /// Makes a failing history smaller.
     fn of(history: &History, broken: Vec<String>, within: Duration) -> Self {
-        let smallest = if within.is_zero() { history.clone() } else { shrink(history, within) };
+        let smallest = if within.is_zero() {
+            history.clone()
+        } else {
+            shrink(history, within)
+        };
         let again = Reproduction::of("faults", &history.arguments(), &smallest.arguments());
-        Self { seed: history.seed, broken, again }
+        Self {
+            seed: history.seed,
+            broken,
+            again,
+        }
     }
 }
 
@@ -111,7 +123,10 @@ impl SimulateFaultsArgs {
         self.origin.check()?;
         check_folder().with_context(|| {
             let folder = std::env::temp_dir();
-            format!("histories keep policy files in {}; name another folder with TMPDIR", folder.display())
+            format!(
+                "histories keep policy files in {}; name another folder with TMPDIR",
+                folder.display()
+            )
         })?;
         if self.history {
             return self.print_history(self.seeds.only("history")?);
@@ -124,28 +139,47 @@ impl SimulateFaultsArgs {
             interrupted: Some(&interrupted),
             ..CampaignRules::default()
         };
-        let CampaignResult { tally, failed, took } =
-            play_all(histories, &rules, |played| bar.set_position(played));
+        let CampaignResult {
+            tally,
+            failed,
+            took,
+        } = play_all(histories, &rules, |played| bar.set_position(played));
         bar.finish_and_clear();
         let is_interrupted = interrupted.load(Ordering::Relaxed);
         let within = Duration::from_secs(self.shrink);
         let failed = failed.map(|(history, run)| FailedHistory::of(&history, run.broken, within));
-        let (has_failed, text) = (failed.is_some(), text(&tally, took, is_interrupted, failed.as_ref()));
-        print(self.output, &page(&tally, took, is_interrupted, failed), &text)?;
+        let (has_failed, text) = (
+            failed.is_some(),
+            text(&tally, took, is_interrupted, failed.as_ref()),
+        );
+        print(
+            self.output,
+            &page(&tally, took, is_interrupted, failed),
+            &text,
+        )?;
         Ok(exit_code(has_failed))
     }
 
     fn history_of(&self, seed: u64) -> History {
         let without: BTreeSet<FaultKind> = self.without.iter().copied().collect();
-        History { steps: self.steps, without, planted: self.planted, ..History::of(seed) }
+        History {
+            steps: self.steps,
+            without,
+            planted: self.planted,
+            ..History::of(seed)
+        }
     }
 
     fn print_history(&self, seed: u64) -> Result<ExitCode> {
         let run = play(&self.history_of(seed));
         let mut out = std::io::stdout().lock();
-        run.lines.iter().try_for_each(|line| writeln!(out, "{line}"))?;
+        run.lines
+            .iter()
+            .try_for_each(|line| writeln!(out, "{line}"))?;
         writeln!(out, "\n{}", run.tally)?;
-        run.broken.iter().try_for_each(|broken| writeln!(out, "broken: {broken}"))?;
+        run.broken
+            .iter()
+            .try_for_each(|broken| writeln!(out, "broken: {broken}"))?;
         Ok(exit_code(!run.broken.is_empty()))
     }
 }
@@ -167,16 +201,27 @@ fn page(
         bound: tally.bound,
         reservations: tally.held,
         evictions: tally.evicted,
-        faults: tally.faults.iter().map(|(kind, count)| (kind.name(), *count)).collect(),
+        faults: tally
+            .faults
+            .iter()
+            .map(|(kind, count)| (kind.name(), *count))
+            .collect(),
         interrupted,
         failed,
     }
 }
 
-fn text(tally: &FaultTally, took: Duration, is_interrupted: bool, failed: Option<&FailedHistory>) -> String {
+fn text(
+    tally: &FaultTally,
+    took: Duration,
+    is_interrupted: bool,
+    failed: Option<&FailedHistory>,
+) -> String {
     let seconds = took.as_secs_f64().max(0.001);
-    let (histories, decisions) =
-        (tally.histories as f64 / seconds * 60.0, tally.decisions() as f64 / seconds);
+    let (histories, decisions) = (
+        tally.histories as f64 / seconds * 60.0,
+        tally.decisions() as f64 / seconds,
+    );
     let mut text = format!(
         "{tally}\nin {seconds:.1} s: {histories:.0} histories a minute, {decisions:.0} decisions a second\n"
     );
@@ -185,8 +230,16 @@ fn text(tally: &FaultTally, took: Duration, is_interrupted: bool, failed: Option
     }
     match failed {
         None => text += "every history kept every promise\n",
-        Some(FailedHistory { seed, broken, again }) => {
-            text += &format!("seed {seed} broke a promise: {}\n{}", broken.join("; "), again.text());
+        Some(FailedHistory {
+            seed,
+            broken,
+            again,
+        }) => {
+            text += &format!(
+                "seed {seed} broke a promise: {}\n{}",
+                broken.join("; "),
+                again.text()
+            );
         }
     }
     text
@@ -199,15 +252,33 @@ mod tests {
     #[test]
     fn a_kind_of_fault_that_there_is_not_is_answered_with_those_that_there_are() {
         let unknown = "kil".parse::<FaultKind>().unwrap_err().to_string();
-        assert!(unknown.contains("\"kil\"") && unknown.contains("kill, restart"), "{unknown}");
+        assert!(
+            unknown.contains("\"kil\"") && unknown.contains("kill, restart"),
+            "{unknown}"
+        );
     }
 
     #[test]
     fn a_failed_history_is_told_with_the_command_that_plays_it_again() {
-        let history = History { steps: 40, ..History::of(7) };
-        let failed = FailedHistory::of(&history, vec!["n0/1 is promised twice".into()], Duration::ZERO);
-        let text = text(&FaultTally::default(), Duration::from_secs(1), false, Some(&failed));
-        assert!(text.contains("again: stowage simulate faults --seeds 7 --steps 40 --found-by '"), "{text}");
+        let history = History {
+            steps: 40,
+            ..History::of(7)
+        };
+        let failed = FailedHistory::of(
+            &history,
+            vec!["n0/1 is promised twice".into()],
+            Duration::ZERO,
+        );
+        let text = text(
+            &FaultTally::default(),
+            Duration::from_secs(1),
+            false,
+            Some(&failed),
+        );
+        assert!(
+            text.contains("again: stowage simulate faults --seeds 7 --steps 40 --found-by '"),
+            "{text}"
+        );
         assert!(!text.contains("smaller:"), "{text}");
     }
 }

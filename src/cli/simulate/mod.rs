@@ -97,7 +97,9 @@ impl FromStr for Seeds {
 
 /// Each task's result, in the order of the tasks; as many run at once as the machine has processors.
 fn side_by_side<T: Sync, R: Send>(tasks: &[T], run: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let workers = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(tasks.len());
+    let workers = thread::available_parallelism()
+        .map_or(1, NonZeroUsize::get)
+        .min(tasks.len());
     let tasks = Mutex::new(tasks.iter().enumerate());
     // Not in the loop's head, where the lock would be held as long as the task runs. A worker that panicked leaves the queue
     // as it should be.
@@ -112,7 +114,9 @@ fn side_by_side<T: Sync, R: Send>(tasks: &[T], run: impl Fn(&T) -> R + Sync) -> 
         };
         let workers: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
         let results = workers.into_iter().map(|worker| worker.join());
-        results.flat_map(|mine| mine.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+        results
+            .flat_map(|mine| mine.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
     });
     done.sort_by_key(|(place, _)| *place);
     done.into_iter().map(|(_, result)| result).collect()
@@ -135,7 +139,13 @@ mod tests {
         let seeds = |text: &str| text.parse::<Seeds>().map(|seeds| seeds.0);
         assert_eq!(seeds("42"), Ok(vec![42]));
         assert_eq!(seeds("42..44"), Ok(vec![42, 43, 44]));
-        assert_eq!(seeds("44..42"), Err(BadSeeds::Backwards { first: 44, last: 42 }));
+        assert_eq!(
+            seeds("44..42"),
+            Err(BadSeeds::Backwards {
+                first: 44,
+                last: 42
+            })
+        );
         assert_eq!(seeds("0..1000"), Err(BadSeeds::TooMany));
         assert_eq!(seeds("0..18446744073709551615"), Err(BadSeeds::TooMany));
         for text in ["", "..", "-1", "a..b", "1..2..3"] {
@@ -145,7 +155,9 @@ mod tests {
 
     #[test]
     fn tasks_run_in_parallel_and_their_results_keep_the_order() {
-        let workers = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(2);
+        let workers = thread::available_parallelism()
+            .map_or(1, NonZeroUsize::get)
+            .min(2);
         let at_work = AtomicUsize::new(0);
         let met = side_by_side(&[1, 2], |task| {
             at_work.fetch_add(1, Ordering::SeqCst);
@@ -161,7 +173,10 @@ mod tests {
     #[test]
     fn results_stand_in_the_order_of_their_tasks() {
         let tasks: Vec<u32> = (0..100).collect();
-        assert_eq!(side_by_side(&tasks, |task| task * 2), (0..200).step_by(2).collect::<Vec<u32>>());
+        assert_eq!(
+            side_by_side(&tasks, |task| task * 2),
+            (0..200).step_by(2).collect::<Vec<u32>>()
+        );
         assert!(side_by_side(&[], |task: &u32| *task).is_empty());
     }
 }

@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use stowage_lab::picture::{Panel, PanelLine, PictureFile};
 use stowage_lab::simulate::fleet::scenarios::{
-    Figure, Played, SCENARIOS, Scenario, ScenarioInput, ScenarioReport, Spread, TargetResult, TraceFileText,
-    VariantLine,
+    Figure, Played, SCENARIOS, Scenario, ScenarioInput, ScenarioReport, Spread, TargetResult,
+    TraceFileText, VariantLine,
 };
 
 #[derive(Debug, Args)]
@@ -64,8 +64,10 @@ enum OutputFormat {
 impl ScenarioArgs {
     pub fn run(self, name: &str) -> Result<ExitCode> {
         let scenario = scenario(name)?;
-        let input =
-            ScenarioInput { traces: traces(scenario, self.trace.as_deref())?, is_short: self.runs.short };
+        let input = ScenarioInput {
+            traces: traces(scenario, self.trace.as_deref())?,
+            is_short: self.runs.short,
+        };
         if let Some(check) = scenario.check {
             check(&input)?;
         }
@@ -73,7 +75,10 @@ impl ScenarioArgs {
         let runs = play(scenario, &input, seeds);
         let report = ScenarioReport::of(scenario, seeds, &runs);
         if let (Some(file), Some(first)) = (&self.plot, runs.first()) {
-            file.write(&format!("{} (seed {})", scenario.claim, seeds[0]), &panels(scenario, first))?;
+            file.write(
+                &format!("{} (seed {})", scenario.claim, seeds[0]),
+                &panels(scenario, first),
+            )?;
         }
         self.runs.print(&[report])
     }
@@ -81,12 +86,16 @@ impl ScenarioArgs {
 
 impl AllArgs {
     pub fn run(self) -> Result<ExitCode> {
-        let input = ScenarioInput { is_short: self.runs.short, ..ScenarioInput::default() };
+        let input = ScenarioInput {
+            is_short: self.runs.short,
+            ..ScenarioInput::default()
+        };
         let seeds = &self.runs.seeds.0;
         let report = |scenario: &&'static Scenario| {
             ScenarioReport::of(scenario, seeds, &play(scenario, &input, seeds))
         };
-        self.runs.print(&SCENARIOS.iter().map(report).collect::<Vec<_>>())
+        self.runs
+            .print(&SCENARIOS.iter().map(report).collect::<Vec<_>>())
     }
 }
 
@@ -97,25 +106,34 @@ impl RunArgs {
             (OutputFormat::Json, [one]) => writeln!(out, "{}", serde_json::to_string_pretty(one)?)?,
             (OutputFormat::Json, all) => writeln!(out, "{}", serde_json::to_string_pretty(all)?)?,
             (OutputFormat::Text, all) => {
-                let texts: Vec<String> = all.iter().map(|report| text(report, self.short)).collect();
+                let texts: Vec<String> =
+                    all.iter().map(|report| text(report, self.short)).collect();
                 write!(out, "{}", texts.join("\n"))?;
             }
         }
         let is_met = reports.iter().all(ScenarioReport::is_met);
-        Ok(if self.check && !is_met { ExitCode::from(1) } else { ExitCode::SUCCESS })
+        Ok(if self.check && !is_met {
+            ExitCode::from(1)
+        } else {
+            ExitCode::SUCCESS
+        })
     }
 }
 
 fn scenario(name: &str) -> Result<&'static Scenario> {
     let found = SCENARIOS.iter().find(|scenario| scenario.name == name);
-    found.copied().with_context(|| format!("there is no scenario {name}"))
+    found
+        .copied()
+        .with_context(|| format!("there is no scenario {name}"))
 }
 
 /// By seed, then by variant.
 fn play(scenario: &'static Scenario, input: &ScenarioInput, seeds: &[u64]) -> Vec<Vec<Played>> {
     let variants = scenario.variants.len();
-    let tasks: Vec<(u64, usize)> =
-        seeds.iter().flat_map(|seed| (0..variants).map(|variant| (*seed, variant))).collect();
+    let tasks: Vec<(u64, usize)> = seeds
+        .iter()
+        .flat_map(|seed| (0..variants).map(|variant| (*seed, variant)))
+        .collect();
     let progress = progress(tasks.len() as u64);
     let played = side_by_side(&tasks, |(seed, variant)| {
         let played = (scenario.play)(input, *variant, *seed);
@@ -124,16 +142,24 @@ fn play(scenario: &'static Scenario, input: &ScenarioInput, seeds: &[u64]) -> Ve
     });
     progress.finish_and_clear();
     let mut played = played.into_iter();
-    seeds.iter().map(|_| played.by_ref().take(variants).collect()).collect()
+    seeds
+        .iter()
+        .map(|_| played.by_ref().take(variants).collect())
+        .collect()
 }
 
 fn traces(
     scenario: &Scenario,
     directory: Option<&Path>,
 ) -> Result<std::collections::BTreeMap<&'static str, TraceFileText>> {
-    let Some(directory) = directory else { return Ok(Default::default()) };
+    let Some(directory) = directory else {
+        return Ok(Default::default());
+    };
     if scenario.traces.is_empty() {
-        bail!("{} plays a workload of its own; leave --trace out", scenario.name);
+        bail!(
+            "{} plays a workload of its own; leave --trace out",
+            scenario.name
+        );
     }
     let read = |name: &&'static str| {
         let path = directory.join(name);
@@ -144,7 +170,13 @@ fn traces(
                 scenario.traces.join(", ")
             )
         })?;
-        Ok((*name, TraceFileText { file: path.display().to_string(), text }))
+        Ok((
+            *name,
+            TraceFileText {
+                file: path.display().to_string(),
+                text,
+            },
+        ))
     };
     scenario.traces.iter().map(read).collect()
 }
@@ -156,14 +188,25 @@ fn text(report: &ScenarioReport, is_short: bool) -> String {
         [first, .., last] => format!("seeds {first} to {last}, mean ± standard deviation"),
         [] => "no seed".into(),
     };
-    let length = if is_short { "; a short part, on which no target is meant to be met" } else { "" };
-    let mut text =
-        format!("{}: {}\n{seeds}{length}\n\n{}\n\n", report.scenario, report.claim, table(scenario, report));
+    let length = if is_short {
+        "; a short part, on which no target is meant to be met"
+    } else {
+        ""
+    };
+    let mut text = format!(
+        "{}: {}\n{seeds}{length}\n\n{}\n\n",
+        report.scenario,
+        report.claim,
+        table(scenario, report)
+    );
     for Figure { name, help, .. } in scenario.figures {
         let _ = writeln!(text, "{name}: {help}");
     }
     text.push('\n');
-    report.targets.iter().for_each(|target| text.push_str(&line(target)));
+    report
+        .targets
+        .iter()
+        .for_each(|target| text.push_str(&line(target)));
     report.notes.iter().for_each(|note| {
         let _ = writeln!(text, "{note}");
     });
@@ -178,8 +221,9 @@ fn line(target: &TargetResult) -> String {
         (Some(least), _) => ("≥", least),
         (None, most) => ("≤", most.unwrap_or_default()),
     };
-    let limit =
-        target.limit.map_or_else(String::new, |limit| format!("; no scheduler comes beyond {limit:.2}"));
+    let limit = target.limit.map_or_else(String::new, |limit| {
+        format!("; no scheduler comes beyond {limit:.2}")
+    });
     format!(
         "{:>12}  {}: {:.2} (target {bound} {figure}{limit})\n",
         target.verdict.said(),
@@ -191,12 +235,23 @@ fn line(target: &TargetResult) -> String {
 fn table(scenario: &Scenario, report: &ScenarioReport) -> Table {
     let mut table = Table::new();
     table.load_style(NOTHING);
-    table.set_header(["scheduler"].into_iter().chain(scenario.figures.iter().map(|figure| figure.name)));
+    table.set_header(
+        ["scheduler"]
+            .into_iter()
+            .chain(scenario.figures.iter().map(|figure| figure.name)),
+    );
     for VariantLine { variant, figures } in &report.variants {
         let cell = |figure: &Figure| said(figures[figure.name], figure.decimals);
-        table.add_row([variant.to_string()].into_iter().chain(scenario.figures.iter().map(cell)));
+        table.add_row(
+            [variant.to_string()]
+                .into_iter()
+                .chain(scenario.figures.iter().map(cell)),
+        );
     }
-    table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+    table
+        .column_iter_mut()
+        .skip(1)
+        .for_each(|column| column.set_cell_alignment(CellAlignment::Right));
     table
 }
 
@@ -208,7 +263,9 @@ fn said(Spread { mean, deviation }: Spread, decimals: usize) -> String {
 }
 
 /// Colors that people with color vision deficiency can distinguish (Okabe and Ito, 2008): Stowage first.
-const COLORS: [&str; 6] = ["#d55e00", "#0072b2", "#009e73", "#cc79a7", "#56b4e9", "#b8860b"];
+const COLORS: [&str; 6] = [
+    "#d55e00", "#0072b2", "#009e73", "#cc79a7", "#56b4e9", "#b8860b",
+];
 
 /// One panel for each kind of curve, with a line for each variant.
 fn panels(scenario: &Scenario, played: &[Played]) -> Vec<Panel> {
@@ -228,7 +285,13 @@ fn panels(scenario: &Scenario, played: &[Played]) -> Vec<Panel> {
         let top = points().map(|(_, y)| *y).fold(0.0, f64::max);
         let step = nice_step(right);
         let x = (0.0, (right / step).ceil().max(1.0) * step, step);
-        Panel { title: first.name.into(), x_label: first.x.into(), x, y_step: nice_step(top), lines }
+        Panel {
+            title: first.name.into(),
+            x_label: first.x.into(),
+            x,
+            y_step: nice_step(top),
+            lines,
+        }
     };
     (0..kinds).map(panel).collect()
 }
@@ -240,7 +303,9 @@ fn nice_step(top: f64) -> f64 {
     }
     let rough = top / 12.0;
     let power = 10f64.powf(rough.log10().floor());
-    let times = [1.0, 2.0, 5.0, 10.0].into_iter().find(|times| times * power >= rough);
+    let times = [1.0, 2.0, 5.0, 10.0]
+        .into_iter()
+        .find(|times| times * power >= rough);
     (times.unwrap_or(10.0) * power).max(1.0)
 }
 
@@ -256,7 +321,13 @@ mod tests {
             ..Played::default()
         };
         let runs: Vec<Vec<Played>> = (0..2)
-            .map(|seed| scenario.variants.iter().map(|_| played(10.0 + f64::from(seed))).collect())
+            .map(|seed| {
+                scenario
+                    .variants
+                    .iter()
+                    .map(|_| played(10.0 + f64::from(seed)))
+                    .collect()
+            })
             .collect();
         (ScenarioReport::of(scenario, &[1, 2], &runs), runs)
     }
@@ -265,20 +336,37 @@ mod tests {
     fn the_text_has_the_table_the_targets_and_what_the_figures_mean() {
         let (report, _) = report();
         let text = text(&report, false);
-        assert!(text.starts_with(&format!("{}: {}", SCENARIOS[0].name, SCENARIOS[0].claim)), "{text}");
-        assert!(text.contains("seeds 1 to 2") && text.contains("10.5 ± 0.7"), "{text}");
-        assert!(text.contains("missed  ") && text.contains("target ≥") && text.contains("a limit"), "{text}");
+        assert!(
+            text.starts_with(&format!("{}: {}", SCENARIOS[0].name, SCENARIOS[0].claim)),
+            "{text}"
+        );
+        assert!(
+            text.contains("seeds 1 to 2") && text.contains("10.5 ± 0.7"),
+            "{text}"
+        );
+        assert!(
+            text.contains("missed  ") && text.contains("target ≥") && text.contains("a limit"),
+            "{text}"
+        );
     }
 
     #[test]
     fn steps_are_such_as_people_count_in() {
-        assert_eq!([100.0, 37.0, 5.0, 0.0, 1440.0].map(nice_step), [10.0, 5.0, 1.0, 1.0, 200.0]);
+        assert_eq!(
+            [100.0, 37.0, 5.0, 0.0, 1440.0].map(nice_step),
+            [10.0, 5.0, 1.0, 1.0, 200.0]
+        );
     }
 
     #[test]
     fn a_scenario_without_traces_refuses_a_directory_of_them() {
-        let scenario = SCENARIOS.iter().find(|scenario| scenario.traces.is_empty()).unwrap();
-        let error = traces(scenario, Some(Path::new("."))).unwrap_err().to_string();
+        let scenario = SCENARIOS
+            .iter()
+            .find(|scenario| scenario.traces.is_empty())
+            .unwrap();
+        let error = traces(scenario, Some(Path::new(".")))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("leave --trace out"), "{error}");
     }
 }

@@ -46,14 +46,24 @@ impl Cell {
             Self::MaybeCount(count) => count.map_or("?".into(), |count| count.to_string()),
             Self::Bytes(bytes) => bytes.to_string(),
             Self::Priority(priority) => priority.to_string(),
-            Self::Request { per_gpu, gpus: 0 | 1 } => per_gpu.to_string(),
+            Self::Request {
+                per_gpu,
+                gpus: 0 | 1,
+            } => per_gpu.to_string(),
             Self::Request { per_gpu, gpus } => format!("{gpus} × {per_gpu}"),
             Self::Share { part, of } => {
-                format!("{} {}", bar(thousandths(*part, *of), SHARE_BAR), share_text(*part, *of))
+                format!(
+                    "{} {}",
+                    bar(thousandths(*part, *of), SHARE_BAR),
+                    share_text(*part, *of)
+                )
             }
             Self::Percent(None) => "?".into(),
             Self::Percent(Some(percent)) => {
-                format!("{} {percent}", bar(u64::from(percent.get()) * 10, PERCENT_BAR))
+                format!(
+                    "{} {percent}",
+                    bar(u64::from(percent.get()) * 10, PERCENT_BAR)
+                )
             }
             Self::Age(age) => age.map_or("?".into(), length),
         }
@@ -123,7 +133,10 @@ pub fn natural(a: &str, b: &str) -> Ordering {
     loop {
         let (of_left, of_right) = (digits(left), digits(right));
         if of_left > 0 && of_right > 0 {
-            let (x, y) = (left[..of_left].trim_start_matches('0'), right[..of_right].trim_start_matches('0'));
+            let (x, y) = (
+                left[..of_left].trim_start_matches('0'),
+                right[..of_right].trim_start_matches('0'),
+            );
             let order = x.len().cmp(&y.len()).then_with(|| x.cmp(y));
             if order.is_ne() {
                 return order;
@@ -132,7 +145,9 @@ pub fn natural(a: &str, b: &str) -> Ordering {
             continue;
         }
         match (left.chars().next(), right.chars().next()) {
-            (Some(x), Some(y)) if x == y => (left, right) = (&left[x.len_utf8()..], &right[y.len_utf8()..]),
+            (Some(x), Some(y)) if x == y => {
+                (left, right) = (&left[x.len_utf8()..], &right[y.len_utf8()..])
+            }
             // Equal but for leading zeros.
             (None, None) => return a.cmp(b),
             (x, y) => return x.cmp(&y),
@@ -152,7 +167,10 @@ mod tests {
     fn names_sort_as_a_person_counts() {
         let mut names = ["node-10", "node-2", "node-2-b", "node-02", "node", "Node-1"];
         names.sort_by(|a, b| natural(a, b));
-        assert_eq!(names, ["Node-1", "node", "node-02", "node-2", "node-2-b", "node-10"]);
+        assert_eq!(
+            names,
+            ["Node-1", "node", "node-02", "node-2", "node-2-b", "node-10"]
+        );
     }
 
     #[test]
@@ -167,9 +185,15 @@ mod tests {
 
     #[test]
     fn what_is_unknown_sorts_before_what_is_known_and_shares_by_how_full_they_are() {
-        let share = |part, of| Cell::Share { part: Bytes::gib(part), of: Bytes::gib(of) };
+        let share = |part, of| Cell::Share {
+            part: Bytes::gib(part),
+            of: Bytes::gib(of),
+        };
         assert_eq!(share(40, 80).compare(&share(100, 720)), Ordering::Greater);
-        assert_eq!(Cell::Percent(None).compare(&Cell::Percent(Percent::new(0))), Ordering::Less);
+        assert_eq!(
+            Cell::Percent(None).compare(&Cell::Percent(Percent::new(0))),
+            Ordering::Less
+        );
         assert_eq!(share(1, 0).fill(), Some(0));
         assert_eq!(share(40, 72).text(), "█████▌···· 40.0/72.0 GiB");
         assert_eq!(share(312, 720).text(), "████▎····· 312/720 GiB");
@@ -179,7 +203,10 @@ mod tests {
     fn nothing_that_commands_a_terminal_is_left_of_a_name() {
         let hostile = "a\u{1b}[2J\u{9b}31m\nb\u{202e}c\u{200b}\u{7}";
         let shown = printable(hostile);
-        assert_eq!(shown, "a\u{fffd}[2J\u{fffd}31m\u{fffd}b\u{fffd}c\u{fffd}\u{fffd}");
+        assert_eq!(
+            shown,
+            "a\u{fffd}[2J\u{fffd}31m\u{fffd}b\u{fffd}c\u{fffd}\u{fffd}"
+        );
         assert_eq!(printable("naïve-モデル"), "naïve-モデル");
     }
 }

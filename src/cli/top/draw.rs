@@ -67,14 +67,32 @@ pub fn draw(top: &mut Top, area: Rect, buffer: &mut Buffer, colors: Colors) {
     }
     let page = area.height - ABOVE - BELOW;
     top.page = page.into();
-    top.offset = top.offset.clamp((top.selected + 1).saturating_sub(top.page), top.selected);
+    top.offset = top
+        .offset
+        .clamp((top.selected + 1).saturating_sub(top.page), top.selected);
     let (summary, style) = summary(top, colors);
     line(buffer, area, 0, &summary, style);
     views(top, area, buffer, colors);
-    table(top, Rect { y: area.y + 2, height: page + 1, ..area }, buffer, colors);
+    table(
+        top,
+        Rect {
+            y: area.y + 2,
+            height: page + 1,
+            ..area
+        },
+        buffer,
+        colors,
+    );
     status(top, area, buffer, colors);
     if top.is_helping {
-        help(Rect { y: area.y + ABOVE, height: page, ..area }, buffer);
+        help(
+            Rect {
+                y: area.y + ABOVE,
+                height: page,
+                ..area
+            },
+            buffer,
+        );
     }
 }
 
@@ -106,8 +124,14 @@ fn summary(top: &Top, colors: Colors) -> (String, Style) {
         (None, None) => (format!("asking {} …", printable(&top.server)), bold),
         (None, Some(problem)) => (printable(problem), colors.of(Color::Red)),
         (Some(fleet), None) if seconds < OLD_AFTER_SECONDS => (summary_of(fleet), bold),
-        (Some(fleet), None) => (format!("OLD, {seconds} s: {}", summary_of(fleet)), colors.of(Color::Yellow)),
-        (Some(fleet), Some(_)) => (format!("OLD, {seconds} s: {}", summary_of(fleet)), colors.of(Color::Red)),
+        (Some(fleet), None) => (
+            format!("OLD, {seconds} s: {}", summary_of(fleet)),
+            colors.of(Color::Yellow),
+        ),
+        (Some(fleet), Some(_)) => (
+            format!("OLD, {seconds} s: {}", summary_of(fleet)),
+            colors.of(Color::Red),
+        ),
     }
 }
 
@@ -120,14 +144,26 @@ fn views(top: &Top, area: Rect, buffer: &mut Buffer, colors: Colors) {
         };
         if x < end {
             let name = format!(" {} {} ", place + 1, view.title());
-            x = buffer.set_stringn(x, area.y + 1, name, (end - x).into(), style).0;
+            x = buffer
+                .set_stringn(x, area.y + 1, name, (end - x).into(), style)
+                .0;
         }
     }
     if !top.filter.is_empty() || top.is_typing {
         let cursor = if top.is_typing { "_" } else { "" };
-        let filter = format!("  /{}{cursor}  {}", printable(&top.filter), plural(top.rows().len(), "row"));
+        let filter = format!(
+            "  /{}{cursor}  {}",
+            printable(&top.filter),
+            plural(top.rows().len(), "row")
+        );
         if x < end {
-            buffer.set_stringn(x, area.y + 1, filter, (end - x).into(), colors.of(Color::Yellow));
+            buffer.set_stringn(
+                x,
+                area.y + 1,
+                filter,
+                (end - x).into(),
+                colors.of(Color::Yellow),
+            );
         }
     }
 }
@@ -147,19 +183,49 @@ fn table(top: &Top, area: Rect, buffer: &mut Buffer, colors: Colors) {
             Some(_) => "▲",
             None => "",
         };
-        put(buffer, (x, area.y), width, &format!("{}{mark}", column.title), column.is_right, bold);
+        put(
+            buffer,
+            (x, area.y),
+            width,
+            &format!("{}{mark}", column.title),
+            column.is_right,
+            bold,
+        );
         x = x.saturating_add(width).saturating_add(1).min(area.right());
     }
-    let visible = top.rows().iter().enumerate().skip(top.offset).take(area.height.saturating_sub(1).into());
+    let visible = top
+        .rows()
+        .iter()
+        .enumerate()
+        .skip(top.offset)
+        .take(area.height.saturating_sub(1).into());
     for ((row, cells), y) in visible.zip(area.y + 1..) {
         let is_selected = row == top.selected;
-        let selected = if is_selected { Modifier::REVERSED } else { Modifier::empty() };
+        let selected = if is_selected {
+            Modifier::REVERSED
+        } else {
+            Modifier::empty()
+        };
         if is_selected {
-            buffer.set_style(Rect { y, height: 1, ..area }, Style::new().add_modifier(selected));
+            buffer.set_style(
+                Rect {
+                    y,
+                    height: 1,
+                    ..area
+                },
+                Style::new().add_modifier(selected),
+            );
         }
         for ((cell, column), (x, width)) in cells.iter().zip(columns).zip(&places) {
             let style = colors.cell(cell).add_modifier(selected);
-            put(buffer, (*x, y), *width, &cell.text(), column.is_right, style);
+            put(
+                buffer,
+                (*x, y),
+                *width,
+                &cell.text(),
+                column.is_right,
+                style,
+            );
         }
     }
     if top.rows().is_empty() && top.shown.fleet.is_some() {
@@ -196,7 +262,13 @@ fn put(buffer: &mut Buffer, at: (u16, u16), width: u16, text: &str, is_right: bo
 fn status(top: &Top, area: Rect, buffer: &mut Buffer, colors: Colors) {
     let row = area.height - BELOW;
     if let (Some(problem), Some(_)) = (&top.shown.problem, &top.shown.fleet) {
-        return line(buffer, area, row, &printable(problem), colors.of(Color::Red));
+        return line(
+            buffer,
+            area,
+            row,
+            &printable(problem),
+            colors.of(Color::Red),
+        );
     }
     let count = top.rows().len();
     let place = if count == 0 { 0 } else { top.selected + 1 };
@@ -205,7 +277,11 @@ fn status(top: &Top, area: Rect, buffer: &mut Buffer, colors: Colors) {
 }
 
 fn help(area: Rect, buffer: &mut Buffer) {
-    let width = HELP.iter().map(|text| text.chars().count()).max().unwrap_or(0) as u16;
+    let width = HELP
+        .iter()
+        .map(|text| text.chars().count())
+        .max()
+        .unwrap_or(0) as u16;
     let at = Rect {
         x: area.x + 2.min(area.width),
         width: (width + 2).min(area.width.saturating_sub(2)),
@@ -215,7 +291,17 @@ fn help(area: Rect, buffer: &mut Buffer) {
     for (row, text) in (0..at.height).zip(HELP) {
         let blank = " ".repeat(at.width.into());
         line(buffer, at, row, &blank, Style::new());
-        line(buffer, Rect { x: at.x + 1, width: at.width.saturating_sub(1), ..at }, row, text, Style::new());
+        line(
+            buffer,
+            Rect {
+                x: at.x + 1,
+                width: at.width.saturating_sub(1),
+                ..at
+            },
+            row,
+            text,
+            Style::new(),
+        );
     }
     buffer.set_style(at, Style::reset().add_modifier(Modifier::REVERSED));
 }

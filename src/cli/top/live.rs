@@ -18,9 +18,15 @@ const DRAW_EVERY: Duration = Duration::from_secs(1);
 pub type Answer = Result<Box<Fleet>, String>;
 
 /// Shows answers until the user quits or `is_over` is set.
-pub fn run(mut top: Top, answers: &Receiver<Answer>, colors: Colors, is_over: &AtomicBool) -> Result<()> {
+pub fn run(
+    mut top: Top,
+    answers: &Receiver<Answer>,
+    colors: Colors,
+    is_over: &AtomicBool,
+) -> Result<()> {
     // It restores the terminal on a panic, too.
-    let mut terminal = ratatui::try_init().context("this terminal cannot be used; --once needs none")?;
+    let mut terminal =
+        ratatui::try_init().context("this terminal cannot be used; --once needs none")?;
     let shown = show(&mut top, &mut terminal, answers, colors, is_over);
     ratatui::try_restore().context("the terminal could not be restored; `reset` does it")?;
     shown

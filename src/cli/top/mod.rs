@@ -93,9 +93,15 @@ impl TopArgs {
             return Ok(ExitCode::SUCCESS);
         }
         if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
-            bail!("top draws on a terminal, and this is none: --once prints the table, -o json the figures");
+            bail!(
+                "top draws on a terminal, and this is none: --once prints the table, -o json the figures"
+            );
         }
-        let colors = if wants_no_color() { Colors::Off } else { Colors::On };
+        let colors = if wants_no_color() {
+            Colors::Off
+        } else {
+            Colors::On
+        };
         let top = Top::new(self.server.clone(), self.view);
         let is_over = Arc::new(AtomicBool::new(false));
         end_on_signal(is_over.clone())?;
@@ -122,7 +128,10 @@ impl TopArgs {
             {
                 access = renewed;
             }
-            if answers.send(answer.map(Box::new).map_err(|error| error.to_string())).is_err() {
+            if answers
+                .send(answer.map(Box::new).map_err(|error| error.to_string()))
+                .is_err()
+            {
                 return;
             }
             tokio::time::sleep(self.interval).await;
@@ -137,7 +146,10 @@ const HUNG_UP: i32 = 128 + 1;
 
 /// A signal ends it as a key does, so that the terminal is restored.
 fn end_on_signal(is_over: Arc<AtomicBool>) -> Result<()> {
-    let (mut terminate, mut hangup) = (signal(SignalKind::terminate())?, signal(SignalKind::hangup())?);
+    let (mut terminate, mut hangup) = (
+        signal(SignalKind::terminate())?,
+        signal(SignalKind::hangup())?,
+    );
     tokio::spawn(async move {
         tokio::select! {
             _ = terminate.recv() => {}
@@ -155,13 +167,20 @@ fn end_on_signal(is_over: Arc<AtomicBool>) -> Result<()> {
 fn table(fleet: &Fleet, view: View) -> String {
     let columns = view.columns();
     let header: Vec<&str> = columns.iter().map(|column| column.title).collect();
-    let right: Vec<usize> = (0..columns.len()).filter(|place| columns[*place].is_right).collect();
+    let right: Vec<usize> = (0..columns.len())
+        .filter(|place| columns[*place].is_right)
+        .collect();
     let rows = view.rows(fleet);
     let mut text = summary_of(fleet) + "\n\n";
     if rows.is_empty() {
         return text + "There is nothing to show.\n";
     }
-    text += &lines(&header, rows.iter().map(|row| row.iter().map(cell::Cell::text).collect()), &right);
+    text += &lines(
+        &header,
+        rows.iter()
+            .map(|row| row.iter().map(cell::Cell::text).collect()),
+        &right,
+    );
     text
 }
 

@@ -78,7 +78,10 @@ impl Top {
     }
 
     pub fn answered(&mut self, fleet: Fleet) {
-        self.shown = Shown { fleet: Some(fleet), ..Shown::default() };
+        self.shown = Shown {
+            fleet: Some(fleet),
+            ..Shown::default()
+        };
         self.arrange();
     }
 
@@ -175,21 +178,39 @@ impl Top {
             Some(sorting) => (sorting.column + by) % columns,
             None => (columns + by - 1) % columns,
         };
-        self.sorting[self.view as usize] = Some(Sorting { column, is_reversed: false });
+        self.sorting[self.view as usize] = Some(Sorting {
+            column,
+            is_reversed: false,
+        });
         self.arrange();
     }
 
     fn reverse(&mut self) {
-        let sorting = self.sorting().unwrap_or(Sorting { column: 0, is_reversed: false });
-        self.sorting[self.view as usize] = Some(Sorting { is_reversed: !sorting.is_reversed, ..sorting });
+        let sorting = self.sorting().unwrap_or(Sorting {
+            column: 0,
+            is_reversed: false,
+        });
+        self.sorting[self.view as usize] = Some(Sorting {
+            is_reversed: !sorting.is_reversed,
+            ..sorting
+        });
         self.arrange();
     }
 
     /// Makes the rows again. The selection keeps its place.
     fn arrange(&mut self) {
-        let rows = self.shown.fleet.as_ref().map(|fleet| self.view.rows(fleet)).unwrap_or_default();
+        let rows = self
+            .shown
+            .fleet
+            .as_ref()
+            .map(|fleet| self.view.rows(fleet))
+            .unwrap_or_default();
         self.rows = filtered(rows, &self.filter);
-        if let Some(Sorting { column, is_reversed }) = self.sorting() {
+        if let Some(Sorting {
+            column,
+            is_reversed,
+        }) = self.sorting()
+        {
             // Stable: of equal ones the fleet's order stays.
             self.rows.sort_by(|a, b| {
                 let order = a[column].compare(&b[column]);
@@ -204,7 +225,8 @@ impl Top {
 fn filtered(mut rows: Vec<Vec<Cell>>, filter: &str) -> Vec<Vec<Cell>> {
     if !filter.is_empty() {
         let filter = filter.to_lowercase();
-        let has = |cell: &Cell| matches!(cell, Cell::Text(text) if text.to_lowercase().contains(&filter));
+        let has =
+            |cell: &Cell| matches!(cell, Cell::Text(text) if text.to_lowercase().contains(&filter));
         rows.retain(|row| row.iter().any(has));
     }
     rows

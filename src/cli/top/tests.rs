@@ -90,7 +90,14 @@ fn waiting(name: &str, priority: i32, reservation: Option<FleetReservation>) -> 
 
 fn fleet(nodes: Vec<FleetNode>, pending: Vec<FleetPendingPod>) -> Fleet {
     let pending_count = pending.len() as u64;
-    Fleet { now: NOW, classes: Vec::new(), tenants: Vec::new(), nodes, pending, pending_count }
+    Fleet {
+        now: NOW,
+        classes: Vec::new(),
+        tenants: Vec::new(),
+        nodes,
+        pending,
+        pending_count,
+    }
 }
 
 /// As the demo's cluster is.
@@ -109,21 +116,44 @@ fn three_nodes() -> Fleet {
     let nodes = vec![
         node(
             "node-a",
-            vec![gpu("node-a", 0, 40, Some(66)), gpu("node-a", 1, 72, Some(97))],
+            vec![
+                gpu("node-a", 0, 40, Some(66)),
+                gpu("node-a", 1, 72, Some(97)),
+            ],
             vec![pod("llama-1", &[0], 40), pod("llama-2", &[1], 72)],
         ),
-        node("node-b", vec![gpu("node-b", 0, 70, Some(0)), gpu("node-b", 1, 70, Some(0))], vec![starting]),
-        FleetNode { freshness: Freshness::Stale, pool: None, ..node("node-c", vec![lost], Vec::new()) },
+        node(
+            "node-b",
+            vec![gpu("node-b", 0, 70, Some(0)), gpu("node-b", 1, 70, Some(0))],
+            vec![starting],
+        ),
+        FleetNode {
+            freshness: Freshness::Stale,
+            pool: None,
+            ..node("node-c", vec![lost], Vec::new())
+        },
     ];
-    fleet(nodes, vec![waiting("tune-1", 5, None), waiting("tune-2", -10, Some(reservation))])
+    fleet(
+        nodes,
+        vec![
+            waiting("tune-1", 5, None),
+            waiting("tune-2", -10, Some(reservation)),
+        ],
+    )
 }
 
 /// 1,000 nodes with 8 GPUs each.
 fn large() -> Fleet {
     let one = |place: u32| {
         let name = format!("node-{place}");
-        let gpus = (0..8)
-            .map(|index| gpu(&name, index, u64::from((place * 8 + index) % 73), Some((place % 101) as u8)));
+        let gpus = (0..8).map(|index| {
+            gpu(
+                &name,
+                index,
+                u64::from((place * 8 + index) % 73),
+                Some((place % 101) as u8),
+            )
+        });
         let pods = (0..8).map(|index| pod(&format!("engine-{place}-{index}"), &[index], 40));
         node(&name, gpus.collect(), pods.collect())
     };
@@ -138,20 +168,32 @@ fn top(fleet: Fleet) -> Top {
 
 fn press(top: &mut Top, keys: &str) -> Next {
     let press = |top: &mut Top, code| top.key(KeyEvent::new(code, KeyModifiers::NONE));
-    keys.chars().map(|c| press(top, KeyCode::Char(c))).last().unwrap_or(Next::Continue)
+    keys.chars()
+        .map(|c| press(top, KeyCode::Char(c)))
+        .last()
+        .unwrap_or(Next::Continue)
 }
 
 /// What is on a terminal of this size.
 fn frame(top: &mut Top, width: u16, height: u16) -> String {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-    terminal.draw(|frame| draw(top, frame.area(), frame.buffer_mut(), Colors::On)).unwrap();
+    terminal
+        .draw(|frame| draw(top, frame.area(), frame.buffer_mut(), Colors::On))
+        .unwrap();
     let buffer = terminal.backend().buffer();
-    let row = |y: u16| (0..width).map(|x| buffer[(x, y)].symbol()).collect::<String>();
-    (0..height).map(|y| row(y).trim_end().to_owned() + "\n").collect()
+    let row = |y: u16| {
+        (0..width)
+            .map(|x| buffer[(x, y)].symbol())
+            .collect::<String>()
+    };
+    (0..height)
+        .map(|y| row(y).trim_end().to_owned() + "\n")
+        .collect()
 }
 
 fn check(golden: &str, text: &str) {
-    let path = PathBuf::from(env!("CARGO_WORKSPACE_DIR")).join(format!("tests/golden/top/{golden}.txt"));
+    let path =
+        PathBuf::from(env!("CARGO_WORKSPACE_DIR")).join(format!("tests/golden/top/{golden}.txt"));
     if std::env::var_os("STOWAGE_BLESS").is_some() {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(&path, text).unwrap();
@@ -175,7 +217,10 @@ fn every_view_of_three_nodes() {
 
 #[test]
 fn the_printed_tables_of_three_nodes() {
-    check("once", &View::ALL.map(|view| table(&three_nodes(), view)).join("\n"));
+    check(
+        "once",
+        &View::ALL.map(|view| table(&three_nodes(), view)).join("\n"),
+    );
 }
 
 #[test]
@@ -187,13 +232,19 @@ fn eight_thousand_gpus_are_scrolled_sorted_and_searched() {
     let next = frame(&mut top, 100, 16);
     press(&mut top, "G");
     let last = frame(&mut top, 100, 16);
-    assert_eq!((top.rows().len(), top.selected, top.offset), (8000, 7999, 8000 - 12));
+    assert_eq!(
+        (top.rows().len(), top.selected, top.offset),
+        (8000, 7999, 8000 - 12)
+    );
     press(&mut top, "g>>>>>r");
     let fullest = frame(&mut top, 100, 16);
     press(&mut top, "/node-77");
     let found = frame(&mut top, 100, 16);
     assert_eq!(top.rows().len(), 8 * 11, "node-77 and node-770 to node-779");
-    check("eight-thousand-gpus", &[first, next, last, fullest, found].join(&("─".repeat(100) + "\n")));
+    check(
+        "eight-thousand-gpus",
+        &[first, next, last, fullest, found].join(&("─".repeat(100) + "\n")),
+    );
 }
 
 #[test]
@@ -203,8 +254,14 @@ fn the_last_figures_stay_and_are_marked_as_old() {
     top.shown.age = Duration::from_secs(12);
     top.unanswered("no answer from http://127.0.0.1:9445: Connection refused".into());
     let old = frame(&mut top, 100, 12);
-    assert!(old.starts_with("OLD, 12 s: 3 nodes") && old.contains("node-a"), "{old}");
-    assert!(old.lines().last().unwrap().contains("Connection refused"), "{old}");
+    assert!(
+        old.starts_with("OLD, 12 s: 3 nodes") && old.contains("node-a"),
+        "{old}"
+    );
+    assert!(
+        old.lines().last().unwrap().contains("Connection refused"),
+        "{old}"
+    );
     top.answered(three_nodes());
     assert!(frame(&mut top, 100, 12).starts_with("3 nodes"));
     let mut never = Top::new("http://nowhere".into(), View::Nodes);
@@ -217,7 +274,15 @@ fn the_last_figures_stay_and_are_marked_as_old() {
 fn any_size_of_the_terminal_can_be_drawn() {
     let mut top = top(large());
     press(&mut top, "3G");
-    for (width, height) in [(1, 1), (1, 40), (20, 5), (40, 4), (300, 6), (80, 24), (12, 100)] {
+    for (width, height) in [
+        (1, 1),
+        (1, 40),
+        (20, 5),
+        (40, 4),
+        (300, 6),
+        (80, 24),
+        (12, 100),
+    ] {
         for keys in ["", "?", "?", "/x", "\n"] {
             press(&mut top, keys);
             frame(&mut top, width, height);
@@ -230,12 +295,22 @@ fn any_size_of_the_terminal_can_be_drawn() {
 fn keys_do_what_the_help_says() {
     let mut top = top(three_nodes());
     assert_eq!(press(&mut top, "q"), Next::Quit);
-    assert_eq!(top.key(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL)), Next::Quit);
+    assert_eq!(
+        top.key(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL)),
+        Next::Quit
+    );
     press(&mut top, "?");
     assert_eq!(press(&mut top, "q"), Next::Continue, "it closes the help");
     press(&mut top, "/node-b");
-    assert_eq!((press(&mut top, "q"), &*top.filter), (Next::Continue, "node-bq"), "a letter of the filter");
-    assert_eq!(top.key(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL)), Next::Quit);
+    assert_eq!(
+        (press(&mut top, "q"), &*top.filter),
+        (Next::Continue, "node-bq"),
+        "a letter of the filter"
+    );
+    assert_eq!(
+        top.key(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL)),
+        Next::Quit
+    );
     top.key(KeyEvent::new(KeyCode::Backspace, KeyModifiers::NONE));
     top.key(KeyEvent::new(KeyCode::Enter, KeyModifiers::NONE));
     assert_eq!((top.rows().len(), top.is_typing), (1, false));
@@ -253,7 +328,14 @@ fn a_hostile_name_reaches_neither_the_screen_nor_the_table_as_it_is() {
     let mut hostile = pod("engine", &[0], 40);
     hostile.class = "a\u{1b}[2J\u{9b}1mb\nc".into();
     hostile.tenant = Some("\u{202e}evil".into());
-    let fleet = fleet(vec![node("node-a", vec![gpu("node-a", 0, 40, None)], vec![hostile])], Vec::new());
+    let fleet = fleet(
+        vec![node(
+            "node-a",
+            vec![gpu("node-a", 0, 40, None)],
+            vec![hostile],
+        )],
+        Vec::new(),
+    );
     let mut top = top(fleet.clone());
     press(&mut top, "3");
     for text in [frame(&mut top, 120, 10), table(&fleet, View::Pods)] {
@@ -267,5 +349,8 @@ fn a_hostile_name_reaches_neither_the_screen_nor_the_table_as_it_is() {
 #[test]
 fn ages_are_of_the_servers_clock() {
     let rows = View::Pending.rows(&three_nodes());
-    assert_eq!(rows[0][5], super::cell::Cell::Age(Some(Millis::seconds(90))));
+    assert_eq!(
+        rows[0][5],
+        super::cell::Cell::Age(Some(Millis::seconds(90)))
+    );
 }

@@ -3,7 +3,9 @@
 use super::cell::Cell;
 use clap::ValueEnum;
 use std::collections::BTreeMap;
-use stowage_scheduling::explaining::fleet::{Fleet, FleetGpu, FleetNode, FleetPendingPod, FleetPod};
+use stowage_scheduling::explaining::fleet::{
+    Fleet, FleetGpu, FleetNode, FleetPendingPod, FleetPod,
+};
 use stowage_scheduling::ledger::{OccupantPhase, SchedulingGate};
 use stowage_scheduling::units::{Bytes, Moment, Percent};
 use stowage_scheduling::vocabulary::gpu::Health;
@@ -25,7 +27,13 @@ pub enum View {
 }
 
 impl View {
-    pub const ALL: [Self; 5] = [Self::Nodes, Self::Gpus, Self::Pods, Self::Pending, Self::Models];
+    pub const ALL: [Self; 5] = [
+        Self::Nodes,
+        Self::Gpus,
+        Self::Pods,
+        Self::Pending,
+        Self::Models,
+    ];
 
     pub fn title(self) -> &'static str {
         match self {
@@ -47,11 +55,19 @@ pub struct Column {
 }
 
 const fn left(title: &'static str, width: u16) -> Column {
-    Column { title, width, is_right: false }
+    Column {
+        title,
+        width,
+        is_right: false,
+    }
 }
 
 const fn right(title: &'static str, width: u16) -> Column {
-    Column { title, width, is_right: true }
+    Column {
+        title,
+        width,
+        is_right: true,
+    }
 }
 
 const NODES: [Column; 8] = [
@@ -120,10 +136,14 @@ impl View {
         match self {
             Self::Nodes => nodes.map(node).collect(),
             Self::Gpus => nodes.flat_map(gpus).collect(),
-            Self::Pods => {
-                nodes.flat_map(|at| at.pods.iter().map(move |one| pod(at, one, fleet.now))).collect()
-            }
-            Self::Pending => fleet.pending.iter().map(|one| pending(one, fleet.now)).collect(),
+            Self::Pods => nodes
+                .flat_map(|at| at.pods.iter().map(move |one| pod(at, one, fleet.now)))
+                .collect(),
+            Self::Pending => fleet
+                .pending
+                .iter()
+                .map(|one| pending(one, fleet.now))
+                .collect(),
             Self::Models => models(fleet),
         }
     }
@@ -131,7 +151,10 @@ impl View {
 
 /// What is allocated of what can be, over GPUs.
 pub fn allocated<'a>(gpus: impl Iterator<Item = &'a FleetGpu> + Clone) -> (Bytes, Bytes) {
-    (gpus.clone().map(|gpu| gpu.allocated_bytes).sum(), gpus.map(|gpu| gpu.allocatable_bytes).sum())
+    (
+        gpus.clone().map(|gpu| gpu.allocated_bytes).sum(),
+        gpus.map(|gpu| gpu.allocatable_bytes).sum(),
+    )
 }
 
 /// The fullest KV cache; unknown only if all are.
@@ -140,7 +163,9 @@ fn fullest<'a>(gpus: impl Iterator<Item = &'a FleetGpu>) -> Option<Percent> {
 }
 
 fn queued<'a>(gpus: impl Iterator<Item = &'a FleetGpu>) -> Option<u64> {
-    gpus.filter_map(|gpu| gpu.queue).map(u64::from).reduce(|a, b| a + b)
+    gpus.filter_map(|gpu| gpu.queue)
+        .map(u64::from)
+        .reduce(|a, b| a + b)
 }
 
 fn node(node: &FleetNode) -> Vec<Cell> {
@@ -159,14 +184,21 @@ fn node(node: &FleetNode) -> Vec<Cell> {
         Cell::Percent(fullest(node.gpus.iter())),
         Cell::MaybeCount(queued(node.gpus.iter())),
         Cell::Count(node.pods.len() as u64),
-        Cell::Text(if node.closed { "closed".into() } else { report.into() }),
+        Cell::Text(if node.closed {
+            "closed".into()
+        } else {
+            report.into()
+        }),
     ]
 }
 
 fn gpus(node: &FleetNode) -> impl Iterator<Item = Vec<Cell>> {
     let mut pods = vec![0; node.gpus.len()];
     for place in node.pods.iter().flat_map(|pod| &pod.gpus) {
-        pods.iter_mut().skip(*place).take(1).for_each(|count| *count += 1);
+        pods.iter_mut()
+            .skip(*place)
+            .take(1)
+            .for_each(|count| *count += 1);
     }
     node.gpus.iter().zip(pods).map(|(gpu, pods)| {
         let health = match gpu.health {
@@ -180,7 +212,10 @@ fn gpus(node: &FleetNode) -> impl Iterator<Item = Vec<Cell>> {
             Cell::Count(gpu.index.into()),
             Cell::foreign(gpu.model.as_str()),
             Cell::Text(health.into()),
-            Cell::Share { part: gpu.allocated_bytes, of: gpu.allocatable_bytes },
+            Cell::Share {
+                part: gpu.allocated_bytes,
+                of: gpu.allocatable_bytes,
+            },
             Cell::Percent(gpu.kv_cache_percent),
             Cell::MaybeCount(gpu.queue.map(u64::from)),
             Cell::Count(pods),
@@ -199,7 +234,11 @@ fn pod(node: &FleetNode, pod: &FleetPod, now: Moment) -> Vec<Cell> {
         OccupantPhase::Reserved => "reserved",
         OccupantPhase::SoftlyReserved => "offered",
     };
-    let index = |place: &usize| node.gpus.get(*place).map_or("?".into(), |gpu| gpu.index.to_string());
+    let index = |place: &usize| {
+        node.gpus
+            .get(*place)
+            .map_or("?".into(), |gpu| gpu.index.to_string())
+    };
     vec![
         Cell::foreign(&pod.pod.to_string()),
         Cell::foreign(&pod.class),
@@ -225,7 +264,10 @@ fn pending(pod: &FleetPendingPod, now: Moment) -> Vec<Cell> {
         Cell::foreign(&pod.class),
         Cell::foreign(pod.tenant.as_deref().unwrap_or("-")),
         Cell::Priority(pod.priority),
-        Cell::Request { per_gpu: pod.bytes_per_gpu, gpus: pod.gpus },
+        Cell::Request {
+            per_gpu: pod.bytes_per_gpu,
+            gpus: pod.gpus,
+        },
         Cell::Age(Some(now.since(pod.since))),
         Cell::foreign(&state),
     ]
@@ -249,7 +291,8 @@ fn models(fleet: &Fleet) -> Vec<Vec<Cell>> {
             sum.pods += 1;
             sum.starting += u64::from(pod.starting);
             sum.bytes += pod.bytes_per_gpu.times(pod.gpus.len() as u64);
-            sum.gpus.extend(pod.gpus.iter().filter_map(|place| node.gpus.get(*place)));
+            sum.gpus
+                .extend(pod.gpus.iter().filter_map(|place| node.gpus.get(*place)));
         }
     }
     let row = |(model, mut sum): (&str, ModelSum<'_>)| {

@@ -19,7 +19,11 @@ const PODS: &str = "pods";
 
 /// A node's allocatable resources, and how many pods it takes. A quantity that cannot be parsed counts as none.
 pub fn of_node(node: &Node) -> (Amounts, u64) {
-    let allocatable = node.status.iter().flat_map(|status| &status.allocatable).flatten();
+    let allocatable = node
+        .status
+        .iter()
+        .flat_map(|status| &status.allocatable)
+        .flatten();
     let mut named = NamedAmounts::new();
     for (name, quantity) in allocatable.filter(|(name, _)| is_checked_here(name)) {
         named.insert(name, amount(name, &quantity.0).unwrap_or(0));
@@ -30,38 +34,71 @@ pub fn of_node(node: &Node) -> (Amounts, u64) {
 
 /// A pod's resources. A quantity that cannot be parsed counts as more than any node has.
 pub fn of_pod(pod: &Pod) -> Amounts {
-    let Some(spec) = &pod.spec else { return Amounts::default() };
-    let amounts = |(role, container)| ContainerAmounts { role, amounts: of_container(pod, role, container) };
+    let Some(spec) = &pod.spec else {
+        return Amounts::default();
+    };
+    let amounts = |(role, container)| ContainerAmounts {
+        role,
+        amounts: of_container(pod, role, container),
+    };
     let containers: Vec<_> = containers(spec).map(amounts).collect();
     let pod_level = spec.resources.as_ref().map(asked).unwrap_or_default();
     Amounts::of_pod(&containers, &pod_level, &named(&spec.overhead))
 }
 
-fn of_container<'a>(pod: &'a Pod, role: ContainerRole, container: &'a Container) -> NamedAmounts<'a> {
+fn of_container<'a>(
+    pod: &'a Pod,
+    role: ContainerRole,
+    container: &'a Container,
+) -> NamedAmounts<'a> {
     let asked = container.resources.as_ref().map(asked).unwrap_or_default();
-    let Some(status) = status_of(pod, role, container) else { return asked };
-    let running = status.resources.as_ref().map(|resources| named(&resources.requests)).unwrap_or_default();
+    let Some(status) = status_of(pod, role, container) else {
+        return asked;
+    };
+    let running = status
+        .resources
+        .as_ref()
+        .map(|resources| named(&resources.requests))
+        .unwrap_or_default();
     let granted = larger(running, named(&status.allocated_resources));
     // A resize that is infeasible on the node does not count.
-    if is_resize_infeasible(pod) { granted } else { larger(asked, granted) }
+    if is_resize_infeasible(pod) {
+        granted
+    } else {
+        larger(asked, granted)
+    }
 }
 
 /// An init container that has ended takes nothing, so its status is ignored.
-fn status_of<'a>(pod: &'a Pod, role: ContainerRole, container: &Container) -> Option<&'a ContainerStatus> {
+fn status_of<'a>(
+    pod: &'a Pod,
+    role: ContainerRole,
+    container: &Container,
+) -> Option<&'a ContainerStatus> {
     let status = pod.status.as_ref()?;
     let statuses = match role {
         ContainerRole::Main => &status.container_statuses,
         ContainerRole::Sidecar => &status.init_container_statuses,
         ContainerRole::Init => return None,
     };
-    statuses.iter().flatten().find(|status| status.name == container.name)
+    statuses
+        .iter()
+        .flatten()
+        .find(|status| status.name == container.name)
 }
 
 fn is_resize_infeasible(pod: &Pod) -> bool {
-    let conditions = pod.status.iter().flat_map(|status| &status.conditions).flatten();
-    let is_pending =
-        |type_: &str, reason: Option<&str>| type_ == "PodResizePending" && reason == Some("Infeasible");
-    conditions.into_iter().any(|condition| is_pending(&condition.type_, condition.reason.as_deref()))
+    let conditions = pod
+        .status
+        .iter()
+        .flat_map(|status| &status.conditions)
+        .flatten();
+    let is_pending = |type_: &str, reason: Option<&str>| {
+        type_ == "PodResizePending" && reason == Some("Infeasible")
+    };
+    conditions
+        .into_iter()
+        .any(|condition| is_pending(&condition.type_, condition.reason.as_deref()))
 }
 
 fn larger<'a>(mut one: NamedAmounts<'a>, other: NamedAmounts<'a>) -> NamedAmounts<'a> {
@@ -80,7 +117,10 @@ fn asked(resources: &ResourceRequirements) -> NamedAmounts<'_> {
 }
 
 fn named(quantities: &Option<Quantities>) -> NamedAmounts<'_> {
-    let classified = quantities.iter().flatten().filter(|(name, _)| is_checked_here(name));
+    let classified = quantities
+        .iter()
+        .flatten()
+        .filter(|(name, _)| is_checked_here(name));
     classified
         .map(|(name, quantity)| (name.as_str(), amount(name, &quantity.0).unwrap_or(u64::MAX)))
         .collect()

@@ -11,7 +11,9 @@ use k8s_openapi::api::core::v1::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use stowage_scheduling::kube_filters::node::{Effect, NodeTerm, Taint, Toleration, TolerationRule};
-use stowage_scheduling::kube_filters::requirements::{AntiAffinity, NamespaceScope, UnsupportedRule};
+use stowage_scheduling::kube_filters::requirements::{
+    AntiAffinity, NamespaceScope, UnsupportedRule,
+};
 use stowage_scheduling::vocabulary::label_selector::{Requirement, Rule, Selector, UnreadableRule};
 
 /// The only field of a node that an affinity can name.
@@ -20,7 +22,11 @@ const NODE_NAME: &str = "metadata.name";
 /// `None` for an effect that filters no pods.
 pub fn taint(found: &ApiTaint) -> Option<Taint> {
     let value = found.value.clone().unwrap_or_default();
-    Some(Taint { key: found.key.clone(), value, effect: effect(&found.effect)? })
+    Some(Taint {
+        key: found.key.clone(),
+        value,
+        effect: effect(&found.effect)?,
+    })
 }
 
 /// `None` for a toleration that, as far as it is understood, tolerates nothing.
@@ -35,15 +41,26 @@ pub fn toleration(found: &ApiToleration) -> Option<Toleration> {
         None | Some("") => None,
         Some(named) => Some(effect(named)?),
     };
-    Some(Toleration { key: text(&found.key), rule, effect })
+    Some(Toleration {
+        key: text(&found.key),
+        rule,
+        effect,
+    })
 }
 
 /// The pod's required node affinity. With a term that cannot be parsed the set of matching nodes is unknown.
 pub fn node_affinity(spec: &PodSpec) -> (Option<Vec<NodeTerm>>, Option<UnsupportedRule>) {
-    let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
-    let required =
-        affinity.and_then(|node| node.required_during_scheduling_ignored_during_execution.as_ref());
-    let Some(required) = required else { return (None, None) };
+    let affinity = spec
+        .affinity
+        .as_ref()
+        .and_then(|affinity| affinity.node_affinity.as_ref());
+    let required = affinity.and_then(|node| {
+        node.required_during_scheduling_ignored_during_execution
+            .as_ref()
+    });
+    let Some(required) = required else {
+        return (None, None);
+    };
     match node_terms(required) {
         Ok(terms) => (Some(terms), None),
         Err(_) => (None, Some(UnsupportedRule::Unreadable)),
@@ -60,8 +77,13 @@ pub(crate) fn requires_pods_near_or_far(spec: &PodSpec) -> bool {
 }
 
 pub(crate) fn requires_pods_near(spec: &PodSpec) -> bool {
-    let near = spec.affinity.iter().flat_map(|affinity| &affinity.pod_affinity);
-    let mut near = near.flat_map(|near| &near.required_during_scheduling_ignored_during_execution).flatten();
+    let near = spec
+        .affinity
+        .iter()
+        .flat_map(|affinity| &affinity.pod_affinity);
+    let mut near = near
+        .flat_map(|near| &near.required_during_scheduling_ignored_during_execution)
+        .flatten();
     near.next().is_some()
 }
 
@@ -69,11 +91,18 @@ pub(crate) fn requires_pods_near(spec: &PodSpec) -> bool {
 pub fn repels(pod: &Pod) -> Arc<[Arc<AntiAffinity>]> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
     let terms = || pod.spec.iter().flat_map(required_far);
-    if pod.spec.as_ref().is_none_or(|spec| count_repelled(spec) <= MOST_RULES) {
-        return terms().map(|term| Arc::new(repulsion(term, namespace))).collect();
+    if pod
+        .spec
+        .as_ref()
+        .is_none_or(|spec| count_repelled(spec) <= MOST_RULES)
+    {
+        return terms()
+            .map(|term| Arc::new(repulsion(term, namespace)))
+            .collect();
     }
     let is_own = |term: &PodAffinityTerm| {
-        term.namespace_selector.is_none() && term.namespaces.iter().flatten().all(|one| one == namespace)
+        term.namespace_selector.is_none()
+            && term.namespaces.iter().flatten().all(|one| one == namespace)
     };
     let scope = match terms().all(is_own) {
         true => NamespaceScope::Of(BTreeSet::from([namespace.to_owned()])),
@@ -85,24 +114,38 @@ pub fn repels(pod: &Pod) -> Arc<[Arc<AntiAffinity>]> {
         selector: Selector::EVERYTHING,
         topology: topology.clone(),
     };
-    topologies.into_iter().map(|topology| Arc::new(any(topology))).collect()
+    topologies
+        .into_iter()
+        .map(|topology| Arc::new(any(topology)))
+        .collect()
 }
 
 /// Labels, names and values in the pod's required pod anti-affinity.
 pub(crate) fn count_repelled(spec: &PodSpec) -> usize {
     let in_term = |term: &PodAffinityTerm| {
         let selector = term.label_selector.as_ref();
-        let labels = selector.and_then(|selector| selector.match_labels.as_ref()).map_or(0, BTreeMap::len);
-        let expressions = selector.iter().flat_map(|selector| &selector.match_expressions).flatten();
-        let values = expressions.map(|one| 1 + one.values.as_ref().map_or(0, Vec::len)).sum::<usize>();
+        let labels = selector
+            .and_then(|selector| selector.match_labels.as_ref())
+            .map_or(0, BTreeMap::len);
+        let expressions = selector
+            .iter()
+            .flat_map(|selector| &selector.match_expressions)
+            .flatten();
+        let values = expressions
+            .map(|one| 1 + one.values.as_ref().map_or(0, Vec::len))
+            .sum::<usize>();
         1 + labels + values + term.namespaces.as_ref().map_or(0, Vec::len)
     };
     required_far(spec).map(in_term).sum()
 }
 
 fn required_far(spec: &PodSpec) -> impl Iterator<Item = &PodAffinityTerm> {
-    let far = spec.affinity.iter().flat_map(|affinity| &affinity.pod_anti_affinity);
-    far.flat_map(|far| &far.required_during_scheduling_ignored_during_execution).flatten()
+    let far = spec
+        .affinity
+        .iter()
+        .flat_map(|affinity| &affinity.pod_anti_affinity);
+    far.flat_map(|far| &far.required_during_scheduling_ignored_during_execution)
+        .flatten()
 }
 
 /// A selector that cannot be parsed may match any pod.
@@ -114,13 +157,29 @@ fn repulsion(term: &PodAffinityTerm, own_namespace: &str) -> AntiAffinity {
         (None, false) => NamespaceScope::Of(named),
     };
     let found = term.label_selector.as_ref();
-    let selector = found.map_or(Selector::Nothing, |found| selector(found).unwrap_or(Selector::EVERYTHING));
-    AntiAffinity { scope, selector, topology: term.topology_key.clone() }
+    let selector = found.map_or(Selector::Nothing, |found| {
+        selector(found).unwrap_or(Selector::EVERYTHING)
+    });
+    AntiAffinity {
+        scope,
+        selector,
+        topology: term.topology_key.clone(),
+    }
 }
 
 fn node_term(term: &NodeSelectorTerm) -> Result<NodeTerm, UnreadableRule> {
-    let labels = term.match_expressions.iter().flatten().map(requirement).collect::<Result<_, _>>()?;
-    let name = term.match_fields.iter().flatten().map(name_rule).collect::<Result<_, _>>()?;
+    let labels = term
+        .match_expressions
+        .iter()
+        .flatten()
+        .map(requirement)
+        .collect::<Result<_, _>>()?;
+    let name = term
+        .match_fields
+        .iter()
+        .flatten()
+        .map(name_rule)
+        .collect::<Result<_, _>>()?;
     Ok(NodeTerm { labels, name })
 }
 
@@ -133,7 +192,11 @@ fn name_rule(rule: &NodeSelectorRequirement) -> Result<Rule, UnreadableRule> {
 }
 
 fn requirement(rule: &NodeSelectorRequirement) -> Result<Requirement, UnreadableRule> {
-    Requirement::parse(&rule.key, &rule.operator, rule.values.as_deref().unwrap_or_default())
+    Requirement::parse(
+        &rule.key,
+        &rule.operator,
+        rule.values.as_deref().unwrap_or_default(),
+    )
 }
 
 fn effect(name: &str) -> Option<Effect> {

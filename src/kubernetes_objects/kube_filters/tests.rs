@@ -17,7 +17,8 @@ fn with_status(mut spec: Value, status: Value) -> Pod {
     if spec.get("containers").is_none() {
         spec["containers"] = json!([]);
     }
-    let metadata = json!({ "name": "p", "namespace": "team", "uid": "p", "labels": { "app": "chat" } });
+    let metadata =
+        json!({ "name": "p", "namespace": "team", "uid": "p", "labels": { "app": "chat" } });
     serde_json::from_value(json!({ "metadata": metadata, "spec": spec, "status": status })).unwrap()
 }
 
@@ -32,7 +33,10 @@ fn node(spec: Value, allocatable: Value) -> FilterNode {
 
 fn named(pod: &Pod) -> Vec<(String, u64)> {
     let amounts = requirements(pod).amounts;
-    amounts.named().map(|(name, amount)| (name.to_owned(), amount)).collect()
+    amounts
+        .named()
+        .map(|(name, amount)| (name.to_owned(), amount))
+        .collect()
 }
 
 fn unsupported(spec: Value) -> Option<UnsupportedRule> {
@@ -45,7 +49,8 @@ fn gpus_and_their_memory_are_left_to_the_ledger() {
         "cpu": "1500m", "memory": "1Gi", "stowage.dev/vram": "40Gi", "nvidia.com/gpu": "1",
         "nvidia.com/mig-1g.5gb": "1", "example.com/nic": "2", "hugepages-2Mi": "4Mi", "ephemeral-storage": "1k",
     });
-    let pod = pod(json!({ "containers": [{ "name": "engine", "resources": { "limits": limits } }] }));
+    let pod =
+        pod(json!({ "containers": [{ "name": "engine", "resources": { "limits": limits } }] }));
     let expected = [
         ("cpu", 1500),
         ("memory", 1 << 30),
@@ -53,7 +58,10 @@ fn gpus_and_their_memory_are_left_to_the_ledger() {
         ("example.com/nic", 2),
         ("hugepages-2Mi", 4 << 20),
     ];
-    assert_eq!(named(&pod), expected.map(|(name, amount)| (name.to_owned(), amount)));
+    assert_eq!(
+        named(&pod),
+        expected.map(|(name, amount)| (name.to_owned(), amount))
+    );
 }
 
 #[test]
@@ -63,7 +71,10 @@ fn a_pods_own_resources_stand_for_its_containers_and_overhead_comes_on_top() {
         "resources": { "requests": { "cpu": "3" } },
         "overhead": { "cpu": "250m" },
     }));
-    assert_eq!(named(&pod), [("cpu".to_owned(), 3250), ("memory".to_owned(), 1)]);
+    assert_eq!(
+        named(&pod),
+        [("cpu".to_owned(), 3250), ("memory".to_owned(), 1)]
+    );
 }
 
 #[test]
@@ -80,7 +91,11 @@ fn a_resized_container_counts_with_the_largest_of_what_it_asks_for_has_and_runs_
             }],
             "conditions": conditions,
         });
-        footprint(&with_status(spec.clone(), status)).unwrap().amounts.cpu.0
+        footprint(&with_status(spec.clone(), status))
+            .unwrap()
+            .amounts
+            .cpu
+            .0
     };
     assert_eq!(taken(json!([])), 4000);
     assert_eq!(
@@ -92,9 +107,22 @@ fn a_resized_container_counts_with_the_largest_of_what_it_asks_for_has_and_runs_
 #[test]
 fn a_quantity_that_cannot_be_read_is_more_than_any_node_has_and_of_a_node_it_is_nothing() {
     let asks = json!([{ "name": "engine", "resources": { "requests": { "cpu": "much" } } }]);
-    assert_eq!(named(&pod(json!({ "containers": asks }))), [("cpu".to_owned(), u64::MAX)]);
-    let machine = node(json!({}), json!({ "cpu": "much", "memory": "1Ki", "pods": "-1" }));
-    assert_eq!((machine.allocatable.cpu.0, machine.allocatable.memory.0, machine.pods), (0, 1024, 0));
+    assert_eq!(
+        named(&pod(json!({ "containers": asks }))),
+        [("cpu".to_owned(), u64::MAX)]
+    );
+    let machine = node(
+        json!({}),
+        json!({ "cpu": "much", "memory": "1Ki", "pods": "-1" }),
+    );
+    assert_eq!(
+        (
+            machine.allocatable.cpu.0,
+            machine.allocatable.memory.0,
+            machine.pods
+        ),
+        (0, 1024, 0)
+    );
 }
 
 #[test]
@@ -105,8 +133,18 @@ fn a_cordoned_node_has_the_taint_that_says_so() {
         ] }),
         json!({ "pods": "110" }),
     );
-    let taints: Vec<_> = machine.taints.iter().map(|taint| (taint.key.as_str(), taint.effect)).collect();
-    assert_eq!(taints, [("gpu", Effect::NoExecute), (UNSCHEDULABLE, Effect::NoSchedule)]);
+    let taints: Vec<_> = machine
+        .taints
+        .iter()
+        .map(|taint| (taint.key.as_str(), taint.effect))
+        .collect();
+    assert_eq!(
+        taints,
+        [
+            ("gpu", Effect::NoExecute),
+            (UNSCHEDULABLE, Effect::NoSchedule)
+        ]
+    );
     assert_eq!(machine.pods, 110);
 }
 
@@ -123,8 +161,16 @@ fn a_toleration_is_read_and_one_that_is_not_understood_tolerates_nothing() {
     assert_eq!(
         tolerations,
         [
-            Toleration { key: "gpu".into(), rule: equal, effect: None },
-            Toleration { key: String::new(), rule: TolerationRule::Exists, effect: Some(Effect::NoExecute) },
+            Toleration {
+                key: "gpu".into(),
+                rule: equal,
+                effect: None
+            },
+            Toleration {
+                key: String::new(),
+                rule: TolerationRule::Exists,
+                effect: Some(Effect::NoExecute)
+            },
         ]
     );
 }
@@ -142,7 +188,13 @@ fn a_node_affinity_is_read_with_its_fields() {
         "matchFields": [{ "key": "metadata.name", "operator": "NotIn", "values": ["a"] }],
     }]);
     let terms = requirements(&pod(required(terms))).node_affinity.unwrap();
-    assert_eq!(terms[0].labels, [Requirement { key: "mem".into(), rule: Rule::Above(79) }]);
+    assert_eq!(
+        terms[0].labels,
+        [Requirement {
+            key: "mem".into(),
+            rule: Rule::Above(79)
+        }]
+    );
     assert_eq!(terms[0].name, [Rule::NotIn(["a".to_owned()].into())]);
 }
 
@@ -152,7 +204,11 @@ fn a_node_affinity_that_cannot_be_read_is_unsupported() {
         json!([{ "matchExpressions": [{ "key": "mem", "operator": "Near", "values": ["79"] }] }]),
         json!([{ "matchFields": [{ "key": "spec.podCIDR", "operator": "In", "values": ["a"] }] }]),
     ] {
-        assert_eq!(unsupported(required(terms.clone())), Some(UnsupportedRule::Unreadable), "{terms}");
+        assert_eq!(
+            unsupported(required(terms.clone())),
+            Some(UnsupportedRule::Unreadable),
+            "{terms}"
+        );
     }
 }
 
@@ -160,7 +216,8 @@ fn a_node_affinity_that_cannot_be_read_is_unsupported() {
 fn parts_of_a_pod_that_filter_nodes_in_an_unsupported_way_are_named() {
     let near = json!([{ "topologyKey": "zone", "labelSelector": {} }]);
     let volume = |source: &str| json!({ "volumes": [{ "name": "v", source: {} }] });
-    let claim = json!({ "volumes": [{ "name": "v", "persistentVolumeClaim": { "claimName": "c" } }] });
+    let claim =
+        json!({ "volumes": [{ "name": "v", "persistentVolumeClaim": { "claimName": "c" } }] });
     let spread = |rule: &str| {
         let constraint = json!({ "maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": rule });
         json!({ "topologySpreadConstraints": [constraint] })
@@ -169,21 +226,45 @@ fn parts_of_a_pod_that_filter_nodes_in_an_unsupported_way_are_named() {
     let requires = "requiredDuringSchedulingIgnoredDuringExecution";
     for (spec, expected) in [
         (json!({}), None),
-        (affinity("podAffinity", requires), Some(UnsupportedRule::InterPodAffinity)),
-        (affinity("podAntiAffinity", requires), Some(UnsupportedRule::InterPodAffinity)),
-        (json!({ "affinity": { "podAffinity": {}, "podAntiAffinity": {} } }), None),
-        (spread("DoNotSchedule"), Some(UnsupportedRule::TopologySpread)),
+        (
+            affinity("podAffinity", requires),
+            Some(UnsupportedRule::InterPodAffinity),
+        ),
+        (
+            affinity("podAntiAffinity", requires),
+            Some(UnsupportedRule::InterPodAffinity),
+        ),
+        (
+            json!({ "affinity": { "podAffinity": {}, "podAntiAffinity": {} } }),
+            None,
+        ),
+        (
+            spread("DoNotSchedule"),
+            Some(UnsupportedRule::TopologySpread),
+        ),
         (spread("ScheduleAnyway"), None),
-        (json!({ "resourceClaims": [{ "name": "nic" }] }), Some(UnsupportedRule::ResourceClaims)),
+        (
+            json!({ "resourceClaims": [{ "name": "nic" }] }),
+            Some(UnsupportedRule::ResourceClaims),
+        ),
         (claim, None),
         (volume("ephemeral"), None),
         (volume("iscsi"), Some(UnsupportedRule::Volumes)),
         (volume("emptyDir"), None),
         (volume("configMap"), None),
         (volume("projected"), None),
-        (json!({ "schedulingGates": [{ "name": "stowage.dev/plan" }] }), None),
-        (json!({ "schedulingGates": [{ "name": "other" }] }), Some(UnsupportedRule::SchedulingGate)),
-        (json!({ "nodeName": "a" }), Some(UnsupportedRule::NodeNamePreset)),
+        (
+            json!({ "schedulingGates": [{ "name": "stowage.dev/plan" }] }),
+            None,
+        ),
+        (
+            json!({ "schedulingGates": [{ "name": "other" }] }),
+            Some(UnsupportedRule::SchedulingGate),
+        ),
+        (
+            json!({ "nodeName": "a" }),
+            Some(UnsupportedRule::NodeNamePreset),
+        ),
     ] {
         assert_eq!(unsupported(spec.clone()), expected, "{spec}");
     }
@@ -200,7 +281,11 @@ fn claims_are_read_by_name_and_those_of_ephemeral_volumes_after_pod_and_volume()
         ],
     }));
     pod.metadata.name = Some("engine".into());
-    let names: Vec<_> = requirements(&pod).claims.iter().map(ToString::to_string).collect();
+    let names: Vec<_> = requirements(&pod)
+        .claims
+        .iter()
+        .map(ToString::to_string)
+        .collect();
     assert_eq!(names, ["llama", "engine-scratch"]);
     assert_eq!(footprint(&pod).unwrap().volumes, 2);
 }
@@ -212,13 +297,25 @@ fn the_required_anti_affinity_of_a_pod_is_read() {
         let spec = json!({ "nodeName": "a", "affinity": { "podAntiAffinity": rule } });
         footprint(&pod(spec)).unwrap().repels[0].clone()
     };
-    let of =
-        |namespaces: &[&str]| NamespaceScope::Of(namespaces.iter().map(|name| (*name).to_owned()).collect());
-    let own = far(json!({ "topologyKey": "zone", "labelSelector": { "matchLabels": { "app": "chat" } } }));
-    assert_eq!((&own.scope, own.topology.as_str()), (&of(&["team"]), "zone"));
+    let of = |namespaces: &[&str]| {
+        NamespaceScope::Of(namespaces.iter().map(|name| (*name).to_owned()).collect())
+    };
+    let own = far(
+        json!({ "topologyKey": "zone", "labelSelector": { "matchLabels": { "app": "chat" } } }),
+    );
+    assert_eq!(
+        (&own.scope, own.topology.as_str()),
+        (&of(&["team"]), "zone")
+    );
     assert!(own.may_take(&requirements(&pod(json!({})))));
-    assert_eq!(far(json!({ "topologyKey": "zone", "namespaces": ["x", "y"] })).scope, of(&["x", "y"]));
-    assert_eq!(far(json!({ "topologyKey": "zone" })).selector, Selector::Nothing);
+    assert_eq!(
+        far(json!({ "topologyKey": "zone", "namespaces": ["x", "y"] })).scope,
+        of(&["x", "y"])
+    );
+    assert_eq!(
+        far(json!({ "topologyKey": "zone" })).selector,
+        Selector::Nothing
+    );
     assert_eq!(
         far(json!({ "topologyKey": "zone", "namespaceSelector": {} })).scope,
         NamespaceScope::Selected
@@ -256,21 +353,32 @@ fn a_pod_counts_on_its_node_until_it_is_gone_or_has_ended() {
     assert_eq!(footprint(&on_a("Failed")), None);
     assert_eq!(footprint(&pod(json!({}))), None);
     let mut leaving = on_a("Running");
-    leaving.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
+    leaving.metadata.deletion_timestamp =
+        serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
     assert!(footprint(&leaving).is_some());
 }
 
 #[test]
 fn objects_as_a_cluster_shows_them_make_a_verdict() {
     let mut view = ClusterFilters::default();
-    view.set_machine(node(json!({}), json!({ "cpu": "4", "memory": "8Gi", "pods": "2" })));
+    view.set_machine(node(
+        json!({}),
+        json!({ "cpu": "4", "memory": "8Gi", "pods": "2" }),
+    ));
     let asks = |cpu: &str| {
-        pod(json!({ "containers": [{ "name": "engine", "resources": { "requests": { "cpu": cpu } } }] }))
+        pod(
+            json!({ "containers": [{ "name": "engine", "resources": { "requests": { "cpu": cpu } } }] }),
+        )
     };
     let uid = |uid: &str| PodUid::parse(uid).unwrap();
     let verdict = |view: &ClusterFilters, cpu: &str| {
         let name = NodeName::parse("a").unwrap();
-        view.snapshot().verdict(&uid("new"), &requirements(&asks(cpu)), &name, &AssumedNodeChange::default())
+        view.snapshot().verdict(
+            &uid("new"),
+            &requirements(&asks(cpu)),
+            &name,
+            &AssumedNodeChange::default(),
+        )
     };
     assert_eq!(verdict(&view, "4"), FilterVerdict::Accepts);
     let mut bound = asks("1500m");
@@ -284,19 +392,28 @@ fn objects_as_a_cluster_shows_them_make_a_verdict() {
 #[test]
 fn of_a_pod_with_thousands_of_rules_none_is_kept() {
     let hosts = |n: usize| (0..n).map(|n| format!("host-{n}")).collect::<Vec<_>>();
-    let names =
-        |hosts: Vec<String>| json!([{ "key": "kubernetes.io/hostname", "operator": "In", "values": hosts }]);
+    let names = |hosts: Vec<String>| json!([{ "key": "kubernetes.io/hostname", "operator": "In", "values": hosts }]);
     let required = |terms: Value| {
         let required = json!({ "nodeSelectorTerms": terms });
         json!({ "affinity": { "nodeAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": required } } })
     };
-    let few = requirements(&pod(required(json!([{ "matchExpressions": names(hosts(900)) }]))));
-    assert_eq!((few.unsupported, few.node_affinity.map(|terms| terms.len())), (None, Some(1)));
+    let few = requirements(&pod(required(
+        json!([{ "matchExpressions": names(hosts(900)) }]),
+    )));
+    assert_eq!(
+        (few.unsupported, few.node_affinity.map(|terms| terms.len())),
+        (None, Some(1))
+    );
     let term = |host: String| json!({ "matchExpressions": names(vec![host]) });
-    let tolerations: Vec<Value> =
-        hosts(2000).into_iter().map(|key| json!({ "key": key, "operator": "Exists" })).collect();
-    let selector: Value =
-        hosts(2000).into_iter().map(|key| (key, json!("1"))).collect::<serde_json::Map<_, _>>().into();
+    let tolerations: Vec<Value> = hosts(2000)
+        .into_iter()
+        .map(|key| json!({ "key": key, "operator": "Exists" }))
+        .collect();
+    let selector: Value = hosts(2000)
+        .into_iter()
+        .map(|key| (key, json!("1")))
+        .collect::<serde_json::Map<_, _>>()
+        .into();
     for spec in [
         required(hosts(2000).into_iter().map(term).collect()),
         required(json!([{ "matchExpressions": names(hosts(2000)) }])),
@@ -305,7 +422,11 @@ fn of_a_pod_with_thousands_of_rules_none_is_kept() {
     ] {
         let kept = requirements(&pod(spec));
         assert_eq!(kept.unsupported, Some(UnsupportedRule::TooManyRules));
-        assert!(kept.node_affinity.is_none() && kept.tolerations.is_empty() && kept.node_selector.is_empty());
+        assert!(
+            kept.node_affinity.is_none()
+                && kept.tolerations.is_empty()
+                && kept.node_selector.is_empty()
+        );
     }
 }
 
@@ -313,8 +434,7 @@ fn of_a_pod_with_thousands_of_rules_none_is_kept() {
 #[test]
 fn a_bound_pods_anti_affinity_with_thousands_of_rules_may_exclude_any_pod_in_its_topologies() {
     let values = (0..2000).map(|n| format!("app-{n}")).collect::<Vec<_>>();
-    let apps =
-        |apps: &[String]| json!({ "matchExpressions": [{ "key": "app", "operator": "In", "values": apps }] });
+    let apps = |apps: &[String]| json!({ "matchExpressions": [{ "key": "app", "operator": "In", "values": apps }] });
     let bound = |terms: &[Value]| {
         let required = json!({ "requiredDuringSchedulingIgnoredDuringExecution": terms });
         pod(json!({ "nodeName": "a", "affinity": { "podAntiAffinity": required } }))
@@ -322,7 +442,11 @@ fn a_bound_pods_anti_affinity_with_thousands_of_rules_may_exclude_any_pod_in_its
     let repels = |terms: &[Value]| footprint(&bound(terms)).unwrap().repels;
     let own = NamespaceScope::Of(["team".to_owned()].into());
     let few = json!({ "topologyKey": "rack", "labelSelector": apps(&values[..900]) });
-    assert!(repels(std::slice::from_ref(&few)).iter().all(|one| one.selector != Selector::EVERYTHING));
+    assert!(
+        repels(std::slice::from_ref(&few))
+            .iter()
+            .all(|one| one.selector != Selector::EVERYTHING)
+    );
     let many = json!({ "topologyKey": "zone", "labelSelector": apps(&values) });
     let kept = repels(&[many.clone(), few.clone(), few.clone()]);
     let all = |topology: &str, scope| AntiAffinity {
@@ -338,9 +462,10 @@ fn a_bound_pods_anti_affinity_with_thousands_of_rules_may_exclude_any_pod_in_its
         .map(|app| json!({ "topologyKey": "zone", "labelSelector": apps(std::slice::from_ref(app)) }))
         .collect();
     assert_eq!(repels(&terms).len(), 1);
-    for wide in
-        [json!({ "namespaces": values }), json!({ "namespaceSelector": {}, "labelSelector": apps(&values) })]
-    {
+    for wide in [
+        json!({ "namespaces": values }),
+        json!({ "namespaceSelector": {}, "labelSelector": apps(&values) }),
+    ] {
         let mut term = wide.clone();
         term["topologyKey"] = json!("zone");
         let kept = repels(&[term]);

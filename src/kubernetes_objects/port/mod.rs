@@ -204,12 +204,18 @@ labels! {
 pub fn reserved_text(reservation: &Reservation) -> String {
     let gpus = listed(reservation.devices.iter());
     let victims = plural(reservation.victims.len(), "pod");
-    format!("Reserved {gpus} on node {}; evicting {victims}.", reservation.node)
+    format!(
+        "Reserved {gpus} on node {}; evicting {victims}.",
+        reservation.node
+    )
 }
 
 impl PodEventReason {
     pub fn is_warning(self) -> bool {
-        !matches!(self, Self::Reserved | Self::UnevenGpus | Self::PolicyApplied | Self::EvictionLimit)
+        !matches!(
+            self,
+            Self::Reserved | Self::UnevenGpus | Self::PolicyApplied | Self::EvictionLimit
+        )
     }
 
     /// Whether each Event of this kind has something new to say: each change of a policy does.

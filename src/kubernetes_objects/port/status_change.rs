@@ -172,19 +172,31 @@ pub enum WakeAnswer {
 
 impl StatusChange {
     pub fn wake(answer: WakeAnswer) -> Self {
-        Self { wake: Some(answer), ..Self::default() }
+        Self {
+            wake: Some(answer),
+            ..Self::default()
+        }
     }
 
     pub fn reservation(reservation: Reservation) -> Self {
-        Self { reservation: Some(ReservationChange::Set(reservation)), ..Self::default() }
+        Self {
+            reservation: Some(ReservationChange::Set(reservation)),
+            ..Self::default()
+        }
     }
 
     pub fn end_reservation() -> Self {
-        Self { reservation: Some(ReservationChange::Ended), ..Self::default() }
+        Self {
+            reservation: Some(ReservationChange::Ended),
+            ..Self::default()
+        }
     }
 
     pub fn end_reservation_and_nomination() -> Self {
-        Self { nomination: Some(NominationChange::Cleared), ..Self::end_reservation() }
+        Self {
+            nomination: Some(NominationChange::Cleared),
+            ..Self::end_reservation()
+        }
     }
 
     /// Makes kube-scheduler retry the pod.
@@ -205,23 +217,38 @@ impl StatusChange {
     }
 
     pub fn eviction(mark: EvictionCondition) -> Self {
-        Self { eviction: Some(mark), ..Self::default() }
+        Self {
+            eviction: Some(mark),
+            ..Self::default()
+        }
     }
 
     pub fn and_nominate(self, node: NodeName) -> Self {
-        Self { nomination: Some(NominationChange::To(node)), ..self }
+        Self {
+            nomination: Some(NominationChange::To(node)),
+            ..self
+        }
     }
 
     pub fn and_clear_nomination(self) -> Self {
-        Self { nomination: Some(NominationChange::Cleared), ..self }
+        Self {
+            nomination: Some(NominationChange::Cleared),
+            ..self
+        }
     }
 
     pub fn and_touch(self) -> Self {
-        Self { touch: Some(RequeueMark), ..self }
+        Self {
+            touch: Some(RequeueMark),
+            ..self
+        }
     }
 
     pub fn and_plan(self, state: PlanState) -> Self {
-        Self { plan: Some(state), ..self }
+        Self {
+            plan: Some(state),
+            ..self
+        }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -231,12 +258,23 @@ impl StatusChange {
     /// The part that the write is for, as a metric label.
     pub fn kind(&self) -> &'static str {
         match self {
-            Self { reservation: Some(_), .. } => "reservation",
-            Self { nomination: Some(_), .. } => "nomination",
+            Self {
+                reservation: Some(_),
+                ..
+            } => "reservation",
+            Self {
+                nomination: Some(_),
+                ..
+            } => "nomination",
             Self { plan: Some(_), .. } => "plan",
-            Self { eviction: Some(_), .. } => "eviction-reason",
+            Self {
+                eviction: Some(_), ..
+            } => "eviction-reason",
             Self { wake: Some(_), .. } => "wake",
-            Self { touch: Some(RequeueMark), .. } => "requeue",
+            Self {
+                touch: Some(RequeueMark),
+                ..
+            } => "requeue",
             _ => "nothing",
         }
     }
@@ -249,12 +287,35 @@ mod tests {
 
     #[test]
     fn every_eviction_reason_is_unique_and_its_text_names_the_pod_or_group() {
-        let (llama, group) = (PodKey::parse("team-a", "llama").unwrap(), Arc::<str>::from("team-b/train"));
+        let (llama, group) = (
+            PodKey::parse("team-a", "llama").unwrap(),
+            Arc::<str>::from("team-b/train"),
+        );
         let reasons = [
-            (EvictionReason::Preempted { by: llama.clone() }, "team-a/llama"),
-            (EvictionReason::Reclaimed { owner: "a".into(), by: llama.clone() }, "team-a/llama"),
-            (EvictionReason::Pressure { engine: llama.clone(), gpu: GpuUuid::from_index(3) }, "team-a/llama"),
-            (EvictionReason::Consolidated { to_fit: llama.clone() }, "team-a/llama"),
+            (
+                EvictionReason::Preempted { by: llama.clone() },
+                "team-a/llama",
+            ),
+            (
+                EvictionReason::Reclaimed {
+                    owner: "a".into(),
+                    by: llama.clone(),
+                },
+                "team-a/llama",
+            ),
+            (
+                EvictionReason::Pressure {
+                    engine: llama.clone(),
+                    gpu: GpuUuid::from_index(3),
+                },
+                "team-a/llama",
+            ),
+            (
+                EvictionReason::Consolidated {
+                    to_fit: llama.clone(),
+                },
+                "team-a/llama",
+            ),
             (
                 EvictionReason::LoanEnded {
                     lender: llama.clone(),
@@ -263,8 +324,20 @@ mod tests {
                 },
                 "team-a/llama",
             ),
-            (EvictionReason::Conflict { with: llama.clone(), gpu: GpuUuid::from_index(3) }, "team-a/llama"),
-            (EvictionReason::GroupEvicted { group: group.clone(), by: llama }, "team-a/llama"),
+            (
+                EvictionReason::Conflict {
+                    with: llama.clone(),
+                    gpu: GpuUuid::from_index(3),
+                },
+                "team-a/llama",
+            ),
+            (
+                EvictionReason::GroupEvicted {
+                    group: group.clone(),
+                    by: llama,
+                },
+                "team-a/llama",
+            ),
             (EvictionReason::GroupIncomplete { group }, "team-b/train"),
         ];
         for (reason, named) in &reasons {
@@ -273,7 +346,14 @@ mod tests {
             let told = |namespace| reason.told_to(&PodKey::parse(namespace, "victim").unwrap());
             assert_eq!(told("team-a"), text);
             assert!(!told("team-b").contains("team-a"), "{}", told("team-b"));
-            assert!(reason.reason().bytes().all(|byte| byte.is_ascii_alphabetic()), "{}", reason.reason());
+            assert!(
+                reason
+                    .reason()
+                    .bytes()
+                    .all(|byte| byte.is_ascii_alphabetic()),
+                "{}",
+                reason.reason()
+            );
         }
         let words: BTreeSet<&str> = reasons.iter().map(|(reason, _)| reason.reason()).collect();
         assert_eq!(words.len(), reasons.len());
@@ -284,9 +364,18 @@ mod tests {
         let node = NodeName::parse("a").unwrap();
         let nominated = StatusChange::nominate(node).and_touch();
         assert_eq!(nominated.kind(), "nomination");
-        assert_eq!(nominated.and_plan(PlanState::Unschedulable { why: "why".into() }).kind(), "nomination");
         assert_eq!(
-            StatusChange { reservation: Some(ReservationChange::Ended), ..StatusChange::touch() }.kind(),
+            nominated
+                .and_plan(PlanState::Unschedulable { why: "why".into() })
+                .kind(),
+            "nomination"
+        );
+        assert_eq!(
+            StatusChange {
+                reservation: Some(ReservationChange::Ended),
+                ..StatusChange::touch()
+            }
+            .kind(),
             "reservation"
         );
         assert_eq!(StatusChange::touch().kind(), "requeue");

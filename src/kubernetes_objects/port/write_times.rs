@@ -34,7 +34,12 @@ impl WriteTimes {
     /// All parts from one deadline.
     pub const fn of(deadline: Duration) -> Self {
         let commit = Duration::from_nanos(deadline.as_nanos() as u64 / COMMIT_PART as u64);
-        Self { client: deadline, transport: deadline, server: deadline, commit }
+        Self {
+            client: deadline,
+            transport: deadline,
+            server: deadline,
+            commit,
+        }
     }
 
     /// How long after the check a write can land at the latest, whatever its answer.

@@ -39,12 +39,17 @@ static WHOLE: Kept = ALL;
 impl Kept {
     /// What is kept of the value of this field; `None` if nothing is.
     pub fn member(&'static self, name: &[u8]) -> Option<&'static Self> {
-        let Some(members) = &self.members else { return Some(&WHOLE) };
+        let Some(members) = &self.members else {
+            return Some(&WHOLE);
+        };
         let is_meant = |one: &&Self| match one.is_prefix {
             true => name.starts_with(one.name.as_bytes()),
             false => name == one.name.as_bytes(),
         };
-        members.iter().find(is_meant).or(self.has_rest.then_some(&WHOLE))
+        members
+            .iter()
+            .find(is_meant)
+            .or(self.has_rest.then_some(&WHOLE))
     }
 
     fn of(texts: [&'static str; 2]) -> Self {
@@ -54,12 +59,20 @@ impl Kept {
             members.extend(more);
             has_rest |= rest;
         }
-        Self { members: Some(members), has_rest, path: Vec::new(), ..ALL }
+        Self {
+            members: Some(members),
+            has_rest,
+            path: Vec::new(),
+            ..ALL
+        }
     }
 }
 
 /// `!` behind a name: [`Kept::is_essential`]; `#`: [`Kept::is_heavy`]; `%`: [`Kept::is_prefix`]; `*` alone: [`Kept::has_rest`].
-fn read(words: &mut Peekable<SplitWhitespace<'static>>, path: &[&'static str]) -> (Vec<Kept>, bool) {
+fn read(
+    words: &mut Peekable<SplitWhitespace<'static>>,
+    path: &[&'static str],
+) -> (Vec<Kept>, bool) {
     let (mut members, mut has_rest) = (Vec::new(), false);
     while let Some(word) = words.next().filter(|word| *word != "}") {
         if word == "*" {
@@ -71,8 +84,19 @@ fn read(words: &mut Peekable<SplitWhitespace<'static>>, path: &[&'static str]) -
         let path: Vec<&str> = path.iter().copied().chain([name]).collect();
         let inner = words.next_if_eq(&"{").map(|_| read(words, &path));
         let (inner, rest) = inner.unzip();
-        let signs = Kept { is_prefix: is('%'), is_essential: is('!'), is_heavy: is('#'), ..ALL };
-        members.push(Kept { name, members: inner, has_rest: rest == Some(true), path, ..signs });
+        let signs = Kept {
+            is_prefix: is('%'),
+            is_essential: is('!'),
+            is_heavy: is('#'),
+            ..ALL
+        };
+        members.push(Kept {
+            name,
+            members: inner,
+            has_rest: rest == Some(true),
+            path,
+            ..signs
+        });
     }
     (members, has_rest)
 }
@@ -154,7 +178,12 @@ static RESOURCES: LazyLock<[Resource; 8]> = LazyLock::new(|| {
         stand_in,
     };
     [
-        resource("pods", POD, 256, r#"{"metadata":{"annotations":{"karpenter.sh/do-not-disrupt":"true"}}}"#),
+        resource(
+            "pods",
+            POD,
+            256,
+            r#"{"metadata":{"annotations":{"karpenter.sh/do-not-disrupt":"true"}}}"#,
+        ),
         // Not written by tenants, and the images of a node may be a thousand.
         resource("nodes", NODE, 4096, r#"{"spec":{"unschedulable":true}}"#),
         // A selector that cannot be read covers every pod of the namespace, and without a status nothing is allowed.
@@ -164,7 +193,12 @@ static RESOURCES: LazyLock<[Resource; 8]> = LazyLock::new(|| {
             32,
             r#"{"spec":{"selector":{"matchExpressions":[{"operator":"?"}]}}}"#,
         ),
-        resource("persistentvolumeclaims", "*", 32, r#"{"status":{"phase":"Lost"}}"#),
+        resource(
+            "persistentvolumeclaims",
+            "*",
+            32,
+            r#"{"status":{"phase":"Lost"}}"#,
+        ),
         resource("persistentvolumes", "*", 32, UNREADABLE_AFFINITY),
         resource("storageclasses", "*", 32, "{}"),
         // Which GPUs it publishes is not known: the node is its driver's.
@@ -204,18 +238,34 @@ mod tests {
     fn a_path_names_its_resource_whatever_namespaces_and_nodes_are_called() {
         for (path, plural) in [
             ("/api/v1/pods", Some("pods")),
-            ("/api/v1/namespaces/nodes/pods/namespaces/status", Some("pods")),
+            (
+                "/api/v1/namespaces/nodes/pods/namespaces/status",
+                Some("pods"),
+            ),
             ("/api/v1/nodes/pods", Some("nodes")),
             ("/api/v1/namespaces", Some("namespaces")),
             ("/api/v1/namespaces/pods", Some("namespaces")),
-            ("/apis/policy/v1/poddisruptionbudgets", Some("poddisruptionbudgets")),
-            ("/apis/policy/v1/namespaces/pods/poddisruptionbudgets/x", Some("poddisruptionbudgets")),
+            (
+                "/apis/policy/v1/poddisruptionbudgets",
+                Some("poddisruptionbudgets"),
+            ),
+            (
+                "/apis/policy/v1/namespaces/pods/poddisruptionbudgets/x",
+                Some("poddisruptionbudgets"),
+            ),
             ("/api/v1/namespaces/pods/secrets/x", None),
-            ("/apis/coordination.k8s.io/v1/namespaces/a/leases/pods", None),
+            (
+                "/apis/coordination.k8s.io/v1/namespaces/a/leases/pods",
+                None,
+            ),
             ("/version", None),
             ("", None),
         ] {
-            assert_eq!(Resource::of_path(path).map(|resource| resource.plural), plural, "{path}");
+            assert_eq!(
+                Resource::of_path(path).map(|resource| resource.plural),
+                plural,
+                "{path}"
+            );
         }
     }
 }

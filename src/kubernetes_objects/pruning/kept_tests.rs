@@ -88,7 +88,9 @@ impl<'de> Deserializer<'de> for Full {
     ) -> Result<V::Value, Error> {
         // Of an object these are no text, but which type it is.
         let is_set = |field: &&&str| self.0 != OBJECT || !matches!(**field, "apiVersion" | "kind");
-        visitor.visit_map(MapDeserializer::new(fields.iter().filter(is_set).map(|field| (*field, Self("")))))
+        visitor.visit_map(MapDeserializer::new(
+            fields.iter().filter(is_set).map(|field| (*field, Self(""))),
+        ))
     }
 
     forward_to_deserialize_any! {
@@ -102,13 +104,18 @@ fn with_all(full: &Value, set: &Value) -> Value {
         (Value::Object(full), Value::Object(set)) => {
             let mut all = full.clone();
             for (key, value) in set {
-                all.insert(key.clone(), full.get(key).map_or(value.clone(), |full| with_all(full, value)));
+                all.insert(
+                    key.clone(),
+                    full.get(key)
+                        .map_or(value.clone(), |full| with_all(full, value)),
+                );
             }
             Value::Object(all)
         }
-        (Value::Array(full), Value::Array(set)) => {
-            set.iter().map(|item| with_all(full.first().unwrap_or(item), item)).collect()
-        }
+        (Value::Array(full), Value::Array(set)) => set
+            .iter()
+            .map(|item| with_all(full.first().unwrap_or(item), item))
+            .collect(),
         (_, set) => set.clone(),
     }
 }
@@ -116,11 +123,15 @@ fn with_all(full: &Value, set: &Value) -> Value {
 /// Keys of labels and annotations that the code of `objects` names.
 fn keys() -> BTreeSet<String> {
     let is_key = |text: &&str| {
-        let is_key = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"./-".contains(&byte);
+        let is_key =
+            |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"./-".contains(&byte);
         text.contains('/') && text.bytes().all(is_key)
     };
     let mut keys = BTreeSet::new();
-    for text in sources(Path::new(concat!(env!("CARGO_WORKSPACE_DIR"), "/src/kubernetes_objects"))) {
+    for text in sources(Path::new(concat!(
+        env!("CARGO_WORKSPACE_DIR"),
+        "/src/kubernetes_objects"
+    ))) {
         keys.extend(text.split('"').filter(is_key).map(str::to_owned));
     }
     keys
@@ -157,13 +168,22 @@ where
         let pruned: Value = serde_json::from_slice(&pruned).unwrap();
         let of = |object: &Value| read(&serde_json::from_value(object.clone()).unwrap());
         let found = of(&pruned);
-        for (pruned, whole) in found.iter().zip(&of(&serde_json::from_str(&whole).unwrap())) {
-            assert_eq!(pruned, whole, "{plural}: a field that is read is not kept: see pruning/kept.rs");
+        for (pruned, whole) in found
+            .iter()
+            .zip(&of(&serde_json::from_str(&whole).unwrap()))
+        {
+            assert_eq!(
+                pruned, whole,
+                "{plural}: a field that is read is not kept: see pruning/kept.rs"
+            );
         }
         for field in fields {
             let (mut less, (parent, name)) = (pruned.clone(), field.rsplit_once('/').unwrap());
             let parent = less.pointer_mut(parent).unwrap().as_object_mut().unwrap();
-            assert!(parent.remove(&name.replace("~1", "/")).is_some(), "{plural}: {field} is not kept");
+            assert!(
+                parent.remove(&name.replace("~1", "/")).is_some(),
+                "{plural}: {field} is not kept"
+            );
             assert_ne!(of(&less), found, "{plural}: nothing here reads {field}");
         }
     }
@@ -175,7 +195,8 @@ macro_rules! texts {
 
 #[test]
 fn of_a_pod_all_that_is_read_is_kept() {
-    let required = |terms: Value| json!({ "requiredDuringSchedulingIgnoredDuringExecution": terms });
+    let required =
+        |terms: Value| json!({ "requiredDuringSchedulingIgnoredDuringExecution": terms });
     let term = json!({
         "matchExpressions": [{ "key": "zone", "operator": "In", "values": ["z"] }],
         "matchFields": [{ "key": "metadata.name", "operator": "In", "values": ["n"] }],
@@ -288,16 +309,29 @@ fn of_a_node_all_that_is_read_is_kept() {
 #[test]
 fn of_other_objects_all_that_is_read_is_kept() {
     let named = json!({ "metadata": { "name": "a", "namespace": "b" } });
-    reads_the_same("poddisruptionbudgets", &named, &[], |budget: &PodDisruptionBudget| {
-        texts![objects::budget(budget)]
-    });
+    reads_the_same(
+        "poddisruptionbudgets",
+        &named,
+        &[],
+        |budget: &PodDisruptionBudget| texts![objects::budget(budget)],
+    );
     reads_the_same("resourceslices", &named, &[], |slice: &ResourceSlice| {
         texts![objects::device_slice(slice)]
     });
     fn storage<K: StorageResource>(object: &K) -> Vec<String> {
         texts![object.known_as(), object.object()]
     }
-    reads_the_same("persistentvolumeclaims", &named, &[], storage::<PersistentVolumeClaim>);
-    reads_the_same("persistentvolumes", &named, &[], storage::<PersistentVolume>);
+    reads_the_same(
+        "persistentvolumeclaims",
+        &named,
+        &[],
+        storage::<PersistentVolumeClaim>,
+    );
+    reads_the_same(
+        "persistentvolumes",
+        &named,
+        &[],
+        storage::<PersistentVolume>,
+    );
     reads_the_same("storageclasses", &named, &[], storage::<StorageClass>);
 }

@@ -48,7 +48,8 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let resource = Resource::of_path(request.uri().path()).filter(|_| self.1 == Answers::Pruned);
+        let resource =
+            Resource::of_path(request.uri().path()).filter(|_| self.1 == Answers::Pruned);
         let answer = self.0.call(request);
         async move {
             let answer = answer.await?;
@@ -71,7 +72,9 @@ fn pruned<B>(body: B, mut scanner: Scanner) -> PrunedBody
 where
     B: HttpBody<Data = bytes::Bytes, Error: Into<BoxError>> + Send + 'static,
 {
-    let pieces = body.into_data_stream().map_ok(move |piece| Frame::data(scanner.feed(&piece).into()));
+    let pieces = body
+        .into_data_stream()
+        .map_ok(move |piece| Frame::data(scanner.feed(&piece).into()));
     StreamBody::new(pieces.map_err(Into::into)).boxed_unsync()
 }
 
@@ -92,7 +95,8 @@ mod tests {
     use stowage_scheduling::ids::PodUid;
     use stowage_scheduling::kube_filters::volumes::{ClaimBinding, StorageObject};
     use stowage_scheduling::kube_filters::{
-        Amounts, AssumedNodeChange, ClusterFilters, FilterNode, FilterVerdict, NodeFootprint, Requirements,
+        Amounts, AssumedNodeChange, ClusterFilters, FilterNode, FilterVerdict, NodeFootprint,
+        Requirements,
     };
     use stowage_scheduling::ledger::ObservedPhase;
     use stowage_scheduling::planning::PlanStep;
@@ -110,21 +114,33 @@ mod tests {
     {
         let list = json!({ "metadata": { "resourceVersion": "1" }, "items": [object] }).to_string();
         // As the API server's encoder writes them.
-        let list = list.replace('<', "\\u003c").replace('é', "\\u00E9").replace('😀', "\\ud83d\\ude00");
+        let list = list
+            .replace('<', "\\u003c")
+            .replace('é', "\\u00E9")
+            .replace('😀', "\\ud83d\\ude00");
         let server = tower::service_fn(move |_: Request<Body>| {
             let body = Body::from(list.clone().into_bytes());
             std::future::ready(Ok::<_, std::io::Error>(Response::new(body)))
         });
         let api = Api::<K>::all(Client::new(Pruning(server, answers), "default"));
-        api.list(&ListParams::default()).await.unwrap().items.remove(0)
+        api.list(&ListParams::default())
+            .await
+            .unwrap()
+            .items
+            .remove(0)
     }
 
     async fn stand_in<K>(spec: Value) -> K
     where
         K: KubeResource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
     {
-        let metadata = json!({ "name": "a", "namespace": "b", "uid": "c", "labels": { "app": "x" } });
-        let object = listed::<K>(json!({ "metadata": metadata, "spec": spec }), Answers::Pruned).await;
+        let metadata =
+            json!({ "name": "a", "namespace": "b", "uid": "c", "labels": { "app": "x" } });
+        let object = listed::<K>(
+            json!({ "metadata": metadata, "spec": spec }),
+            Answers::Pruned,
+        )
+        .await;
         assert!(is_stand_in(object.meta()));
         object
     }
@@ -138,22 +154,37 @@ mod tests {
         let container = json!({ "name": "c", "ports": many(&json!({ "containerPort": 1 })), "resources": { "limits": { "stowage.dev/vram": "1Gi" } } });
         let pod: Pod = stand_in(json!({ "nodeName": "n", "containers": [container] })).await;
         let now = jiff::Timestamp::UNIX_EPOCH;
-        let observed = objects::observation(&pod, &Policy::default(), None, now).expect("it asks for a GPU");
-        assert!(matches!(observed.state, ObservedPhase::Bound { devices: None, .. }));
-        assert!(observed.observed.unwrap().disruption_info.do_not_disrupt, "it is nobody's victim");
+        let observed =
+            objects::observation(&pod, &Policy::default(), None, now).expect("it asks for a GPU");
+        assert!(matches!(
+            observed.state,
+            ObservedPhase::Bound { devices: None, .. }
+        ));
+        assert!(
+            observed.observed.unwrap().disruption_info.do_not_disrupt,
+            "it is nobody's victim"
+        );
 
         let rule = json!({ "key": "app", "operator": "In", "values": many(&json!("nobody's")) });
         let budget: PodDisruptionBudget =
             stand_in(json!({ "selector": { "matchExpressions": [rule] } })).await;
         let budget = objects::budget(&budget).unwrap();
-        assert!(budget.covers(&PodTraits { namespace: "b".into(), ..PodTraits::default() }));
+        assert!(budget.covers(&PodTraits {
+            namespace: "b".into(),
+            ..PodTraits::default()
+        }));
         assert_eq!((budget.allowed, budget.unhealthy_may_go), (0, false));
 
-        let claim: PersistentVolumeClaim = stand_in(json!({ "accessModes": many(&json!("x")) })).await;
-        let StorageObject::Claim(claim) = claim.object() else { panic!("{claim:?}") };
+        let claim: PersistentVolumeClaim =
+            stand_in(json!({ "accessModes": many(&json!("x")) })).await;
+        let StorageObject::Claim(claim) = claim.object() else {
+            panic!("{claim:?}")
+        };
         assert_eq!(claim.binding, ClaimBinding::Unusable);
         let volume: PersistentVolume = stand_in(json!({ "accessModes": many(&json!("x")) })).await;
-        let StorageObject::Volume(volume) = volume.object() else { panic!("{volume:?}") };
+        let StorageObject::Volume(volume) = volume.object() else {
+            panic!("{volume:?}")
+        };
         assert!(volume.unreadable);
     }
 
@@ -162,7 +193,11 @@ mod tests {
         let labels: serde_json::Map<String, Value> =
             (0..5000).map(|n| (format!("{n:060}"), json!(""))).collect();
         let metadata = json!({ "name": "a", "namespace": "b", "uid": "c", "labels": labels });
-        let pod: Pod = listed(json!({ "metadata": metadata, "spec": spec }), Answers::Pruned).await;
+        let pod: Pod = listed(
+            json!({ "metadata": metadata, "spec": spec }),
+            Answers::Pruned,
+        )
+        .await;
         assert!(is_stand_in(&pod.metadata));
         pod
     }
@@ -178,8 +213,7 @@ mod tests {
         let init: Vec<Value> = (0..71).map(|n| asking(&format!("i{n}"), "2500m")).collect();
         let port = json!({ "containerPort": 1, "protocol": "TCP" });
         let mut ports = many(&port);
-        let on_host =
-            json!({ "hostPort": 80, "containerPort": 8080, "protocol": "UDP", "hostIP": "10.0.0.1" });
+        let on_host = json!({ "hostPort": 80, "containerPort": 8080, "protocol": "UDP", "hostIP": "10.0.0.1" });
         ports.push(&on_host);
         let mut serving = asking("c", "3");
         serving["ports"] = json!(ports);
@@ -199,19 +233,35 @@ mod tests {
             let allocatable =
                 Amounts::of(&[("cpu", 4000), ("memory", 8 << 30), ("example.com/nic", 8)].into());
             let (name, taints) = (node(name), Arc::new([]));
-            filters.set_machine(FilterNode { name, labels, taints, allocatable, pods: 110 });
+            filters.set_machine(FilterNode {
+                name,
+                labels,
+                taints,
+                allocatable,
+                pods: 110,
+            });
         }
         filters
     }
 
     fn wants(namespace: &str, cpu: u64) -> Requirements {
         let (namespace, amounts) = (namespace.into(), Amounts::of(&[("cpu", cpu)].into()));
-        Requirements { namespace, amounts, ..Requirements::default() }
+        Requirements {
+            namespace,
+            amounts,
+            ..Requirements::default()
+        }
     }
 
     fn code(filters: &ClusterFilters, wants: &Requirements, leaving: &[PodUid]) -> &'static str {
-        let beside = AssumedNodeChange { leaving, coming: &[] };
-        match filters.snapshot().verdict(&uid("new"), wants, &node("n"), &beside) {
+        let beside = AssumedNodeChange {
+            leaving,
+            coming: &[],
+        };
+        match filters
+            .snapshot()
+            .verdict(&uid("new"), wants, &node("n"), &beside)
+        {
             FilterVerdict::Unsupported(rule) => rule.code(),
             FilterVerdict::Rejects(reason) => reason.code(),
             FilterVerdict::Accepts => "accepts",
@@ -223,8 +273,18 @@ mod tests {
         for (large, nics) in of_three_cores().await.iter().zip([2, 2, 1]) {
             let footprint = objects::kube_filters::footprint(large).unwrap();
             let amounts: Vec<_> = footprint.amounts.named().collect();
-            assert_eq!(amounts, [("cpu", 3000), ("memory", nics << 30), ("example.com/nic", nics)]);
-            assert!(footprint.claims_devices, "devices of its node may be its own");
+            assert_eq!(
+                amounts,
+                [
+                    ("cpu", 3000),
+                    ("memory", nics << 30),
+                    ("example.com/nic", nics)
+                ]
+            );
+            assert!(
+                footprint.claims_devices,
+                "devices of its node may be its own"
+            );
             let ports: Vec<String> = footprint.ports.iter().map(ToString::to_string).collect();
             assert_eq!(!ports.is_empty(), nics == 1, "{ports:?}");
             assert!(
@@ -236,10 +296,23 @@ mod tests {
             let mut filters = of_four_cores(&["n"]);
             filters.set_pod(uid("large"), footprint);
             assert_eq!(code(&filters, &wants("b", 1000), &[]), "accepts");
-            assert_eq!(code(&filters, &wants("other", 2000), &[]), "insufficient-free");
-            assert_eq!(code(&filters, &wants("other", 2000), &[uid("large")]), "accepts", "once it is gone");
-            assert_eq!(code(&filters, &wants("b", 5000), &[]), "insufficient-allocatable");
-            assert_eq!(filters.free_host(&node("n")).map(|free| free.cpu.0), Some(1000));
+            assert_eq!(
+                code(&filters, &wants("other", 2000), &[]),
+                "insufficient-free"
+            );
+            assert_eq!(
+                code(&filters, &wants("other", 2000), &[uid("large")]),
+                "accepts",
+                "once it is gone"
+            );
+            assert_eq!(
+                code(&filters, &wants("b", 5000), &[]),
+                "insufficient-allocatable"
+            );
+            assert_eq!(
+                filters.free_host(&node("n")).map(|free| free.cpu.0),
+                Some(1000)
+            );
         }
     }
 
@@ -247,9 +320,21 @@ mod tests {
     async fn beside_a_pod_beyond_its_bound_others_get_their_places_after_evictions() {
         for large in of_three_cores().await {
             let mut cluster = LedgerCluster::new(&[("n", 1)]);
-            let host_resources = HostResources { cpu: MilliCpu(1000), memory: Bytes::ZERO };
-            let job = Demand { host_resources, ..demand_of(72 << 30, 1, Sharing::Shared, -10) };
-            cluster.run("job", ("n", 0), job, Some(Millis::seconds(600)), Default::default());
+            let host_resources = HostResources {
+                cpu: MilliCpu(1000),
+                memory: Bytes::ZERO,
+            };
+            let job = Demand {
+                host_resources,
+                ..demand_of(72 << 30, 1, Sharing::Shared, -10)
+            };
+            cluster.run(
+                "job",
+                ("n", 0),
+                job,
+                Some(Millis::seconds(600)),
+                Default::default(),
+            );
             cluster.gated("serving", demand_of(50 << 30, 1, Sharing::Shared, 100));
             let mut filters = of_four_cores(&["n"]);
             let footprint = objects::kube_filters::footprint(&large).unwrap();
@@ -262,7 +347,9 @@ mod tests {
             filters.set_pod(uid("job"), job);
             filters.set_waiting(uid("serving"), wants("other", 1000));
             let steps = steps_beside(&mut cluster, &filters.snapshot(), 64);
-            let [PlanStep::Place(places)] = &*steps else { panic!("{steps:?}") };
+            let [PlanStep::Place(places)] = &*steps else {
+                panic!("{steps:?}")
+            };
             assert_eq!(&*places[0].reservation.victims, [uid("job")]);
         }
     }
@@ -272,7 +359,9 @@ mod tests {
         let term = json!({ "topologyKey": "kubernetes.io/hostname", "labelSelector": { "matchLabels": { "app": "x" } } });
         let with = |scope: Value| {
             let mut term = term.clone();
-            term.as_object_mut().unwrap().extend(scope.as_object().unwrap().clone());
+            term.as_object_mut()
+                .unwrap()
+                .extend(scope.as_object().unwrap().clone());
             json!({ "podAntiAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": [term] } })
         };
         let (repelled, accepted) = ("anti-affinity-of-another-pod", "accepts");
@@ -280,27 +369,49 @@ mod tests {
             (Value::Null, accepted, accepted),
             (with(json!({})), repelled, accepted),
             (with(json!({ "namespaceSelector": {} })), repelled, repelled),
-            (with(json!({ "namespaceSelector": { "matchLabels": { "x": "y" } } })), repelled, repelled),
-            (with(json!({ "namespaces": ["other", "more"] })), repelled, repelled),
+            (
+                with(json!({ "namespaceSelector": { "matchLabels": { "x": "y" } } })),
+                repelled,
+                repelled,
+            ),
+            (
+                with(json!({ "namespaces": ["other", "more"] })),
+                repelled,
+                repelled,
+            ),
         ] {
-            let large = labelled(json!({ "nodeName": "n", "affinity": affinity, "containers": [] })).await;
+            let large =
+                labelled(json!({ "nodeName": "n", "affinity": affinity, "containers": [] })).await;
             let mut filters = of_four_cores(&["n"]);
-            filters.set_pod(uid("large"), objects::kube_filters::footprint(&large).unwrap());
+            filters.set_pod(
+                uid("large"),
+                objects::kube_filters::footprint(&large).unwrap(),
+            );
             let codes = ["b", "other"].map(|namespace| code(&filters, &wants(namespace, 1), &[]));
             assert_eq!(codes, [own, others], "{affinity}");
         }
     }
 
     #[tokio::test]
-    async fn a_pod_beyond_its_bound_that_waits_may_be_placed_nowhere_and_counts_where_it_comes_to() {
+    async fn a_pod_beyond_its_bound_that_waits_may_be_placed_nowhere_and_counts_where_it_comes_to()
+    {
         let waiting = labelled(json!({ "containers": [asking("c", "3")] })).await;
         let coming_wants = objects::kube_filters::requirements(&waiting);
-        assert!(coming_wants.unsupported.is_some(), "nobody knows where it may be");
+        assert!(
+            coming_wants.unsupported.is_some(),
+            "nobody knows where it may be"
+        );
         let mut filters = of_four_cores(&["n"]);
         filters.set_waiting(uid("coming"), coming_wants);
-        let beside = AssumedNodeChange { leaving: &[], coming: &[uid("coming")] };
-        let verdict =
-            |cpu| filters.snapshot().verdict(&uid("new"), &wants("other", cpu), &node("n"), &beside);
+        let beside = AssumedNodeChange {
+            leaving: &[],
+            coming: &[uid("coming")],
+        };
+        let verdict = |cpu| {
+            filters
+                .snapshot()
+                .verdict(&uid("new"), &wants("other", cpu), &node("n"), &beside)
+        };
         assert_eq!(verdict(1000), FilterVerdict::Accepts);
         assert!(matches!(verdict(2000), FilterVerdict::Rejects(_)));
     }
@@ -315,31 +426,52 @@ mod tests {
             let containers = limits.map(container);
             let pod: Pod = stand_in(json!({ "nodeName": "n", "containers": containers })).await;
             let now = jiff::Timestamp::UNIX_EPOCH;
-            objects::observation(&pod, &Policy::default(), None, now).expect("it asks for a GPU").demand.ask
+            objects::observation(&pod, &Policy::default(), None, now)
+                .expect("it asks for a GPU")
+                .demand
+                .ask
         };
-        let plugin =
-            |name: &str, count| Ask::Plugin { resource: PluginResource::parse(name).unwrap(), count };
+        let plugin = |name: &str, count| Ask::Plugin {
+            resource: PluginResource::parse(name).unwrap(),
+            count,
+        };
         let gpu = "nvidia.com/gpu";
-        assert_eq!(ask([json!({ gpu: "2", "cpu": "1" }), json!({ gpu: "3" })]).await, plugin(gpu, 5));
+        assert_eq!(
+            ask([json!({ gpu: "2", "cpu": "1" }), json!({ gpu: "3" })]).await,
+            plugin(gpu, 5)
+        );
         let slice = "nvidia.com/mig-1g.10gb";
-        assert_eq!(ask([json!({ slice: "4" }), json!({ "cpu": "1" })]).await, plugin(slice, 4));
-        let many: serde_json::Map<String, Value> =
-            (0..9).map(|n| (format!("nvidia.com/mig-{n}"), json!("1"))).collect();
-        assert_eq!(ask([many.into(), json!({ "stowage.dev/vram": "1Gi" })]).await, Ask::Vram);
+        assert_eq!(
+            ask([json!({ slice: "4" }), json!({ "cpu": "1" })]).await,
+            plugin(slice, 4)
+        );
+        let many: serde_json::Map<String, Value> = (0..9)
+            .map(|n| (format!("nvidia.com/mig-{n}"), json!("1")))
+            .collect();
+        assert_eq!(
+            ask([many.into(), json!({ "stowage.dev/vram": "1Gi" })]).await,
+            Ask::Vram
+        );
     }
 
     #[tokio::test]
     async fn annotations_that_are_dropped_count_for_what_a_binding_may_add() {
         let pod = |annotations: &Value| {
-            let container = json!({ "name": "c", "resources": { "limits": { "stowage.dev/vram": "1Gi" } } });
-            let metadata = json!({ "name": "a", "namespace": "b", "uid": "c", "annotations": annotations });
+            let container =
+                json!({ "name": "c", "resources": { "limits": { "stowage.dev/vram": "1Gi" } } });
+            let metadata =
+                json!({ "name": "a", "namespace": "b", "uid": "c", "annotations": annotations });
             json!({ "metadata": metadata, "spec": { "containers": [container] } })
         };
         let demand = async |annotations: &Value, answers| {
-            objects::demand(&listed::<Pod>(pod(annotations), answers).await, &Policy::default())
+            objects::demand(
+                &listed::<Pod>(pod(annotations), answers).await,
+                &Policy::default(),
+            )
         };
-        let keys: serde_json::Map<String, Value> =
-            (0..20_000).map(|n| (format!("{n:013}"), json!(""))).collect();
+        let keys: serde_json::Map<String, Value> = (0..20_000)
+            .map(|n| (format!("{n:013}"), json!("")))
+            .collect();
         for (annotations, is_refused) in [
             (json!({ "x.example/y": "z".repeat(255 << 10) }), true),
             (
@@ -349,7 +481,10 @@ mod tests {
             (Value::Object(keys), true),
             // Of text that is written with escapes, what it stands for counts.
             (json!({ "x": "\"<é😀\\\n\u{2028}".repeat(20_000) }), true),
-            (json!({ "x": "<é😀\"".repeat(20_000), "y": "a\u{1}" }), false),
+            (
+                json!({ "x": "<é😀\"".repeat(20_000), "y": "a\u{1}" }),
+                false,
+            ),
             (json!({ "x": "z".repeat(200 << 10) }), false),
         ] {
             let whole = demand(&annotations, Answers::Whole).await;
@@ -376,6 +511,9 @@ mod tests {
         let whole: Pod = listed(pod.clone(), Answers::Whole).await;
         assert_eq!(whole.metadata.annotations.unwrap().len(), 2);
         let pruned: Pod = listed(pod, Answers::Pruned).await;
-        assert!(!is_stand_in(&pruned.metadata), "nobody makes its pod one that is never evicted");
+        assert!(
+            !is_stand_in(&pruned.metadata),
+            "nobody makes its pod one that is never evicted"
+        );
     }
 }

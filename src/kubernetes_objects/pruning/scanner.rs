@@ -148,14 +148,21 @@ impl Scanner {
             };
             piece = &piece[used..];
         }
-        let from = self.object.as_mut().map_or(self.output.len(), |object| std::mem::take(&mut object.from));
+        let from = self
+            .object
+            .as_mut()
+            .map_or(self.output.len(), |object| std::mem::take(&mut object.from));
         let held_back = self.output.split_off(from);
         std::mem::replace(&mut self.output, held_back)
     }
 
     fn between(&mut self, byte: u8) -> usize {
         match byte {
-            b'"' if self.frames.last().is_some_and(|frame| frame.is_object && !frame.is_named) => {
+            b'"' if self
+                .frames
+                .last()
+                .is_some_and(|frame| frame.is_object && !frame.is_named) =>
+            {
                 self.token = Token::Name;
                 self.name.clear();
             }
@@ -165,7 +172,11 @@ impl Scanner {
             b',' | b':' | b' ' | b'\t' | b'\r' | b'\n' => {}
             _ => {
                 self.begin_scalar();
-                self.token = if byte == b'"' { Token::Text } else { Token::Word };
+                self.token = if byte == b'"' {
+                    Token::Text
+                } else {
+                    Token::Word
+                };
                 self.put_scalar(&[byte]);
             }
         }
@@ -175,7 +186,9 @@ impl Scanner {
     /// In a value that is dropped only brackets matter, and strings, which may have brackets in them.
     fn drop_between(&mut self, piece: &[u8]) -> usize {
         let matters = |byte: &u8| matches!(byte, b'"' | b'{' | b'[' | b'}' | b']');
-        let Some(place) = piece.iter().position(matters) else { return piece.len() };
+        let Some(place) = piece.iter().position(matters) else {
+            return piece.len();
+        };
         match piece[place] {
             b'"' => self.token = Token::Text,
             b'{' | b'[' => self.dropped += 1,
@@ -196,7 +209,9 @@ impl Scanner {
             },
         };
         match self.token {
-            Token::Name if self.name.len() <= LONGEST_NAME => self.name.extend_from_slice(&piece[..used]),
+            Token::Name if self.name.len() <= LONGEST_NAME => {
+                self.name.extend_from_slice(&piece[..used])
+            }
             Token::Name => {}
             Token::Text | Token::Word | Token::Between => self.put_scalar(&piece[..used]),
         }
@@ -218,7 +233,9 @@ impl Scanner {
     }
 
     fn end_name(&mut self) {
-        let Some(frame) = self.frames.last_mut() else { return };
+        let Some(frame) = self.frames.last_mut() else {
+            return;
+        };
         frame.is_named = true;
         let is_whole = self.name.pop() == Some(b'"') && self.name.len() < LONGEST_NAME;
         self.value = match (frame.role, &self.name[..]) {
@@ -256,7 +273,9 @@ impl Scanner {
             let name = std::mem::take(&mut self.name);
             self.put(if is_first { b"" } else { b"," });
             if is_named {
-                [&b"\""[..], &name, b"\":"].into_iter().for_each(|part| self.put(part));
+                [&b"\""[..], &name, b"\":"]
+                    .into_iter()
+                    .for_each(|part| self.put(part));
             }
             self.name = name;
             self.charge(VALUE);
@@ -270,9 +289,14 @@ impl Scanner {
     }
 
     fn note_essential(&mut self) {
-        if let (Some(object), Some(kept)) = (&mut self.object, self.value.filter(|kept| kept.is_essential)) {
+        if let (Some(object), Some(kept)) = (
+            &mut self.object,
+            self.value.filter(|kept| kept.is_essential),
+        ) {
             let item = self.frames.last().map_or(0, |frame| frame.item);
-            object.essentials.push((kept, item, self.name.clone(), Vec::new()));
+            object
+                .essentials
+                .push((kept, item, self.name.clone(), Vec::new()));
         }
     }
 
@@ -284,8 +308,10 @@ impl Scanner {
         };
         match role {
             Role::Answer | Role::Object => {
-                self.object =
-                    Some(ObjectInProgress { from: self.output.len(), ..ObjectInProgress::default() });
+                self.object = Some(ObjectInProgress {
+                    from: self.output.len(),
+                    ..ObjectInProgress::default()
+                });
             }
             Role::List => self.object = None,
             Role::Field => {}
@@ -299,12 +325,24 @@ impl Scanner {
             _ => self.object.as_ref().map_or(0, |object| object.takes),
         };
         self.put(if is_object { b"{" } else { b"[" });
-        self.frames.push(Frame { kept, role, is_object, is_empty: true, is_named: false, item });
+        self.frames.push(Frame {
+            kept,
+            role,
+            is_object,
+            is_empty: true,
+            is_named: false,
+            item,
+        });
     }
 
     fn close(&mut self) {
-        let Some(frame) = self.frames.pop() else { return };
-        let dropped = self.object.as_ref().map_or(0, |object| object.dropped_annotations.bytes);
+        let Some(frame) = self.frames.pop() else {
+            return;
+        };
+        let dropped = self
+            .object
+            .as_ref()
+            .map_or(0, |object| object.dropped_annotations.bytes);
         if frame.kept.name == ANNOTATIONS && dropped > 0 {
             let comma = if frame.is_empty { "" } else { "," };
             self.put(format!("{comma}\"{DROPPED_BYTES}\":\"{dropped}\"").as_bytes());
@@ -313,13 +351,19 @@ impl Scanner {
         if matches!(frame.role, Role::Answer | Role::Object)
             && let Some(object) = self.object.take().filter(|object| object.is_beyond)
         {
-            self.output.extend(stand_in(self.resource, object).to_string().into_bytes());
+            self.output
+                .extend(stand_in(self.resource, object).to_string().into_bytes());
         }
     }
 
     fn put_scalar(&mut self, part: &[u8]) {
-        let Some(kept) = self.value.filter(|_| self.dropped == 0) else { return self.count_dropped(part) };
-        if let Some((.., text)) = self.object.as_mut().and_then(|object| object.essentials.last_mut())
+        let Some(kept) = self.value.filter(|_| self.dropped == 0) else {
+            return self.count_dropped(part);
+        };
+        if let Some((.., text)) = self
+            .object
+            .as_mut()
+            .and_then(|object| object.essentials.last_mut())
             && kept.is_essential
             && text.len() <= LONGEST_ESSENTIAL
         {
@@ -331,7 +375,11 @@ impl Scanner {
     /// If it is of an annotation: the API server limits the sum of them all.
     fn count_dropped(&mut self, part: &[u8]) {
         let is_annotation = |frame: &Frame| self.dropped == 0 && frame.kept.name == ANNOTATIONS;
-        if let Some(object) = self.object.as_mut().filter(|_| self.frames.last().is_some_and(is_annotation)) {
+        if let Some(object) = self
+            .object
+            .as_mut()
+            .filter(|_| self.frames.last().is_some_and(is_annotation))
+        {
             object.dropped_annotations.add(part);
         }
     }
@@ -344,7 +392,9 @@ impl Scanner {
     }
 
     fn charge(&mut self, bytes: usize) {
-        let Some(object) = &mut self.object else { return };
+        let Some(object) = &mut self.object else {
+            return;
+        };
         object.takes = object.takes.saturating_add(bytes);
         if object.takes > self.resource.bound && !std::mem::replace(&mut object.is_beyond, true) {
             self.output.truncate(object.from);
@@ -356,13 +406,19 @@ fn stand_in(resource: &Resource, object: ObjectInProgress) -> Value {
     let mut known: Value = serde_json::from_str(resource.stand_in).unwrap_or_default();
     known["metadata"]["annotations"][BEYOND_BOUND] = json!("");
     let is_always = |(.., text): &&(_, _, _, Vec<u8>)| text == b"\"Always\"";
-    let sidecars: BTreeSet<usize> = object.essentials.iter().filter(is_always).map(|one| one.1).collect();
+    let sidecars: BTreeSet<usize> = object
+        .essentials
+        .iter()
+        .filter(is_always)
+        .map(|one| one.1)
+        .collect();
     let mut amounts = BTreeMap::<&str, BTreeMap<String, Vec<_>>>::new();
     let [mut ports, mut terms] = <[BTreeMap<usize, Value>; 2]>::default();
     for (kept, item, name, text) in object.essentials {
         let name: String = String::from_utf8_lossy(&name).into();
-        let value: Option<Value> =
-            serde_json::from_slice(&text).ok().filter(|_| text.len() <= LONGEST_ESSENTIAL);
+        let value: Option<Value> = serde_json::from_slice(&text)
+            .ok()
+            .filter(|_| text.len() <= LONGEST_ESSENTIAL);
         match (&kept.path[..], value) {
             (["spec", list, "resources", kind, _], value) => {
                 let role = match *list {
@@ -386,7 +442,9 @@ fn stand_in(resource: &Resource, object: ObjectInProgress) -> Value {
             }
             ([.., "ports", _], Some(value)) => ports.entry(item).or_default()[name] = value,
             (path, Some(value)) => {
-                *path.iter().fold(&mut known, |value: &mut Value, name| &mut value[*name]) = value;
+                *path
+                    .iter()
+                    .fold(&mut known, |value: &mut Value, name| &mut value[*name]) = value;
             }
         }
     }
@@ -395,7 +453,8 @@ fn stand_in(resource: &Resource, object: ObjectInProgress) -> Value {
         let first = [CPU, MEMORY, EPHEMERAL_STORAGE, VRAM].map(|name| sums.remove_entry(name));
         // A device plugin's resources count by their limits, and all others by their requests.
         let is_counted = |(name, parts): &(String, Vec<Option<(_, Bytes)>>)| {
-            let is_any = |part: &Option<(_, Bytes)>| part.is_none_or(|(_, amount)| amount > Bytes::ZERO);
+            let is_any =
+                |part: &Option<(_, Bytes)>| part.is_none_or(|(_, amount)| amount > Bytes::ZERO);
             PluginResource::is_one(name) == (kind == "limits") && parts.iter().any(is_any)
         };
         let others = sums.into_iter().filter(is_counted).take(MOST_NAMES);
@@ -406,10 +465,15 @@ fn stand_in(resource: &Resource, object: ObjectInProgress) -> Value {
             container["resources"][kind][name] = text.into();
         }
     }
-    let on_host = ports.into_values().filter(|port| !port["hostPort"].is_null());
+    let on_host = ports
+        .into_values()
+        .filter(|port| !port["hostPort"].is_null());
     container["ports"] = on_host.take(MOST_TERMS).collect();
     known["spec"]["containers"] = json!([container]);
-    let terms: BTreeMap<String, Value> = terms.into_values().map(|term| (term.to_string(), term)).collect();
+    let terms: BTreeMap<String, Value> = terms
+        .into_values()
+        .map(|term| (term.to_string(), term))
+        .collect();
     known["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] =
         terms.into_values().take(MOST_TERMS).collect();
     known
@@ -427,7 +491,11 @@ mod tests {
     /// What comes out of an answer that arrives in pieces of this size.
     fn text(plural: &str, answer: &str, size: usize) -> String {
         let mut scanner = Scanner::new(resource(plural));
-        let out: Vec<u8> = answer.as_bytes().chunks(size).flat_map(|piece| scanner.feed(piece)).collect();
+        let out: Vec<u8> = answer
+            .as_bytes()
+            .chunks(size)
+            .flat_map(|piece| scanner.feed(piece))
+            .collect();
         String::from_utf8(out).unwrap()
     }
 
@@ -439,7 +507,9 @@ mod tests {
     }
 
     fn env(entries: usize) -> Vec<Value> {
-        (0..entries).map(|n| json!({ "name": format!("E{n}"), "value": "}{\\\"][,:" })).collect()
+        (0..entries)
+            .map(|n| json!({ "name": format!("E{n}"), "value": "}{\\\"][,:" }))
+            .collect()
     }
 
     fn pod(name: &str) -> Value {
@@ -472,12 +542,17 @@ mod tests {
     fn of_a_pod_a_list_and_a_watch_event_only_what_is_used_is_kept() {
         assert_eq!(scanned("pods", &pod("a")), kept_pod("a"));
         let list = |pods: [Value; 2]| json!({ "kind": "PodList", "metadata": { "resourceVersion": "7", "continue": "x" }, "items": pods });
-        assert_eq!(scanned("pods", &list([pod("a"), pod("b")])), list([kept_pod("a"), kept_pod("b")]));
+        assert_eq!(
+            scanned("pods", &list([pod("a"), pod("b")])),
+            list([kept_pod("a"), kept_pod("b")])
+        );
         let event = |pod: Value| json!({ "type": "ADDED", "object": pod });
         assert_eq!(scanned("pods", &event(pod("a"))), event(kept_pod("a")));
         let events = format!("{}\n{}\n", event(pod("a")), event(pod("b")));
-        let lines: Vec<Value> =
-            text("pods", &events, 3).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let lines: Vec<Value> = text("pods", &events, 3)
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
         assert_eq!(lines, [event(kept_pod("a")), event(kept_pod("b"))]);
         let error = json!({ "type": "ERROR", "object": { "kind": "Status", "status": "Failure", "code": 410, "message": "too old" } });
         assert_eq!(scanned("pods", &error), error);
@@ -494,7 +569,9 @@ mod tests {
 
     #[test]
     fn of_a_pod_beyond_its_bound_only_what_identifies_and_protects_it_is_left() {
-        let ports: Vec<Value> = (0..10_000).map(|port| json!({ "containerPort": port })).collect();
+        let ports: Vec<Value> = (0..10_000)
+            .map(|port| json!({ "containerPort": port }))
+            .collect();
         let mut large = pod("large");
         large["spec"]["containers"][0]["ports"] = json!(ports);
         large["metadata"]["annotations"]["stowage.dev/devices"] = json!("GPU-1");
@@ -518,10 +595,14 @@ mod tests {
 
     #[test]
     fn what_the_containers_of_a_pod_beyond_its_bound_ask_of_gpus_is_summed_and_stays_small() {
-        let ports: Vec<Value> = (0..10_000).map(|port| json!({ "containerPort": port })).collect();
-        let slices: Value = (10..50).rev().map(|n| (format!("nvidia.com/mig-{n}"), json!("1"))).collect();
-        let asking =
-            |limits: Value| json!({ "name": "c", "resources": { "limits": limits, "requests": limits } });
+        let ports: Vec<Value> = (0..10_000)
+            .map(|port| json!({ "containerPort": port }))
+            .collect();
+        let slices: Value = (10..50)
+            .rev()
+            .map(|n| (format!("nvidia.com/mig-{n}"), json!("1")))
+            .collect();
+        let asking = |limits: Value| json!({ "name": "c", "resources": { "limits": limits, "requests": limits } });
         let large = json!({
             "metadata": { "annotations": { "stowage.dev/gpus": "2", "stowage.dev/exclusive": "true" } },
             "spec": {
@@ -531,13 +612,21 @@ mod tests {
             "status": { "containerStatuses": [asking(json!({ "nvidia.com/gpu": "1" }))] },
         });
         let out = scanned("pods", &large);
-        let mut limits: Value = (10..25).map(|n| (format!("nvidia.com/mig-{n}"), json!("1"))).collect();
+        let mut limits: Value = (10..25)
+            .map(|n| (format!("nvidia.com/mig-{n}"), json!("1")))
+            .collect();
         (limits["nvidia.com/gpu"], limits["stowage.dev/vram"]) = (json!("1000"), json!("?"));
         let requests = json!({ "nvidia.com/other": "7", "stowage.dev/vram": "?" });
         let resources = json!({ "limits": limits, "requests": requests });
-        assert_eq!(out["spec"]["containers"], json!([{ "name": "?", "ports": [], "resources": resources }]));
+        assert_eq!(
+            out["spec"]["containers"],
+            json!([{ "name": "?", "ports": [], "resources": resources }])
+        );
         assert_eq!(out["metadata"]["annotations"]["stowage.dev/gpus"], "2");
-        assert_eq!(out["metadata"]["annotations"]["stowage.dev/exclusive"], "true");
+        assert_eq!(
+            out["metadata"]["annotations"]["stowage.dev/exclusive"],
+            "true"
+        );
     }
 
     #[test]
@@ -547,8 +636,14 @@ mod tests {
         large["spec"]["containers"] = json!([]);
         let out = scanned("pods", &large);
         assert_eq!(out["metadata"]["name"], "large");
-        assert_eq!(out["metadata"]["annotations"]["stowage.dev/devices"], Value::Null);
-        assert_eq!(out["spec"]["containers"], json!([{ "name": "?", "ports": [] }]));
+        assert_eq!(
+            out["metadata"]["annotations"]["stowage.dev/devices"],
+            Value::Null
+        );
+        assert_eq!(
+            out["spec"]["containers"],
+            json!([{ "name": "?", "ports": [] }])
+        );
     }
 
     #[test]
@@ -557,7 +652,10 @@ mod tests {
             let containers: Vec<Value> = (0..containers).map(|_| json!({ "name": "" })).collect();
             let pod = json!({ "metadata": { "name": "a" }, "spec": { "containers": containers } });
             let out = scanned("pods", &pod);
-            assert_eq!(out["metadata"]["annotations"][BEYOND_BOUND].is_string(), is_beyond);
+            assert_eq!(
+                out["metadata"]["annotations"][BEYOND_BOUND].is_string(),
+                is_beyond
+            );
         }
     }
 

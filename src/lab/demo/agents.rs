@@ -29,7 +29,11 @@ pub struct DemoAgents {
 
 impl DemoAgents {
     /// Must be called inside a tokio runtime.
-    pub fn start(machines: &[DemoMachine], api: &Arc<ApiServer>, stowage: SocketAddr) -> Result<Self> {
+    pub fn start(
+        machines: &[DemoMachine],
+        api: &Arc<ApiServer>,
+        stowage: SocketAddr,
+    ) -> Result<Self> {
         let mut tasks = JoinSet::new();
         for machine in machines {
             let publisher = Publisher::new(vec![format!("http://{stowage}").parse()?], None, None)?;

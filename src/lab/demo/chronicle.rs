@@ -61,8 +61,10 @@ pub(crate) struct Chronicle {
 
 impl Chronicle {
     pub fn news(&mut self, api: &ApiServer) -> Vec<News> {
-        let now: BTreeMap<String, PodView> =
-            pods(api).into_iter().map(|pod| (pod.name.clone(), pod)).collect();
+        let now: BTreeMap<String, PodView> = pods(api)
+            .into_iter()
+            .map(|pod| (pod.name.clone(), pod))
+            .collect();
         let mut news = Vec::new();
         for (name, pod) in &now {
             let before = self.known.get(name);
@@ -78,21 +80,39 @@ impl Chronicle {
                 news.push(News::Refused(pod.clone()));
             }
         }
-        news.extend(self.known.values().filter(|pod| !now.contains_key(&pod.name)).cloned().map(News::Gone));
+        news.extend(
+            self.known
+                .values()
+                .filter(|pod| !now.contains_key(&pod.name))
+                .cloned()
+                .map(News::Gone),
+        );
         self.known = now;
         news
     }
 
     /// Every GPU with its pods, in the order in which they came.
     pub fn gpus(&self, machines: &[DemoMachine]) -> Vec<GpuView> {
-        let all = machines.iter().flat_map(|machine| (0..machine.gpus).map(move |index| (machine, index)));
+        let all = machines
+            .iter()
+            .flat_map(|machine| (0..machine.gpus).map(move |index| (machine, index)));
         all.map(|(machine, index)| {
             let uuid = machine.uuid(index);
             let bound = self.arrived.iter().filter_map(|name| self.known.get(name));
             let here = bound.filter(|pod| pod.devices.contains(&uuid));
-            let pods = here.map(|pod| (pod.clone(), pod.granted / pod.devices.len() as u64)).collect();
+            let pods = here
+                .map(|pod| (pod.clone(), pod.granted / pod.devices.len() as u64))
+                .collect();
             let promisable = (machine.gib << 30) * PROMISABLE_PERCENT / 100;
-            GpuView { node: machine.node, uuid, index, model: machine.model, promisable, pods, engines: None }
+            GpuView {
+                node: machine.node,
+                uuid,
+                index,
+                model: machine.model,
+                promisable,
+                pods,
+                engines: None,
+            }
         })
         .collect()
     }
@@ -107,17 +127,24 @@ impl Chronicle {
 
     /// Bound, or with the reason why not.
     pub fn is_answered(&self, pod: &str) -> bool {
-        self.known.get(pod).is_some_and(|pod| pod.node.is_some() || pod.refusal.is_some())
+        self.known
+            .get(pod)
+            .is_some_and(|pod| pod.node.is_some() || pod.refusal.is_some())
     }
 
     pub fn waiting(&self) -> Vec<String> {
-        self.pods().filter(|pod| pod.node.is_none()).map(|pod| pod.name.clone()).collect()
+        self.pods()
+            .filter(|pod| pod.node.is_none())
+            .map(|pod| pod.name.clone())
+            .collect()
     }
 
     /// The pods on a GPU that may not be evicted, first come first.
     pub(crate) fn server_on(&self, gpu: &str) -> Option<&PodView> {
         let bound = self.arrived.iter().filter_map(|name| self.known.get(name));
-        bound.into_iter().find(|pod| !pod.opportunistic && pod.devices.iter().any(|uuid| uuid == gpu))
+        bound
+            .into_iter()
+            .find(|pod| !pod.opportunistic && pod.devices.iter().any(|uuid| uuid == gpu))
     }
 }
 
@@ -138,10 +165,16 @@ pub(crate) fn broken_promises(gpus: &[GpuView], pods: &[&PodView]) -> Vec<String
             }
         }
         if gpu.pods.len() > 1 && gpu.pods.iter().any(|(pod, _)| pod.exclusive) {
-            broken.push(format!("{} GPU {} is shared and exclusive", gpu.node, gpu.index));
+            broken.push(format!(
+                "{} GPU {} is shared and exclusive",
+                gpu.node, gpu.index
+            ));
         }
     }
-    for pod in pods.iter().filter(|pod| pod.node.is_some() && pod.devices.is_empty()) {
+    for pod in pods
+        .iter()
+        .filter(|pod| pod.node.is_some() && pod.devices.is_empty())
+    {
         broken.push(format!("{} is bound and has no GPU", pod.name));
     }
     broken
@@ -167,12 +200,20 @@ fn view(pod: &Value) -> PodView {
         uid: PodUid::parse(pod["metadata"]["uid"].as_str().unwrap_or_default())
             .expect("the server gave it one"),
         node: spec["nodeName"].as_str().map(str::to_owned),
-        devices: devices.split(',').filter(|uuid| !uuid.is_empty()).map(str::to_owned).collect(),
-        granted: annotation(written::GRANTED).and_then(|bytes| bytes.parse().ok()).unwrap_or(0),
+        devices: devices
+            .split(',')
+            .filter(|uuid| !uuid.is_empty())
+            .map(str::to_owned)
+            .collect(),
+        granted: annotation(written::GRANTED)
+            .and_then(|bytes| bytes.parse().ok())
+            .unwrap_or(0),
         exclusive: annotation("stowage.dev/exclusive") == Some("true"),
         opportunistic: spec["priority"].as_i64().unwrap_or(0) < 0,
         borrows: annotation(written::BORROWED_FROM).is_some(),
         leaving: pod["metadata"]["deletionTimestamp"].is_string(),
-        refusal: unscheduled.and_then(|condition| condition["message"].as_str()).map(str::to_owned),
+        refusal: unscheduled
+            .and_then(|condition| condition["message"].as_str())
+            .map(str::to_owned),
     }
 }

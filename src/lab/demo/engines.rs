@@ -42,7 +42,11 @@ const TOKENS_PER_REQUEST: f64 = 40.0;
 
 impl StubWork {
     fn begin(load: StubEngineLoad) -> Self {
-        Self { load, tokens: 0.0, counted: Instant::now() }
+        Self {
+            load,
+            tokens: 0.0,
+            counted: Instant::now(),
+        }
     }
 
     /// Counts what was generated since it was last counted; nothing while the engine sleeps.
@@ -67,8 +71,15 @@ impl FakeEngine {
     ) -> io::Result<Self> {
         let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let port = listener.local_addr()?.port();
-        let (stop, work) = (CancellationToken::new(), Arc::new(Mutex::new(StubWork::begin(load))));
-        let (pod, model, shown) = (format!("pods/default/{pod}"), model.to_owned(), work.clone());
+        let (stop, work) = (
+            CancellationToken::new(),
+            Arc::new(Mutex::new(StubWork::begin(load))),
+        );
+        let (pod, model, shown) = (
+            format!("pods/default/{pod}"),
+            model.to_owned(),
+            work.clone(),
+        );
         let router = Router::new()
             .route("/metrics", {
                 let (api, pod) = (api.clone(), pod.clone());
@@ -81,8 +92,16 @@ impl FakeEngine {
             })
             .route("/health", get(async move || health(&api, &pod)));
         let stopped = stop.clone().cancelled_owned();
-        tokio::spawn(async move { axum::serve(listener, router).with_graceful_shutdown(stopped).await });
-        Ok(Self { port, work, _stop: stop.drop_guard() })
+        tokio::spawn(async move {
+            axum::serve(listener, router)
+                .with_graceful_shutdown(stopped)
+                .await
+        });
+        Ok(Self {
+            port,
+            work,
+            _stop: stop.drop_guard(),
+        })
     }
 
     pub fn port(&self) -> u16 {
@@ -98,15 +117,29 @@ impl FakeEngine {
 }
 
 fn health(api: &ApiServer, pod: &str) -> StatusCode {
-    let runs = api.get(pod).is_some_and(|pod| pod["status"]["phase"] == "Running");
-    if runs { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
+    let runs = api
+        .get(pod)
+        .is_some_and(|pod| pod["status"]["phase"] == "Running");
+    if runs {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    }
 }
 
 /// The metrics of vLLM 0.12 or later, as far as they are read here.
 fn page(model: &str, load: StubEngineLoad, tokens: u64, is_asleep: bool) -> String {
     // A sleeping engine has no requests, and its KV cache is gone.
-    let idle = StubEngineLoad { kv_percent: 0, waiting: 0, running: 0 };
-    let StubEngineLoad { kv_percent, waiting, running } = if is_asleep { idle } else { load };
+    let idle = StubEngineLoad {
+        kv_percent: 0,
+        waiting: 0,
+        running: 0,
+    };
+    let StubEngineLoad {
+        kv_percent,
+        waiting,
+        running,
+    } = if is_asleep { idle } else { load };
     let (awake, offloaded) = (u8::from(!is_asleep), u8::from(is_asleep));
     let kv = f64::from(kv_percent) / 100.0;
     let series = format!("engine=\"0\",model_name=\"{model}\"");
@@ -135,15 +168,41 @@ mod tests {
 
     #[test]
     fn its_page_says_what_the_story_says() {
-        let page = page("llama-8b", StubEngineLoad { kv_percent: 97, waiting: 40, running: 12 }, 1234, false);
+        let page = page(
+            "llama-8b",
+            StubEngineLoad {
+                kv_percent: 97,
+                waiting: 40,
+                running: 12,
+            },
+            1234,
+            false,
+        );
         let figures = read(page.as_bytes(), None).unwrap();
-        assert_eq!((figures.engine, figures.problems.as_slice()), (Engine::Vllm, &[][..]));
+        assert_eq!(
+            (figures.engine, figures.problems.as_slice()),
+            (Engine::Vllm, &[][..])
+        );
         assert_eq!(figures.kv_cache_usage, Some(0.97));
         assert_eq!((figures.waiting, figures.running), (Some(40), Some(12)));
-        assert_eq!((figures.kv_cache_tokens, figures.generated_tokens), (Some(65_536), Some(1234)));
-        assert_eq!((figures.sleep_level, figures.model.unwrap().as_str()), (None, "llama-8b"));
-        let asleep =
-            super::page("llama-8b", StubEngineLoad { kv_percent: 97, waiting: 40, running: 12 }, 1234, true);
+        assert_eq!(
+            (figures.kv_cache_tokens, figures.generated_tokens),
+            (Some(65_536), Some(1234))
+        );
+        assert_eq!(
+            (figures.sleep_level, figures.model.unwrap().as_str()),
+            (None, "llama-8b")
+        );
+        let asleep = super::page(
+            "llama-8b",
+            StubEngineLoad {
+                kv_percent: 97,
+                waiting: 40,
+                running: 12,
+            },
+            1234,
+            true,
+        );
         let figures = read(asleep.as_bytes(), None).unwrap();
         assert_eq!((figures.sleep_level, figures.running), (Some(1), Some(0)));
     }

@@ -59,7 +59,12 @@ struct RunningProcess {
 
 impl Hardware {
     pub fn new(machine: DemoMachine, api: Arc<ApiServer>) -> Self {
-        Self { machine, api, started: Arc::default(), leftovers: Arc::default() }
+        Self {
+            machine,
+            api,
+            started: Arc::default(),
+            leftovers: Arc::default(),
+        }
     }
 
     /// A process for each pod that runs here, and for each deleted pod whose process still runs.
@@ -70,13 +75,21 @@ impl Hardware {
         };
         let mut running = Vec::new();
         let mut leftovers = self.leftovers.lock();
-        leftovers.iter_mut().for_each(|one| one.missed = one.missed.or_else(|| Some(Instant::now())));
+        leftovers
+            .iter_mut()
+            .for_each(|one| one.missed = one.missed.or_else(|| Some(Instant::now())));
         for pod in pods.filter(here) {
-            let Some(found) = self.process_of(&pod) else { continue };
+            let Some(found) = self.process_of(&pod) else {
+                continue;
+            };
             leftovers.retain(|one| one.running.process.pid != found.process.pid);
             let stays = termination::memory_stays(&pod);
             if !stays.is_zero() {
-                leftovers.push(LeftoverProcess { running: found.clone(), stays, missed: None });
+                leftovers.push(LeftoverProcess {
+                    running: found.clone(),
+                    stays,
+                    missed: None,
+                });
             }
             running.push(found);
         }
@@ -89,14 +102,21 @@ impl Hardware {
     fn process_of(&self, pod: &Value) -> Option<RunningProcess> {
         let annotation = |key: &str| pod["metadata"]["annotations"][key].as_str();
         let uid = PodUid::parse(pod["metadata"]["uid"].as_str()?).ok()?;
-        let gpus: Vec<String> = annotation(written::DEVICES)?.split(',').map(str::to_owned).collect();
+        let gpus: Vec<String> = annotation(written::DEVICES)?
+            .split(',')
+            .map(str::to_owned)
+            .collect();
         let granted: u64 = annotation(written::GRANTED)?.parse().ok()?;
         let used = match sleeping::is_asleep(pod) {
             true => Bytes(sleeping::KEPT),
             false => Bytes(taken(granted) / gpus.len() as u64),
         };
-        let process =
-            ProcessReport { pid: self.pid(&uid), used_bytes: Some(used), pod: None, container: None };
+        let process = ProcessReport {
+            pid: self.pid(&uid),
+            used_bytes: Some(used),
+            pod: None,
+            container: None,
+        };
         Some(RunningProcess { process, gpus })
     }
 
@@ -111,7 +131,10 @@ impl Hardware {
     }
 
     fn owner(&self, pid: u32) -> Option<PodUid> {
-        self.started.lock().get(pid.checked_sub(FIRST_PID)? as usize).cloned()
+        self.started
+            .lock()
+            .get(pid.checked_sub(FIRST_PID)? as usize)
+            .cloned()
     }
 }
 
@@ -124,10 +147,19 @@ impl GpuSource for SimulatedGpus {
     fn sample(&mut self) -> Result<GpuSample, String> {
         let Self(hardware) = self;
         let running = hardware.running();
-        let gpus: Vec<GpuReport> =
-            (0..hardware.machine.gpus).map(|index| gpu(&hardware.machine, index, &running)).collect();
-        let sensors = gpus.iter().map(|gpu| (gpu.uuid.clone(), sensors(gpu))).collect();
-        Ok(GpuSample { gpus, sensors, missing: Vec::new(), taken: Instant::now() })
+        let gpus: Vec<GpuReport> = (0..hardware.machine.gpus)
+            .map(|index| gpu(&hardware.machine, index, &running))
+            .collect();
+        let sensors = gpus
+            .iter()
+            .map(|gpu| (gpu.uuid.clone(), sensors(gpu)))
+            .collect();
+        Ok(GpuSample {
+            gpus,
+            sensors,
+            missing: Vec::new(),
+            taken: Instant::now(),
+        })
     }
 }
 
@@ -135,7 +167,10 @@ fn gpu(machine: &DemoMachine, index: u32, running: &[RunningProcess]) -> GpuRepo
     let uuid = machine.uuid(index);
     let here = running.iter().filter(|pod| pod.gpus.contains(&uuid));
     let processes: Vec<ProcessReport> = here.map(|pod| pod.process.clone()).collect();
-    let used: Bytes = processes.iter().filter_map(|process| process.used_bytes).sum();
+    let used: Bytes = processes
+        .iter()
+        .filter_map(|process| process.used_bytes)
+        .sum();
     GpuReport {
         uuid: GpuUuid::parse(&uuid).expect("a name"),
         index,
@@ -177,7 +212,10 @@ impl OwnerSource for SimulatedOwners {
         gpus: &'a mut [GpuReport],
         _: &'a [PodOnNode],
     ) -> BoxFuture<'a, Vec<MissingPart>> {
-        for process in gpus.iter_mut().flat_map(|gpu| gpu.processes.iter_mut().flatten()) {
+        for process in gpus
+            .iter_mut()
+            .flat_map(|gpu| gpu.processes.iter_mut().flatten())
+        {
             process.pod = self.0.owner(process.pid);
         }
         Box::pin(ready(Vec::new()))
@@ -192,7 +230,10 @@ impl ModelSource for SimulatedModels {
             bytes: Bytes::gib(found.gib),
             source: "huggingface".into(),
         });
-        ModelScan { models: on_disk.collect(), problems: Vec::new() }
+        ModelScan {
+            models: on_disk.collect(),
+            problems: Vec::new(),
+        }
     }
 }
 
@@ -207,16 +248,31 @@ mod tests {
         model: "H100",
         gpus: 2,
         gib: 80,
-        models: &[OnDisk { model: "starcoder", gib: 9 }],
+        models: &[OnDisk {
+            model: "starcoder",
+            gib: 9,
+        }],
     };
 
     /// By GPU: the pods that have memory there, and how much is used.
     async fn seen(hardware: &Hardware) -> Vec<(Vec<PodUid>, Bytes)> {
         let mut gpus = SimulatedGpus(hardware.clone()).sample().unwrap().gpus;
-        assert_eq!(SimulatedOwners(hardware.clone()).owners(&mut gpus, &[]).await, []);
-        let owners =
-            |gpu: &GpuReport| gpu.processes.iter().flatten().filter_map(|one| one.pod.clone()).collect();
-        gpus.iter().map(|gpu| (owners(gpu), gpu.used_bytes.unwrap())).collect()
+        assert_eq!(
+            SimulatedOwners(hardware.clone())
+                .owners(&mut gpus, &[])
+                .await,
+            []
+        );
+        let owners = |gpu: &GpuReport| {
+            gpu.processes
+                .iter()
+                .flatten()
+                .filter_map(|one| one.pod.clone())
+                .collect()
+        };
+        gpus.iter()
+            .map(|gpu| (owners(gpu), gpu.used_bytes.unwrap()))
+            .collect()
     }
 
     #[tokio::test]
@@ -224,16 +280,29 @@ mod tests {
         let api = Arc::new(ApiServer::start().await.unwrap());
         let hardware = Hardware::new(MACHINE, api.clone());
         let idle = vec![(vec![], Bytes::ZERO); 2];
-        let pod = api.create("pods", json!({"metadata": {"name": "p"}, "spec": {"containers": []}})).unwrap();
+        let pod = api
+            .create(
+                "pods",
+                json!({"metadata": {"name": "p"}, "spec": {"containers": []}}),
+            )
+            .unwrap();
         let uid = PodUid::parse(pod["metadata"]["uid"].as_str().unwrap()).unwrap();
         let devices = "GPU-node-a-0,GPU-node-a-1";
-        let written = json!({written::DEVICES: devices, written::GRANTED: (64u64 << 30).to_string()});
+        let written =
+            json!({written::DEVICES: devices, written::GRANTED: (64u64 << 30).to_string()});
         let binding = json!({"target": {"name": "node-a"}, "metadata": {"annotations": written}});
         api.bind("pods/default/p", &binding).unwrap();
         assert_eq!(seen(&hardware).await, idle, "it is starting");
-        api.patch_status("pods/default/p", &json!({"status": {"phase": "Running"}})).unwrap();
+        api.patch_status("pods/default/p", &json!({"status": {"phase": "Running"}}))
+            .unwrap();
         assert_eq!(seen(&hardware).await, vec![(vec![uid], Bytes::gib(31)); 2]);
-        let elsewhere = Hardware::new(DemoMachine { node: "node-b", ..MACHINE }, api.clone());
+        let elsewhere = Hardware::new(
+            DemoMachine {
+                node: "node-b",
+                ..MACHINE
+            },
+            api.clone(),
+        );
         assert_eq!(seen(&elsewhere).await, idle);
         api.delete_now("pods/default/p").unwrap();
         assert_eq!(seen(&hardware).await, idle);
@@ -249,14 +318,24 @@ mod tests {
                 written::DEVICES: MACHINE.uuid(gpu),
                 written::GRANTED: (32u64 << 30).to_string(),
             });
-            let pod =
-                json!({"metadata": {"name": name, "annotations": annotations}, "spec": {"containers": []}});
+            let pod = json!({"metadata": {"name": name, "annotations": annotations}, "spec": {"containers": []}});
             api.create("pods", pod).unwrap();
-            api.bind(&format!("pods/default/{name}"), &json!({"target": {"name": "node-a"}})).unwrap();
+            api.bind(
+                &format!("pods/default/{name}"),
+                &json!({"target": {"name": "node-a"}}),
+            )
+            .unwrap();
             let running = json!({"status": {"phase": "Running"}});
-            api.patch_status(&format!("pods/default/{name}"), &running).unwrap();
+            api.patch_status(&format!("pods/default/{name}"), &running)
+                .unwrap();
         }
-        let memory = async || seen(&hardware).await.into_iter().map(|(_, used)| used).collect::<Vec<_>>();
+        let memory = async || {
+            seen(&hardware)
+                .await
+                .into_iter()
+                .map(|(_, used)| used)
+                .collect::<Vec<_>>()
+        };
         let both = vec![Bytes::gib(31); 2];
         assert_eq!(memory().await, both);
         assert_eq!(memory().await, both, "seen twice, counted once");
@@ -268,8 +347,14 @@ mod tests {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(60), gone).await.expect("the slow one lets go");
-        assert_eq!(memory().await, [Bytes::gib(31), Bytes::ZERO], "the other never does");
+        tokio::time::timeout(Duration::from_secs(60), gone)
+            .await
+            .expect("the slow one lets go");
+        assert_eq!(
+            memory().await,
+            [Bytes::gib(31), Bytes::ZERO],
+            "the other never does"
+        );
     }
 
     #[test]

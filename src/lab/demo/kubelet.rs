@@ -46,7 +46,9 @@ pub struct Kubelet {
 impl Kubelet {
     /// Starts them as clients of an API server. Must be called inside a tokio runtime.
     pub fn start(client: kube::Client, config: KubeletConfig) -> Self {
-        Self { task: tokio::spawn(run(client, config)) }
+        Self {
+            task: tokio::spawn(run(client, config)),
+        }
     }
 }
 
@@ -77,7 +79,12 @@ async fn run(client: kube::Client, config: KubeletConfig) {
         sender.clone(),
         KubeletMessage::Node,
     ));
-    tasks.spawn(watching::pump(client.clone(), watching::core("Pod", "pods"), sender, KubeletMessage::Pod));
+    tasks.spawn(watching::pump(
+        client.clone(),
+        watching::core("Pod", "pods"),
+        sender,
+        KubeletMessage::Pod,
+    ));
     let mut steps = BTreeMap::new();
     while let Some(message) = messages.recv().await {
         match message {
@@ -110,12 +117,18 @@ fn missing_allocatable(node: &Value, resource: &str) -> Option<Value> {
 async fn publish(client: kube::Client, node: Arc<Value>, allocatable: Value) {
     let name = node["metadata"]["name"].as_str().unwrap_or_default();
     // The next change of the node tries again.
-    let _ =
-        writes::patch_status(&client, &writes::node_path(name), json!({"allocatable": allocatable})).await;
+    let _ = writes::patch_status(
+        &client,
+        &writes::node_path(name),
+        json!({"allocatable": allocatable}),
+    )
+    .await;
 }
 
 fn next_step(pod: &Value, steps: &mut BTreeMap<String, PodStep>) -> Option<PodStep> {
-    pod["spec"]["nodeName"].as_str().filter(|node| !node.is_empty())?;
+    pod["spec"]["nodeName"]
+        .as_str()
+        .filter(|node| !node.is_empty())?;
     let step = if !pod["metadata"]["deletionTimestamp"].is_null() {
         PodStep::Stopping
     } else if pod["status"]["phase"] == "Pending" {
@@ -137,7 +150,8 @@ async fn advance(client: kube::Client, config: KubeletConfig, pod: Arc<Value>, s
     let _ = match step {
         PodStep::Starting => start(&client, &path, &pod, config.start_delay).await,
         PodStep::Stopping => {
-            tokio::time::sleep(termination::takes(&pod).unwrap_or_else(|| grace(&pod, &config))).await;
+            tokio::time::sleep(termination::takes(&pod).unwrap_or_else(|| grace(&pod, &config)))
+                .await;
             let options = json!({"gracePeriodSeconds": 0, "preconditions": {"uid": text("uid")}});
             writes::delete(&client, &path, options).await
         }
@@ -145,8 +159,12 @@ async fn advance(client: kube::Client, config: KubeletConfig, pod: Arc<Value>, s
 }
 
 fn grace(pod: &Value, config: &KubeletConfig) -> Duration {
-    let seconds = pod["metadata"]["deletionGracePeriodSeconds"].as_u64().unwrap_or_default();
-    config.grace_second.saturating_mul(u32::try_from(seconds).unwrap_or(u32::MAX))
+    let seconds = pod["metadata"]["deletionGracePeriodSeconds"]
+        .as_u64()
+        .unwrap_or_default();
+    config
+        .grace_second
+        .saturating_mul(u32::try_from(seconds).unwrap_or(u32::MAX))
 }
 
 /// A pod has its address before its containers are up.
@@ -166,7 +184,9 @@ async fn start(
 fn running() -> Value {
     let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
     let condition = |kind: &str| json!({"type": kind, "status": "True", "lastTransitionTime": now});
-    let conditions: Vec<Value> = ["Initialized", "ContainersReady", "Ready"].map(condition).into();
+    let conditions: Vec<Value> = ["Initialized", "ContainersReady", "Ready"]
+        .map(condition)
+        .into();
     json!({"phase": "Running", "startTime": now, "conditions": conditions})
 }
 

@@ -42,7 +42,10 @@ use stowage_server::flight_recorder::{FlightRecorder, RecordOptions, RingLimits}
 /// Of the start times.
 const SEED: u64 = 42;
 /// More than a story comes to.
-const RECORDED: RingLimits = RingLimits { bytes: 1 << 30, age: Duration::from_secs(24 * 3600) };
+const RECORDED: RingLimits = RingLimits {
+    bytes: 1 << 30,
+    age: Duration::from_secs(24 * 3600),
+};
 
 /// How the demo is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,19 +60,30 @@ pub enum Show {
 
 /// Plays the story. The exit code says whether every invariant held.
 pub async fn run(show: Show, record: Option<PathBuf>) -> Result<ExitCode> {
-    let mut screen = if show == Show::Json { Screen::stderr() } else { Screen::stdout() };
+    let mut screen = if show == Show::Json {
+        Screen::stderr()
+    } else {
+        Screen::stdout()
+    };
     screen.line("Stowage on a cluster of stand-ins: 3 nodes, 10 GPUs, an API server and a kube-scheduler, in this process.");
     screen.line(
         "█ serving  ▒ opportunistic  · free      (a tenth of each GPU is headroom and never allocated)",
     );
     let mut play = Play::new(Setup::by(story::policy()?, &story::MACHINES).await?, screen);
-    let recording = record.map(|directory| RecordOptions { directory, limits: RECORDED });
-    let recorder = recording.map(|options| FlightRecorder::start(&options, &play.setup.stowage.service));
+    let recording = record.map(|directory| RecordOptions {
+        directory,
+        limits: RECORDED,
+    });
+    let recorder =
+        recording.map(|options| FlightRecorder::start(&options, &play.setup.stowage.service));
     let recorder = recorder.transpose()?;
     play.story().await?;
     let mut summary = play.summary();
     summary.add(tokio::task::spawn_blocking(|| StartTimesTable::play(SEED)).await??);
-    summary.lines().iter().for_each(|line| play.screen.line(line));
+    summary
+        .lines()
+        .iter()
+        .for_each(|line| play.screen.line(line));
     match show {
         Show::Json => writeln!(std::io::stdout(), "{}", serde_json::to_string(&summary)?)?,
         Show::Once => {}
@@ -83,5 +97,9 @@ pub async fn run(show: Show, record: Option<PathBuf>) -> Result<ExitCode> {
     }
     play.setup.stop().await?;
     recorder.into_iter().for_each(FlightRecorder::stop);
-    Ok(if summary.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if summary.violations.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }

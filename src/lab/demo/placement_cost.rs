@@ -27,9 +27,16 @@ pub(crate) struct PlacementManner {
 
 impl PlacementManner {
     pub fn of(manner: Manner, batch: &[StoryPod], seen: &Observations) -> Self {
-        let calls = batch.iter().flat_map(|pod| seen.calls_for(&format!("default/{}", pod.name)));
-        let mut way =
-            Self { manner, pods: batch.len(), filter_calls: 0, nodes_asked: 0, prioritize_calls: 0 };
+        let calls = batch
+            .iter()
+            .flat_map(|pod| seen.calls_for(&format!("default/{}", pod.name)));
+        let mut way = Self {
+            manner,
+            pods: batch.len(),
+            filter_calls: 0,
+            nodes_asked: 0,
+            prioritize_calls: 0,
+        };
         for call in calls {
             match call.verb {
                 Verb::Filter => {
@@ -48,7 +55,13 @@ impl PlacementManner {
             Manner::Ordinary => "the ordinary way",
             Manner::Planned => "planned",
         };
-        let Self { pods, filter_calls, nodes_asked, prioritize_calls, .. } = self;
+        let Self {
+            pods,
+            filter_calls,
+            nodes_asked,
+            prioritize_calls,
+            ..
+        } = self;
         format!(
             "{pods} pods {manner}: {filter_calls} filter calls about {nodes_asked} node names, {prioritize_calls} prioritize calls"
         )

@@ -90,7 +90,9 @@ impl Play {
     }
 
     async fn chapter(&mut self, number: usize, chapter: Chapter) -> Result<()> {
-        self.screen.chapter(number, chapter.title, chapter.text).await;
+        self.screen
+            .chapter(number, chapter.title, chapter.text)
+            .await;
         let played = self.acts(chapter.acts).await;
         let gpus = self.gpus();
         self.screen.finish_chapter(&gpus);
@@ -102,7 +104,11 @@ impl Play {
         for act in acts {
             self.act(act).await?;
         }
-        self.until("the agents have seen every engine serve", Self::are_engines_reported).await
+        self.until(
+            "the agents have seen every engine serve",
+            Self::are_engines_reported,
+        )
+        .await
     }
 
     async fn act(&mut self, act: StoryStep) -> Result<()> {
@@ -114,14 +120,26 @@ impl Play {
             StoryStep::Crowd(newcomer) => self.crowd(newcomer).await,
             StoryStep::Calm => self.calm().await,
             StoryStep::Compare(arrival) => self.compare(&arrival),
-            StoryStep::Nap { engine, jobs, asks: true } => self.nap(engine, jobs).await,
-            StoryStep::Nap { engine, jobs, asks: false } => self.nap_without_asking(engine, jobs).await,
+            StoryStep::Nap {
+                engine,
+                jobs,
+                asks: true,
+            } => self.nap(engine, jobs).await,
+            StoryStep::Nap {
+                engine,
+                jobs,
+                asks: false,
+            } => self.nap_without_asking(engine, jobs).await,
         }
     }
 
     async fn arrive(&mut self, arrivals: Vec<StoryPod>) -> Result<()> {
         self.bring(&arrivals).await?;
-        let all_bound = |play: &Self| arrivals.iter().all(|arrival| play.chronicle.is_bound(&arrival.name));
+        let all_bound = |play: &Self| {
+            arrivals
+                .iter()
+                .all(|arrival| play.chronicle.is_bound(&arrival.name))
+        };
         self.until("all who arrived are bound", all_bound).await?;
         let all_up = |play: &Self| !is_any_engine_starting(&play.setup.stowage.service);
         self.until("their engines are up", all_up).await
@@ -139,7 +157,11 @@ impl Play {
 
     async fn fill(&mut self, arrivals: Vec<StoryPod>) -> Result<()> {
         self.bring(&arrivals).await?;
-        let all = |play: &Self| arrivals.iter().all(|arrival| play.chronicle.is_answered(&arrival.name));
+        let all = |play: &Self| {
+            arrivals
+                .iter()
+                .all(|arrival| play.chronicle.is_answered(&arrival.name))
+        };
         self.until("all who arrived are answered", all).await
     }
 
@@ -164,20 +186,41 @@ impl Play {
             let left = self.setup.api.delete(&format!("pods/default/{name}"));
             left.map_err(|error| anyhow::anyhow!("{name} cannot leave: {error:?}"))?;
         }
-        let taken = |play: &Self| waiting.iter().filter(|name| play.chronicle.is_bound(name)).count();
-        self.until("pods that waited have taken the room", |play| taken(play) >= takers).await
+        let taken = |play: &Self| {
+            waiting
+                .iter()
+                .filter(|name| play.chronicle.is_bound(name))
+                .count()
+        };
+        self.until("pods that waited have taken the room", |play| {
+            taken(play) >= takers
+        })
+        .await
     }
 
     async fn crowd(&mut self, newcomer: StoryPod) -> Result<()> {
         let foresight = Foresight::of(&self.setup.stowage.service, newcomer.pod(None))?;
-        let seat = foresight.seat().context("there is no room for the chapter's pod")?;
+        let seat = foresight
+            .seat()
+            .context("there is no room for the chapter's pod")?;
         let place = gpu_name(seat.gpu.as_str());
         let server = self.chronicle.server_on(seat.gpu.as_str());
-        let engine = server.with_context(|| format!("no engine serves on {place}"))?.name.clone();
-        let StubEngineLoad { kv_percent, waiting, .. } = CROWD;
-        self.screen.aside(&format!("{} would go to {place}, beside {engine}", newcomer.name));
-        self.screen
-            .aside(&format!("{engine}'s page: KV cache {kv_percent} % full, {waiting} requests waiting"));
+        let engine = server
+            .with_context(|| format!("no engine serves on {place}"))?
+            .name
+            .clone();
+        let StubEngineLoad {
+            kv_percent,
+            waiting,
+            ..
+        } = CROWD;
+        self.screen.aside(&format!(
+            "{} would go to {place}, beside {engine}",
+            newcomer.name
+        ));
+        self.screen.aside(&format!(
+            "{engine}'s page: KV cache {kv_percent} % full, {waiting} requests waiting"
+        ));
         // Begins just after a report, so that the measured time is the longest one and not a matter of luck.
         let told = reported::sequence(&self.setup.stowage.board, &seat.node);
         let news = |play: &Self| reported::sequence(&play.setup.stowage.board, &seat.node) != told;
@@ -185,32 +228,61 @@ impl Play {
         let started = Instant::now();
         let before = self.engines[&engine].set(CROWD);
         let known = |play: &Self| play.is_kept_off(&newcomer, &seat);
-        self.until("decisions know of the full KV cache", known).await?;
-        let Millis(after) = *self.kv_seen_after.insert(Millis(started.elapsed().as_millis() as u64));
-        self.screen.aside(&format!("{after} ms later decisions know: no more serving pods for {place}"));
+        self.until("decisions know of the full KV cache", known)
+            .await?;
+        let Millis(after) = *self
+            .kv_seen_after
+            .insert(Millis(started.elapsed().as_millis() as u64));
+        self.screen.aside(&format!(
+            "{after} ms later decisions know: no more serving pods for {place}"
+        ));
         let model = self.model_of(&engine)?;
-        let desired = self.until_replicas(&model, "more replicas", |needed, there| needed > there).await?;
+        let desired = self
+            .until_replicas(&model, "more replicas", |needed, there| needed > there)
+            .await?;
         let (needed, there) = (desired.replicas, desired.current());
         self.screen.aside(&format!(
             "{model} has {there} replicas and needs {needed}: an HPA that reads stowage_model_desired_replicas starts {} more",
             needed - there
         ));
-        self.crowd = Some(Crowd { seat, engine, before, model, newcomer });
+        self.crowd = Some(Crowd {
+            seat,
+            engine,
+            before,
+            model,
+            newcomer,
+        });
         Ok(())
     }
 
     async fn calm(&mut self) -> Result<()> {
-        let Crowd { seat, engine, before, model, newcomer } =
-            self.crowd.take().context("no engine is busy")?;
-        let StubEngineLoad { kv_percent, waiting, .. } = before;
-        self.screen
-            .aside(&format!("{engine}'s page: KV cache {kv_percent} % full, {waiting} requests waiting"));
+        let Crowd {
+            seat,
+            engine,
+            before,
+            model,
+            newcomer,
+        } = self.crowd.take().context("no engine is busy")?;
+        let StubEngineLoad {
+            kv_percent,
+            waiting,
+            ..
+        } = before;
+        self.screen.aside(&format!(
+            "{engine}'s page: KV cache {kv_percent} % full, {waiting} requests waiting"
+        ));
         self.engines[&engine].set(before);
-        self.until("decisions know of the room in the KV cache", |play| !play.is_kept_off(&newcomer, &seat))
+        self.until("decisions know of the room in the KV cache", |play| {
+            !play.is_kept_off(&newcomer, &seat)
+        })
+        .await?;
+        let desired = self
+            .until_replicas(&model, "no more replicas", |needed, there| needed <= there)
             .await?;
-        let desired =
-            self.until_replicas(&model, "no more replicas", |needed, there| needed <= there).await?;
-        self.screen.aside(&format!("{model} needs {} replicas again", desired.replicas));
+        self.screen.aside(&format!(
+            "{model} needs {} replicas again",
+            desired.replicas
+        ));
         Ok(())
     }
 
@@ -234,7 +306,11 @@ impl Play {
     }
 
     fn model_of(&self, pod: &str) -> Result<ModelId> {
-        let pod = self.setup.api.get(&format!("pods/default/{pod}")).context("the engine's pod is there")?;
+        let pod = self
+            .setup
+            .api
+            .get(&format!("pods/default/{pod}"))
+            .context("the engine's pod is there")?;
         let model = pod["metadata"]["annotations"]["stowage.dev/model"].as_str();
         Ok(ModelId::parse(model.unwrap_or_default())?)
     }
@@ -250,10 +326,14 @@ impl Play {
         let (first, rest) = times.split_first().context("there are no nodes")?;
         let seconds = |(time, _): &(Millis, _)| time.0.div_ceil(1000);
         let elsewhere = rest.iter().map(seconds).min().unwrap_or_default();
-        let tightest = foresight.without_model().seat().context("there is no room for the chapter's pod")?;
+        let tightest = foresight
+            .without_model()
+            .seat()
+            .context("there is no room for the chapter's pod")?;
         let (name, place) = (&arrival.name, gpu_name(tightest.gpu.as_str()));
         let (nearest_models, node) = (seconds(first), &first.1);
-        self.screen.aside(&format!("{name} would fit best on {place}"));
+        self.screen
+            .aside(&format!("{name} would fit best on {place}"));
         self.screen.aside(&format!(
             "from {node}'s disk it answers after {nearest_models} s, elsewhere over the network after {elsewhere} s"
         ));
@@ -287,7 +367,9 @@ impl Play {
         for news in self.chronicle.news(&self.setup.api) {
             match &news {
                 News::Bound(pod) => self.check_seat(&pod.name, pod.node.as_deref(), &pod.devices),
-                News::Leaving(pod) if !self.dismissed.contains(&pod.name.as_str()) => self.evicted += 1,
+                News::Leaving(pod) if !self.dismissed.contains(&pod.name.as_str()) => {
+                    self.evicted += 1
+                }
                 News::Gone(pod) => drop(self.engines.remove(&pod.name)),
                 News::Leaving(_) | News::Refused(_) => {}
             }
@@ -298,7 +380,10 @@ impl Play {
         let pods: Vec<_> = self.chronicle.pods().collect();
         let seen = broken_promises(&gpus, &pods);
         let audited = audit(&self.setup.stowage.service.cluster());
-        self.violations.extend(seen.into_iter().chain(audited.iter().map(ToString::to_string)));
+        self.violations.extend(
+            seen.into_iter()
+                .chain(audited.iter().map(ToString::to_string)),
+        );
     }
 
     /// Checks that a pod that was just bound is where the measurements say it should be.
@@ -307,17 +392,28 @@ impl Play {
         let crowd = self.crowd.as_ref().filter(joins);
         if let Some(crowd) = crowd.filter(|crowd| self.is_kept_off(&crowd.newcomer, &crowd.seat)) {
             let place = gpu_name(crowd.seat.gpu.as_str());
-            self.violations.push(format!("{pod} joined {place}, where the KV cache was known to be full"));
+            self.violations.push(format!(
+                "{pod} joined {place}, where the KV cache was known to be full"
+            ));
         }
-        if let Some(best) = self.expected.get(pod).filter(|best| node != Some(best.as_str())) {
-            self.violations
-                .push(format!("{pod} went to {}, though {best} has its weights", node.unwrap_or("no node")));
+        if let Some(best) = self
+            .expected
+            .get(pod)
+            .filter(|best| node != Some(best.as_str()))
+        {
+            self.violations.push(format!(
+                "{pod} went to {}, though {best} has its weights",
+                node.unwrap_or("no node")
+            ));
         }
     }
 
     fn are_engines_reported(&self) -> bool {
         let with_engine = |name: &str| self.engines.contains_key(name);
-        let mut engines = self.chronicle.pods().filter(|pod| with_engine(&pod.name) && !pod.leaving);
+        let mut engines = self
+            .chronicle
+            .pods()
+            .filter(|pod| with_engine(&pod.name) && !pod.leaving);
         engines.all(|pod| match &pod.node {
             Some(node) => reported::serves(&self.setup.stowage.board, node, &pod.uid),
             None => true,
@@ -326,8 +422,9 @@ impl Play {
 
     fn gpus(&self) -> Vec<GpuView> {
         let mut gpus = self.chronicle.gpus(&MACHINES);
-        gpus.iter_mut()
-            .for_each(|gpu| gpu.engines = reported::engines(&self.setup.stowage.board, gpu.node, &gpu.uuid));
+        gpus.iter_mut().for_each(|gpu| {
+            gpu.engines = reported::engines(&self.setup.stowage.board, gpu.node, &gpu.uuid)
+        });
         gpus
     }
 
@@ -340,12 +437,20 @@ impl Play {
 
     pub fn summary(&self) -> Summary {
         let gpus = self.gpus();
-        let promised: u64 = gpus.iter().flat_map(|gpu| &gpu.pods).map(|(_, bytes)| bytes).sum();
+        let promised: u64 = gpus
+            .iter()
+            .flat_map(|gpu| &gpu.pods)
+            .map(|(_, bytes)| bytes)
+            .sum();
         let promisable: u64 = gpus.iter().map(|gpu| gpu.promisable).sum();
         let observations = self.setup.scheduler.observations();
         Summary {
             gpus: gpus.len(),
-            pods_bound: self.chronicle.pods().filter(|pod| pod.node.is_some()).count(),
+            pods_bound: self
+                .chronicle
+                .pods()
+                .filter(|pod| pod.node.is_some())
+                .count(),
             pods_waiting: self.chronicle.waiting().len(),
             evicted: self.evicted,
             allocated_bytes: promised,

@@ -18,11 +18,21 @@ pub(crate) struct ReportedEngines {
 /// `None` where its node has not reported, or no engine is on it.
 pub fn engines(board: &Board, node: &str, gpu: &str) -> Option<ReportedEngines> {
     let report = board.latest(&NodeName::parse(node).ok()?)?.report;
-    let here = report.engines.iter().filter(|engine| engine.gpus.iter().any(|uuid| uuid.as_str() == gpu));
+    let here = report
+        .engines
+        .iter()
+        .filter(|engine| engine.gpus.iter().any(|uuid| uuid.as_str() == gpu));
     let states: Vec<EngineState> = here.map(|engine| engine.state).collect();
     let reading = report.reading(Moment::default(), TelemetryRules::default().fresh)?;
-    let engine_load = reading.gpus.iter().find(|seen| seen.uuid.as_str() == gpu)?.engine_load;
-    (!states.is_empty()).then_some(ReportedEngines { engine_load, states })
+    let engine_load = reading
+        .gpus
+        .iter()
+        .find(|seen| seen.uuid.as_str() == gpu)?
+        .engine_load;
+    (!states.is_empty()).then_some(ReportedEngines {
+        engine_load,
+        states,
+    })
 }
 
 /// The number of a node's latest report.
@@ -32,10 +42,14 @@ pub fn sequence(board: &Board, node: &NodeName) -> Option<u64> {
 
 /// Whether the agent has seen this pod's engine serve, and its figures.
 pub fn serves(board: &Board, node: &str, pod: &PodUid) -> bool {
-    let latest = NodeName::parse(node).ok().and_then(|node| board.latest(&node));
+    let latest = NodeName::parse(node)
+        .ok()
+        .and_then(|node| board.latest(&node));
     latest.is_some_and(|latest| {
         latest.report.engines.iter().any(|engine| {
-            engine.pod == *pod && engine.state == EngineState::Serving && engine.kv_cache_usage.is_some()
+            engine.pod == *pod
+                && engine.state == EngineState::Serving
+                && engine.kv_cache_usage.is_some()
         })
     })
 }

@@ -114,36 +114,68 @@ impl Screen {
     /// Lines longer than the terminal is wide are cut, not wrapped: the table's height must be known to redraw it.
     fn table(&mut self, rows: Vec<String>) {
         self.erase();
-        let (cut, wrap) = if self.is_terminal { ("\x1b[?7l", "\x1b[?7h") } else { ("", "") };
-        rows.iter().for_each(|row| self.put(&format!("{cut}{row}{wrap}")));
+        let (cut, wrap) = if self.is_terminal {
+            ("\x1b[?7l", "\x1b[?7h")
+        } else {
+            ("", "")
+        };
+        rows.iter()
+            .for_each(|row| self.put(&format!("{cut}{row}{wrap}")));
         self.drawn = rows;
     }
 
     fn rows(&self, gpus: &[GpuView]) -> Vec<String> {
         let names_node = |i: usize| i == 0 || gpus[i - 1].node != gpus[i].node;
-        gpus.iter().enumerate().map(|(i, gpu)| self.row(gpu, names_node(i))).collect()
+        gpus.iter()
+            .enumerate()
+            .map(|(i, gpu)| self.row(gpu, names_node(i)))
+            .collect()
     }
 
     fn row(&self, gpu: &GpuView, names_node: bool) -> String {
         let used: u64 = gpu.pods.iter().map(|(_, bytes)| bytes).sum();
-        let cells = |bytes: u64| ((bytes * BAR as u64).div_ceil(gpu.promisable.max(1)) as usize).min(BAR);
-        let firm: u64 = gpu.pods.iter().filter(|(pod, _)| !pod.opportunistic).map(|(_, bytes)| bytes).sum();
+        let cells =
+            |bytes: u64| ((bytes * BAR as u64).div_ceil(gpu.promisable.max(1)) as usize).min(BAR);
+        let firm: u64 = gpu
+            .pods
+            .iter()
+            .filter(|(pod, _)| !pod.opportunistic)
+            .map(|(_, bytes)| bytes)
+            .sum();
         let (firm, used_cells) = (cells(firm), cells(used));
         let bar = format!(
             "{}{}{}",
             self.paint(&"█".repeat(firm), Style::new().cyan()),
-            self.paint(&"▒".repeat(used_cells.saturating_sub(firm)), Style::new().magenta()),
+            self.paint(
+                &"▒".repeat(used_cells.saturating_sub(firm)),
+                Style::new().magenta()
+            ),
             "·".repeat(BAR - used_cells.max(firm))
         );
         let node = if names_node { gpu.node } else { "" };
-        let model = gpu.model.trim_start_matches("NVIDIA-").split('-').next().unwrap_or_default();
+        let model = gpu
+            .model
+            .trim_start_matches("NVIDIA-")
+            .split('-')
+            .next()
+            .unwrap_or_default();
         let amounts = format!("{:>3}/{:<2} GiB", used >> 30, gpu.promisable >> 30);
         let engines = gpu.engines.as_ref().map(engines).unwrap_or_default();
-        let is_busy = gpu.engines.as_ref().is_some_and(|engines| engines.engine_load.queue > Some(0));
-        let style = if is_busy { Style::new().red() } else { Style::new() };
+        let is_busy = gpu
+            .engines
+            .as_ref()
+            .is_some_and(|engines| engines.engine_load.queue > Some(0));
+        let style = if is_busy {
+            Style::new().red()
+        } else {
+            Style::new()
+        };
         let engines = self.paint(&format!("{engines:<ENGINES$}"), style);
-        let row =
-            format!("   {node:<7} {} {model:<5} {bar} {amounts}  {engines} {}", gpu.index, tenants(gpu));
+        let row = format!(
+            "   {node:<7} {} {model:<5} {bar} {amounts}  {engines} {}",
+            gpu.index,
+            tenants(gpu)
+        );
         row.trim_end().to_owned()
     }
 
@@ -162,7 +194,11 @@ impl Screen {
     }
 
     fn paint(&self, text: &str, style: Style) -> String {
-        if self.paints { text.style(style).to_string() } else { text.to_owned() }
+        if self.paints {
+            text.style(style).to_string()
+        } else {
+            text.to_owned()
+        }
     }
 }
 
@@ -170,14 +206,23 @@ impl Screen {
 fn tenants(gpu: &GpuView) -> String {
     let mut groups: Vec<(String, usize)> = Vec::new();
     for (pod, _) in &gpu.pods {
-        let model = pod.name.trim_end_matches(|c: char| c.is_ascii_digit()).trim_end_matches('-').to_owned();
+        let model = pod
+            .name
+            .trim_end_matches(|c: char| c.is_ascii_digit())
+            .trim_end_matches('-')
+            .to_owned();
         match groups.iter_mut().find(|(name, _)| *name == model) {
             Some((_, count)) => *count += 1,
             None => groups.push((model, 1)),
         }
     }
-    let named =
-        groups.into_iter().map(|(name, count)| if count > 1 { format!("{name} ×{count}") } else { name });
+    let named = groups.into_iter().map(|(name, count)| {
+        if count > 1 {
+            format!("{name} ×{count}")
+        } else {
+            name
+        }
+    });
     short(named.collect::<Vec<_>>().join(", "), TENANTS)
 }
 
@@ -195,26 +240,43 @@ fn short(mut text: String, length: usize) -> String {
 fn engines(engines: &ReportedEngines) -> String {
     let states = states(&engines.states);
     let serves = |state: &EngineState| {
-        !matches!(state, EngineState::Starting | EngineState::Loading | EngineState::Sleeping)
+        !matches!(
+            state,
+            EngineState::Starting | EngineState::Loading | EngineState::Sleeping
+        )
     };
     if !engines.states.iter().any(serves) {
         return states;
     }
-    let kv = engines.engine_load.kv_cache.map_or("?".into(), |kv| kv.get().to_string());
-    let waiting = engines.engine_load.queue.map_or("?".into(), |queue| queue.to_string());
+    let kv = engines
+        .engine_load
+        .kv_cache
+        .map_or("?".into(), |kv| kv.get().to_string());
+    let waiting = engines
+        .engine_load
+        .queue
+        .map_or("?".into(), |queue| queue.to_string());
     format!("KV {kv} % · {waiting} waiting · {states}")
 }
 
 /// `serving`, or `2 serving, 1 loading`.
 fn states(states: &[EngineState]) -> String {
     use EngineState::{Draining, Loading, Serving, Sleeping, Starting, Unreachable};
-    const IN_ORDER: [EngineState; 6] = [Serving, Starting, Loading, Sleeping, Draining, Unreachable];
+    const IN_ORDER: [EngineState; 6] =
+        [Serving, Starting, Loading, Sleeping, Draining, Unreachable];
     let count = |state| states.iter().filter(|one| **one == state).count();
-    let present: Vec<_> =
-        IN_ORDER.map(|state| (count(state), state.label())).into_iter().filter(|(n, _)| *n > 0).collect();
+    let present: Vec<_> = IN_ORDER
+        .map(|state| (count(state), state.label()))
+        .into_iter()
+        .filter(|(n, _)| *n > 0)
+        .collect();
     match present[..] {
         [(_, word)] => word.to_owned(),
-        _ => present.iter().map(|(n, word)| format!("{n} {word}")).collect::<Vec<_>>().join(", "),
+        _ => present
+            .iter()
+            .map(|(n, word)| format!("{n} {word}"))
+            .collect::<Vec<_>>()
+            .join(", "),
     }
 }
 
@@ -222,7 +284,14 @@ fn states(states: &[EngineState]) -> String {
 fn seat(pod: &PodView) -> String {
     let node = pod.node.as_deref().unwrap_or_default();
     let index = |uuid: &String| uuid.rsplit('-').next().unwrap_or_default().to_owned();
-    format!("{node} GPU {}", pod.devices.iter().map(index).collect::<Vec<_>>().join(" and "))
+    format!(
+        "{node} GPU {}",
+        pod.devices
+            .iter()
+            .map(index)
+            .collect::<Vec<_>>()
+            .join(" and ")
+    )
 }
 
 /// `node-a GPU 0` of `GPU-node-a-0`, as the demo's GPUs are called.
@@ -234,8 +303,13 @@ pub(crate) fn gpu_name(uuid: &str) -> String {
 
 /// The reasons alone: the message begins with the number of nodes, and repeats the reasons about preemption.
 fn short_refusal(message: &str) -> &str {
-    let reasons = message.split_once(": ").map_or(message, |(_, reasons)| reasons);
-    reasons.split_once(". ").map_or(reasons, |(first, _)| first).trim_end_matches('.')
+    let reasons = message
+        .split_once(": ")
+        .map_or(message, |(_, reasons)| reasons);
+    reasons
+        .split_once(". ")
+        .map_or(reasons, |(first, _)| first)
+        .trim_end_matches('.')
 }
 
 #[cfg(test)]
@@ -246,13 +320,19 @@ mod tests {
 
     fn shown(kv_percent: u8, queue: Option<u32>, states: &[EngineState]) -> String {
         let engine_load = EngineLoad::of(Percent::new(kv_percent), queue);
-        engines(&ReportedEngines { engine_load, states: states.to_vec() })
+        engines(&ReportedEngines {
+            engine_load,
+            states: states.to_vec(),
+        })
     }
 
     #[test]
     fn a_gpus_engines_are_shown_by_how_busy_they_are_and_how_far_they_have_come() {
         use EngineState::{Loading, Serving, Starting, Unreachable};
-        assert_eq!(shown(97, Some(40), &[Serving]), "KV 97 % · 40 waiting · serving");
+        assert_eq!(
+            shown(97, Some(40), &[Serving]),
+            "KV 97 % · 40 waiting · serving"
+        );
         assert_eq!(
             shown(5, Some(0), &[Loading, Serving, Serving]),
             "KV 5 % · 0 waiting · 2 serving, 1 loading"
@@ -271,6 +351,9 @@ mod tests {
 
     #[test]
     fn names_that_do_not_fit_are_cut_and_say_so() {
-        assert_eq!((short("abcé".into(), 4), short("abcéf".into(), 4)), ("abcé".into(), "abc…".to_owned()));
+        assert_eq!(
+            (short("abcé".into(), 4), short("abcéf".into(), 4)),
+            ("abcé".into(), "abc…".to_owned())
+        );
     }
 }

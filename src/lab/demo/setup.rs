@@ -38,7 +38,11 @@ impl Setup {
 
     /// The same under another policy.
     pub async fn by(policy: Policy, machines: &[DemoMachine]) -> Result<Self> {
-        let api = Arc::new(ApiServer::start().await.context("the stand-in API server")?);
+        let api = Arc::new(
+            ApiServer::start()
+                .await
+                .context("the stand-in API server")?,
+        );
         for machine in machines {
             api.create("nodes", machine.registration())
                 .map_err(|error| anyhow::anyhow!("node {}: {error:?}", machine.node))?;
@@ -56,7 +60,13 @@ impl Setup {
             ..SchedulerConfig::shipped(&format!("http://{}/scheduler", stowage.addresses.scheduler))
         };
         let scheduler = StandInScheduler::start(api.client("kube-scheduler")?, config);
-        let setup = Self { api, scheduler, stowage, _kubelet: kubelet, agents };
+        let setup = Self {
+            api,
+            scheduler,
+            stowage,
+            _kubelet: kubelet,
+            agents,
+        };
         setup.until_nodes_offer_vram(machines.len()).await;
         setup.until_scheduler_knows_nodes().await;
         Ok(setup)
@@ -81,16 +91,33 @@ impl Setup {
     async fn until_nodes_offer_vram(&self, nodes: usize) {
         let offers = |api: &ApiServer| {
             let nodes = api.list("nodes").into_iter();
-            nodes.filter(|node| node["status"]["allocatable"]["stowage.dev/vram"].is_string()).count()
+            nodes
+                .filter(|node| node["status"]["allocatable"]["stowage.dev/vram"].is_string())
+                .count()
         };
-        self.api.until(|api| (offers(api) == nodes).then_some(())).await;
+        self.api
+            .until(|api| (offers(api) == nodes).then_some(()))
+            .await;
     }
 
     /// A pod created earlier would be rejected at first, and the story would begin in another order each time.
     pub async fn until_scheduler_knows_nodes(&self) {
-        let version = |node: &Value| node["metadata"]["resourceVersion"].as_str()?.parse::<u64>().ok();
-        let latest = self.api.list("nodes").iter().filter_map(|node| version(node)).max();
+        let version = |node: &Value| {
+            node["metadata"]["resourceVersion"]
+                .as_str()?
+                .parse::<u64>()
+                .ok()
+        };
+        let latest = self
+            .api
+            .list("nodes")
+            .iter()
+            .filter_map(|node| version(node))
+            .max();
         let knows = |version| latest.is_none_or(|latest| version >= latest);
-        self.scheduler.observations().until(|seen| knows(seen.progress().nodes_version).then_some(())).await;
+        self.scheduler
+            .observations()
+            .until(|seen| knows(seen.progress().nodes_version).then_some(()))
+            .await;
     }
 }

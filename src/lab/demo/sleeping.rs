@@ -26,14 +26,22 @@ pub(super) fn says_asleep(pod: &Value) -> bool {
 /// GPU has beyond what pods are granted is in use by contexts.
 pub(super) fn wake(api: &ApiServer, engine: &str, gpus: &[GpuView]) -> bool {
     let used = |name: &str, granted: u64| {
-        let sleeps =
-            name != engine && api.get(&format!("pods/default/{name}")).is_some_and(|pod| is_asleep(&pod));
+        let sleeps = name != engine
+            && api
+                .get(&format!("pods/default/{name}"))
+                .is_some_and(|pod| is_asleep(&pod));
         if sleeps { KEPT.min(granted) } else { granted }
     };
-    let its = gpus.iter().filter(|gpu| gpu.pods.iter().any(|(pod, _)| pod.name == engine));
+    let its = gpus
+        .iter()
+        .filter(|gpu| gpu.pods.iter().any(|(pod, _)| pod.name == engine));
     let fits = its.clone().count() > 0
         && its.clone().all(|gpu| {
-            gpu.pods.iter().map(|(pod, granted)| used(&pod.name, *granted)).sum::<u64>() <= gpu.promisable
+            gpu.pods
+                .iter()
+                .map(|(pod, granted)| used(&pod.name, *granted))
+                .sum::<u64>()
+                <= gpu.promisable
         });
     let awake = json!({"metadata": {"annotations": {ASLEEP: null}}});
     fits && api.patch(&format!("pods/default/{engine}"), &awake).is_ok()

@@ -47,17 +47,32 @@ const MACHINES: [SlowMachine; 3] = [
     SlowMachine {
         node: "node-a",
         gpu: "NVIDIA-H100-80GB-HBM3",
-        hidden: HiddenSpeeds { pull: 3.0, network: 3.0, disk: 3.0, init: 3.0 },
+        hidden: HiddenSpeeds {
+            pull: 3.0,
+            network: 3.0,
+            disk: 3.0,
+            init: 3.0,
+        },
     },
     SlowMachine {
         node: "node-b",
         gpu: "NVIDIA-H100-80GB-HBM3",
-        hidden: HiddenSpeeds { pull: 1.0 / 3.0, network: 1.0 / 3.0, disk: 1.0 / 3.0, init: 1.0 / 3.0 },
+        hidden: HiddenSpeeds {
+            pull: 1.0 / 3.0,
+            network: 1.0 / 3.0,
+            disk: 1.0 / 3.0,
+            init: 1.0 / 3.0,
+        },
     },
     SlowMachine {
         node: "node-c",
         gpu: "NVIDIA-L40S",
-        hidden: HiddenSpeeds { pull: 3.0, network: 3.0, disk: 1.0 / 3.0, init: 1.0 },
+        hidden: HiddenSpeeds {
+            pull: 3.0,
+            network: 3.0,
+            disk: 1.0 / 3.0,
+            init: 1.0,
+        },
     },
 ];
 
@@ -117,7 +132,11 @@ thread_local! {
 /// It advances as the play does.
 const CLOCK: TimeSource = TimeSource {
     monotonic: || NOW.get(),
-    wall: || jiff::Timestamp::UNIX_EPOCH.saturating_add(NOW.get()).expect("a duration since 1970 adds"),
+    wall: || {
+        jiff::Timestamp::UNIX_EPOCH
+            .saturating_add(NOW.get())
+            .expect("a duration since 1970 adds")
+    },
 };
 
 fn pass(time: Millis) {
@@ -140,10 +159,20 @@ impl StartTimesTable {
         }
         let rows = groups().zip(&errors).map(|((machine, way), errors)| {
             let measured = &errors[LEARNED..];
-            let of = |basis: usize| StartErrorPercentiles::of(measured.iter().map(|error| error[basis]));
-            StartTimesRow { node: MACHINES[machine].node, way, before: of(0), after: of(1) }
+            let of =
+                |basis: usize| StartErrorPercentiles::of(measured.iter().map(|error| error[basis]));
+            StartTimesRow {
+                node: MACHINES[machine].node,
+                way,
+                before: of(0),
+                after: of(1),
+            }
         });
-        Ok(Self { seed, starts: errors.iter().map(Vec::len).sum(), rows: rows.collect() })
+        Ok(Self {
+            seed,
+            starts: errors.iter().map(Vec::len).sum(),
+            rows: rows.collect(),
+        })
     }
 
     /// As text, a line for each row.
@@ -181,7 +210,9 @@ impl StartTimesTable {
     pub fn violations(&self) -> Vec<String> {
         let is_off = |row: &&StartTimesRow| row.after.p50 > P50_LIMIT;
         let text = |row: &StartTimesRow| {
-            let StartTimesRow { node, way, after, .. } = row;
+            let StartTimesRow {
+                node, way, after, ..
+            } = row;
             format!(
                 "half of the starts on {node} ({way:?}) are predicted with an error above {:.0} %",
                 after.p50
@@ -196,7 +227,10 @@ impl StartErrorPercentiles {
         let mut errors: Vec<f64> = errors.collect();
         errors.sort_unstable_by(f64::total_cmp);
         let at = |share: f64| errors[((errors.len() as f64 * share).ceil() as usize).max(1) - 1];
-        Self { p50: at(0.5), p90: at(0.9) }
+        Self {
+            p50: at(0.5),
+            p90: at(0.9),
+        }
     }
 }
 
@@ -228,7 +262,11 @@ impl Starts {
             starts
                 .service
                 .cluster()
-                .apply(DevicesReported { node, devices: devices.into(), are_all: true })
+                .apply(DevicesReported {
+                    node,
+                    devices: devices.into(),
+                    are_all: true,
+                })
                 .map_err(|refused| anyhow::anyhow!("{refused:?}"))?;
         }
         starts.service.lead_from_the_start();
@@ -238,7 +276,10 @@ impl Starts {
     /// One pod starts and ends. Answers by how much the policy's speeds and the prediction were off, in per cent.
     fn next(&mut self, machine: &SlowMachine, way: Way) -> Result<[f64; 2]> {
         self.count += 1;
-        let (name, uid) = (format!("engine-{}", self.count), PodUid::parse(&format!("uid-{}", self.count))?);
+        let (name, uid) = (
+            format!("engine-{}", self.count),
+            PodUid::parse(&format!("uid-{}", self.count))?,
+        );
         let node = NodeName::parse(machine.node)?;
         let (model, version) = (MODELS[self.dice.below(MODELS.len())], self.count / ROLLOUT);
         self.report(machine)?;
@@ -264,40 +305,65 @@ impl Starts {
 
         let observed = pull.0 + engine.0;
         let off = |time: Millis| time.0.abs_diff(observed) as f64 * 100.0 / observed as f64;
-        Ok([off(start.expected.prior.total()), off(start.expected.time.total())])
+        Ok([
+            off(start.expected.prior.total()),
+            off(start.expected.time.total()),
+        ])
     }
 
     /// What the node's kubelet and engine take. Nothing else here knows it.
     fn hidden(&mut self, machine: &SlowMachine, way: Way, model: u64, version: usize) -> Hidden {
-        let place = MACHINES.iter().position(|one| one.node == machine.node).expect("it is one of them");
-        let HiddenSpeeds { pull, network, disk, init } = machine.hidden;
+        let place = MACHINES
+            .iter()
+            .position(|one| one.node == machine.node)
+            .expect("it is one of them");
+        let HiddenSpeeds {
+            pull,
+            network,
+            disk,
+            init,
+        } = machine.hidden;
         let speeds = Policy::default().loading.clone();
         let mut noise = || 1.0 + NOISE * (2.0 * self.dice.share() - 1.0);
         let millis = |time: Millis, factor: f64| Millis((time.0 as f64 * factor).round() as u64);
         let weights = Bytes(model * 1_000_000_000);
-        let fetch =
-            if way == Way::Network { millis(weights.over(speeds.network), network) } else { Millis(0) };
+        let fetch = if way == Way::Network {
+            millis(weights.over(speeds.network), network)
+        } else {
+            Millis(0)
+        };
         let engine = fetch + millis(weights.over(speeds.disk), disk) + millis(speeds.init, init);
         let (of_pull, of_engine) = (noise(), noise());
         let is_there = self.pulled[place].contains(&version);
         if !is_there {
             self.pulled[place].push(version);
         }
-        let pull = if is_there { Millis(0) } else { millis(IMAGE.over(speeds.image_pull), pull) };
-        Hidden { pull: millis(pull, of_pull), engine: millis(engine, of_engine) }
+        let pull = if is_there {
+            Millis(0)
+        } else {
+            millis(IMAGE.over(speeds.image_pull), pull)
+        };
+        Hidden {
+            pull: millis(pull, of_pull),
+            engine: millis(engine, of_engine),
+        }
     }
 
     fn bind(&mut self, uid: &PodUid, node: &NodeName) -> Result<Arc<PodStart>> {
         let mut cluster = self.service.cluster();
         let asked = BindAsked::of(&cluster, uid, node).context("the pod is in the ledger")?;
-        let BindAnswer::Write(decision) = cluster.apply(asked).map_err(|why| anyhow::anyhow!("{why:?}"))?
+        let BindAnswer::Write(decision) = cluster
+            .apply(asked)
+            .map_err(|why| anyhow::anyhow!("{why:?}"))?
         else {
             bail!("{uid} is bound already");
         };
         cluster.apply(BindingAnswered {
             uid: uid.clone(),
             placement: decision.placement,
-            stage: BindingStage::Request { is_new: decision.is_new },
+            stage: BindingStage::Request {
+                is_new: decision.is_new,
+            },
             answer: BindingAnswer::Written,
             latest_landing: Millis::seconds(16),
         });
@@ -312,8 +378,12 @@ impl Starts {
 
     /// The node with the images that it has by now.
     fn show_node(&mut self, machine: &SlowMachine) -> Result<()> {
-        let place = MACHINES.iter().position(|one| one.node == machine.node).expect("it is one of them");
-        let mut images = vec![json!({ "names": ["registry.k8s.io/pause:3.10"], "sizeBytes": 320_000 })];
+        let place = MACHINES
+            .iter()
+            .position(|one| one.node == machine.node)
+            .expect("it is one of them");
+        let mut images =
+            vec![json!({ "names": ["registry.k8s.io/pause:3.10"], "sizeBytes": 320_000 })];
         images.extend(
             self.pulled[place]
                 .iter()
@@ -330,15 +400,27 @@ impl Starts {
     /// What the node's agent finds on its disk.
     fn report(&self, machine: &SlowMachine) -> Result<()> {
         let on_disk = |weights: &u64| {
-            let (model, bytes) =
-                (ModelId::parse(&model(*weights, Way::Disk))?, Bytes(weights * 1_000_000_000));
-            Ok(NodeModel { model, tier: ModelTier::Disk, bytes })
+            let (model, bytes) = (
+                ModelId::parse(&model(*weights, Way::Disk))?,
+                Bytes(weights * 1_000_000_000),
+            );
+            Ok(NodeModel {
+                model,
+                tier: ModelTier::Disk,
+                bytes,
+            })
         };
         let holdings = MODELS.iter().map(on_disk).collect::<Result<Vec<_>>>()?;
         let mut cluster = self.service.cluster();
-        let reading =
-            NodeReading { sampled: cluster.now(), holdings: holdings.into(), ..NodeReading::default() };
-        cluster.apply(ReadingReported { node: NodeName::parse(machine.node)?, reading: reading.into() });
+        let reading = NodeReading {
+            sampled: cluster.now(),
+            holdings: holdings.into(),
+            ..NodeReading::default()
+        };
+        cluster.apply(ReadingReported {
+            node: NodeName::parse(machine.node)?,
+            reading: reading.into(),
+        });
         Ok(())
     }
 }
@@ -410,8 +492,15 @@ mod tests {
                 assert!(row.after.p50 <= P50_LIMIT, "{text}");
                 assert!(row.before.p50 > row.after.p50, "{text}");
             }
-            let poor = table.rows.iter().filter(|row| row.before.p50 > 50.0).count();
-            assert!(poor >= 5, "the policy's own speeds are no good guess\n{text}");
+            let poor = table
+                .rows
+                .iter()
+                .filter(|row| row.before.p50 > 50.0)
+                .count();
+            assert!(
+                poor >= 5,
+                "the policy's own speeds are no good guess\n{text}"
+            );
             assert_eq!(table.violations(), [""; 0]);
         }
     }

@@ -16,10 +16,25 @@ pub(crate) const MACHINES: [DemoMachine; 3] = [
         model: "NVIDIA-H100-80GB-HBM3",
         gpus: 4,
         gib: 80,
-        models: &[OnDisk { model: "starcoder", gib: 9 }],
+        models: &[OnDisk {
+            model: "starcoder",
+            gib: 9,
+        }],
     },
-    DemoMachine { node: "node-b", model: "NVIDIA-A100-SXM4-40GB", gpus: 4, gib: 40, models: &[] },
-    DemoMachine { node: "node-c", model: "NVIDIA-L40S", gpus: 2, gib: 48, models: &[] },
+    DemoMachine {
+        node: "node-b",
+        model: "NVIDIA-A100-SXM4-40GB",
+        gpus: 4,
+        gib: 40,
+        models: &[],
+    },
+    DemoMachine {
+        node: "node-c",
+        model: "NVIDIA-L40S",
+        gpus: 2,
+        gib: 48,
+        models: &[],
+    },
 ];
 
 /// Priorities for preemption: a negative one says "evict me first".
@@ -27,7 +42,11 @@ pub(crate) const PRIORITY_CLASSES: [(&str, i64); 2] =
     [("stowage-opportunistic", -1000), ("stowage-serving", 1000)];
 
 /// More requests than an engine can handle: its KV cache is almost full, and requests wait.
-pub(crate) const CROWD: StubEngineLoad = StubEngineLoad { kv_percent: 97, waiting: 40, running: 256 };
+pub(crate) const CROWD: StubEngineLoad = StubEngineLoad {
+    kv_percent: 97,
+    waiting: 40,
+    running: 256,
+};
 
 pub(crate) struct Chapter {
     pub title: &'static str,
@@ -40,17 +59,27 @@ pub(crate) enum StoryStep {
     /// They arrive together; ends when all are bound and their engines are up.
     Arrive(Vec<StoryPod>),
     /// The same batch without and with the planner, one after the other; ends when all are bound.
-    Twice { ordinary: Vec<StoryPod>, planned: Vec<StoryPod> },
+    Twice {
+        ordinary: Vec<StoryPod>,
+        planned: Vec<StoryPod>,
+    },
     /// They arrive together; ends when each is bound or has a reason why not.
     Fill(Vec<StoryPod>),
     /// Services end; the step ends when at least this many of the pending pods are bound.
-    Leave { who: &'static [&'static str], takers: usize },
+    Leave {
+        who: &'static [&'static str],
+        takers: usize,
+    },
     /// The engine on the GPU that this pod would get becomes busy; ends when decisions take it into account.
     Crowd(StoryPod),
     /// That engine has finished its requests; ends when decisions take it into account.
     Calm,
     /// The engine of a pod sleeps until jobs borrow from it, and wakes; ends when it is awake.
-    Nap { engine: &'static str, jobs: Vec<StoryPod>, asks: bool },
+    Nap {
+        engine: &'static str,
+        jobs: Vec<StoryPod>,
+        asks: bool,
+    },
     /// Prints how long this pod's model would take to answer on each node.
     Compare(StoryPod),
 }
@@ -79,7 +108,13 @@ pub(crate) fn chapters() -> Vec<Chapter> {
             title: "Mixed models arrive",
             text: "Each asks for VRAM, not for a whole GPU, and gets the GPU it fills best. One engine at a time starts on a GPU.",
             acts: vec![
-                StoryStep::Arrive([several("llama-8b", 2, 20, 35), several("qwen-14b", 2, 34, 50)].concat()),
+                StoryStep::Arrive(
+                    [
+                        several("llama-8b", 2, 20, 35),
+                        several("qwen-14b", 2, 34, 50),
+                    ]
+                    .concat(),
+                ),
                 StoryStep::Arrive(vec![serving("mistral-7b-1", 18, 40)]),
                 StoryStep::Arrive(vec![serving("mistral-7b-2", 18, 45)]),
                 StoryStep::Arrive(vec![serving("embedder-1", 4, 10)]),
@@ -90,14 +125,23 @@ pub(crate) fn chapters() -> Vec<Chapter> {
             title: "A 70B model over two GPUs, and one that wants a GPU to itself",
             text: "llama-70b takes an equal share of two GPUs of one node; no pod may join fraud-detector.",
             acts: vec![StoryStep::Arrive(vec![
-                StoryPod { gpus: 2, ..serving("llama-70b", 140, 52) },
-                StoryPod { exclusive: true, ..serving("fraud-detector", 24, 20) },
+                StoryPod {
+                    gpus: 2,
+                    ..serving("llama-70b", 140, 52)
+                },
+                StoryPod {
+                    exclusive: true,
+                    ..serving("fraud-detector", 24, 20)
+                },
             ])],
         },
         Chapter {
             title: "A model goes where its weights lie",
             text: "Its best fit is elsewhere; but from a disk it is ready sooner than over the network.",
-            acts: vec![StoryStep::Compare(starcoder()), StoryStep::Arrive(vec![starcoder()])],
+            acts: vec![
+                StoryStep::Compare(starcoder()),
+                StoryStep::Arrive(vec![starcoder()]),
+            ],
         },
         Chapter {
             title: "A KV cache fills up",
@@ -111,7 +155,10 @@ pub(crate) fn chapters() -> Vec<Chapter> {
         Chapter {
             title: "Its requests are worked off",
             text: "The same page says so: the GPU takes serving pods again, and the model needs no more replicas.",
-            acts: vec![StoryStep::Calm, StoryStep::Arrive(vec![serving("phi-mini", 14, 20)])],
+            acts: vec![
+                StoryStep::Calm,
+                StoryStep::Arrive(vec![serving("phi-mini", 14, 20)]),
+            ],
         },
         Chapter {
             title: "The same jobs twice, once planned",
@@ -120,7 +167,10 @@ pub(crate) fn chapters() -> Vec<Chapter> {
                 ordinary: opportunistic("indexer", 6, 3),
                 planned: opportunistic("reranker", 6, 3)
                     .into_iter()
-                    .map(|job| StoryPod { planned: true, ..job })
+                    .map(|job| StoryPod {
+                        planned: true,
+                        ..job
+                    })
                     .collect(),
             }],
         },
@@ -128,7 +178,12 @@ pub(crate) fn chapters() -> Vec<Chapter> {
             title: "Free on two GPUs is not free on one",
             text: "The node's sum would do, so kube-scheduler preempts no pod. The planner does: the cheapest pods, on one GPU.",
             acts: vec![
-                StoryStep::Arrive(opportunistic("fine-tune", 2, 26).into_iter().map(dies_slowly).collect()),
+                StoryStep::Arrive(
+                    opportunistic("fine-tune", 2, 26)
+                        .into_iter()
+                        .map(dies_slowly)
+                        .collect(),
+                ),
                 StoryStep::Arrive(vec![serving("qwen-7b-urgent", 30, 30)]),
             ],
         },
@@ -145,7 +200,10 @@ pub(crate) fn chapters() -> Vec<Chapter> {
         Chapter {
             title: "Two services scale down",
             text: "Jobs that were rejected take the free VRAM without being created again.",
-            acts: vec![StoryStep::Leave { who: &["llama-8b-1", "mistral-7b-1"], takers: 4 }],
+            acts: vec![StoryStep::Leave {
+                who: &["llama-8b-1", "mistral-7b-1"],
+                takers: 4,
+            }],
         },
         Chapter {
             title: "An engine sleeps, and asks before it wakes",
@@ -178,17 +236,26 @@ pub fn policy() -> Result<Policy> {
     let mut policy = Policy::default().with_classes(classes)?;
     policy.planning.lending.after = Millis::seconds(1);
     policy.autoscaling.scale_down.window = Millis::seconds(1);
-    let two = ModelRules { min_replicas: Some(2), ..ModelRules::default() };
+    let two = ModelRules {
+        min_replicas: Some(2),
+        ..ModelRules::default()
+    };
     policy.autoscaling.models.insert("llama-8b".into(), two);
     Ok(with_digest(policy))
 }
 
 fn several(name: &str, count: usize, gib: u64, kv_percent: u8) -> Vec<StoryPod> {
-    (1..=count).map(|i| serving(&format!("{name}-{i}"), gib, kv_percent)).collect()
+    (1..=count)
+        .map(|i| serving(&format!("{name}-{i}"), gib, kv_percent))
+        .collect()
 }
 
 fn serving(name: &str, gib: u64, kv_percent: u8) -> StoryPod {
-    let load = StubEngineLoad { kv_percent, waiting: 0, running: u64::from(kv_percent) / 2 };
+    let load = StubEngineLoad {
+        kv_percent,
+        waiting: 0,
+        running: u64::from(kv_percent) / 2,
+    };
     StoryPod {
         name: name.into(),
         gib,
@@ -204,7 +271,10 @@ fn serving(name: &str, gib: u64, kv_percent: u8) -> StoryPod {
 
 /// Its weights are 9 GiB: large enough for the network to matter.
 fn starcoder() -> StoryPod {
-    StoryPod { kv_gib: Some(3), ..serving("starcoder", 12, 15) }
+    StoryPod {
+        kv_gib: Some(3),
+        ..serving("starcoder", 12, 15)
+    }
 }
 
 fn opportunistic(name: &str, count: usize, gib: u64) -> Vec<StoryPod> {
@@ -218,14 +288,21 @@ fn opportunistic(name: &str, count: usize, gib: u64) -> Vec<StoryPod> {
 
 /// It writes a checkpoint before it ends, and its memory is free a while later.
 fn dies_slowly(job: StoryPod) -> StoryPod {
-    StoryPod { dies: Some((600, 400)), ..job }
+    StoryPod {
+        dies: Some((600, 400)),
+        ..job
+    }
 }
 
 impl StoryPod {
     /// `llama-8b` of `llama-8b-2`: the common name of its replicas.
     pub fn model(&self) -> &str {
         let (stem, last) = self.name.rsplit_once('-').unwrap_or((&self.name, ""));
-        if last.parse::<u32>().is_ok() { stem } else { &self.name }
+        if last.parse::<u32>().is_ok() {
+            stem
+        } else {
+            &self.name
+        }
     }
 
     /// Its manifest, as its owner would write it; `port` is the port of its engine's pages.
@@ -247,7 +324,11 @@ impl StoryPod {
             annotations[termination::TAKES] = takes.to_string().into();
             annotations[termination::MEMORY_STAYS] = memory_stays.to_string().into();
         }
-        let gates: &[Value] = if self.planned { &[json!({"name": PLAN_GATE})] } else { &[] };
+        let gates: &[Value] = if self.planned {
+            &[json!({"name": PLAN_GATE})]
+        } else {
+            &[]
+        };
         json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": self.name, "namespace": "default", "annotations": annotations},

@@ -51,8 +51,12 @@ impl Stowage {
         let service = Service::new(policy);
         let (stop_http, stop_cluster) = (CancellationToken::new(), CancellationToken::new());
         let options = kubernetes::ClusterOptions::new(LeadWith::FromTheStart, "demo".into());
-        let (control_plane, mut tasks) =
-            kubernetes::start(api.client("stowage")?, service.clone(), options, stop_cluster.clone());
+        let (control_plane, mut tasks) = kubernetes::start(
+            api.client("stowage")?,
+            service.clone(),
+            options,
+            stop_cluster.clone(),
+        );
         let (scheduler_listener, scheduler) = listen(at.map(|at| at.scheduler))?;
         let (agents_listener, agents) = listen(at.map(|at| at.agents))?;
         let (operators_listener, operators) = listen(at.map(|at| at.operators))?;
@@ -65,10 +69,28 @@ impl Stowage {
         let board = extender.board.clone();
         let replicas = extender.autoscaling.clone();
         let autoscaling = autoscaling::run(extender.clone(), AUTOSCALING_EVERY);
-        tasks.spawn(stop_cluster.clone().run_until_cancelled_owned(autoscaling).map(drop));
+        tasks.spawn(
+            stop_cluster
+                .clone()
+                .run_until_cancelled_owned(autoscaling)
+                .map(drop),
+        );
         let http = tokio::spawn(server::serve(extender, endpoints, stop_http.clone()));
-        let addresses = Addresses { scheduler, agents, operators };
-        Ok(Self { service, board, replicas, addresses, http, tasks, stop_http, stop_cluster })
+        let addresses = Addresses {
+            scheduler,
+            agents,
+            operators,
+        };
+        Ok(Self {
+            service,
+            board,
+            replicas,
+            addresses,
+            http,
+            tasks,
+            stop_http,
+            stop_cluster,
+        })
     }
 
     /// Stops it as `serve` stops: the HTTP side first.

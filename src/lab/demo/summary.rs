@@ -43,7 +43,8 @@ impl Summary {
 
     pub fn lines(&self) -> Vec<String> {
         let verdict = match self.violations.len() {
-            0 => "No GPU was ever allocated more than it has, and no exclusive GPU was shared.".to_owned(),
+            0 => "No GPU was ever allocated more than it has, and no exclusive GPU was shared."
+                .to_owned(),
             n => format!("{}:", plural(n, "violation")),
         };
         let mut lines = vec![
@@ -71,7 +72,11 @@ impl Summary {
         ));
         lines.extend(self.start_times.iter().flat_map(StartTimesTable::lines));
         lines.push(verdict);
-        lines.extend(self.violations.iter().map(|violation| format!("  {violation}")));
+        lines.extend(
+            self.violations
+                .iter()
+                .map(|violation| format!("  {violation}")),
+        );
         lines
     }
 }

@@ -19,9 +19,16 @@ pub(super) fn takes(pod: &Value) -> Option<Duration> {
 }
 
 pub(super) fn memory_stays(pod: &Value) -> Duration {
-    pod["metadata"]["annotations"][MEMORY_STAYS].as_str().and_then(duration).unwrap_or_default()
+    pod["metadata"]["annotations"][MEMORY_STAYS]
+        .as_str()
+        .and_then(duration)
+        .unwrap_or_default()
 }
 
 fn duration(text: &str) -> Option<Duration> {
-    if text == FOR_EVER { Some(Duration::MAX) } else { text.parse().ok().map(Duration::from_millis) }
+    if text == FOR_EVER {
+        Some(Duration::MAX)
+    } else {
+        text.parse().ok().map(Duration::from_millis)
+    }
 }

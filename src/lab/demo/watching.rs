@@ -40,7 +40,9 @@ pub(crate) async fn pump<T>(
     wrap: impl Fn(WatchNotice) -> T,
 ) {
     let api: Api<DynamicObject> = Api::all_with(client, &resource);
-    let mut events = watcher::watcher(api, watcher::Config::default()).default_backoff().boxed();
+    let mut events = watcher::watcher(api, watcher::Config::default())
+        .default_backoff()
+        .boxed();
     while let Some(event) = events.next().await {
         // The watcher recovers from errors by itself.
         let Some(notice) = event.ok().and_then(notice) else {

@@ -33,7 +33,11 @@ impl Foresight {
         let mut ledger = service.cluster();
         let policy = ledger.policy().clone();
         let demand = objects::demand(&pod, &policy)?;
-        Ok(Self { snapshot: ledger.snapshot(), policy, demand })
+        Ok(Self {
+            snapshot: ledger.snapshot(),
+            policy,
+            demand,
+        })
     }
 
     /// The same for a pod that does not name its model.
@@ -44,13 +48,24 @@ impl Foresight {
 
     /// The pod's placement, by its first GPU.
     pub fn seat(&self) -> Option<ForeseenGpu> {
-        let names: Vec<&str> = self.snapshot.nodes().iter().map(|node| node.name.as_str()).collect();
-        let attempt = ScheduleAttempt { limit: 1, ..ScheduleAttempt::unreserved(&self.policy) };
+        let names: Vec<&str> = self
+            .snapshot
+            .nodes()
+            .iter()
+            .map(|node| node.name.as_str())
+            .collect();
+        let attempt = ScheduleAttempt {
+            limit: 1,
+            ..ScheduleAttempt::unreserved(&self.policy)
+        };
         let list = shortlist(&self.snapshot, &self.demand, names.into_iter(), attempt);
         let best = list.best.first()?;
         let node = &self.snapshot.nodes()[best.node];
         let gpu = node.devices[best.gpus.iter().next()?].uuid.clone();
-        Some(ForeseenGpu { node: node.name.clone(), gpu })
+        Some(ForeseenGpu {
+            node: node.name.clone(),
+            gpu,
+        })
     }
 
     /// How long until its model would answer on each node, soonest first.
@@ -58,7 +73,12 @@ impl Foresight {
         let nodes = self.snapshot.nodes().iter();
         let mut times: Vec<_> = nodes
             .filter_map(|node| {
-                let start = ready(node, &self.demand, self.snapshot.start_model(), &self.policy.loading)?;
+                let start = ready(
+                    node,
+                    &self.demand,
+                    self.snapshot.start_model(),
+                    &self.policy.loading,
+                )?;
                 Some((start.total(), node.name.clone()))
             })
             .collect();
@@ -68,8 +88,13 @@ impl Foresight {
 
     /// Whether the engines on a GPU are too busy for it.
     pub(crate) fn is_kept_off(&self, seat: &ForeseenGpu) -> bool {
-        let Some(node) = self.snapshot.node(seat.node.as_str()) else { return false };
-        let place = node.devices.iter().position(|device| device.uuid == seat.gpu);
+        let Some(node) = self.snapshot.node(seat.node.as_str()) else {
+            return false;
+        };
+        let place = node
+            .devices
+            .iter()
+            .position(|device| device.uuid == seat.gpu);
         place.is_some_and(|place| self.demand.terms.exceeded_by(node.gpus[place].engine_load))
     }
 }
@@ -77,5 +102,9 @@ impl Foresight {
 /// Whether an engine is starting anywhere: until it is ready, no other starts on its GPU.
 pub(crate) fn is_any_engine_starting(service: &Service) -> bool {
     let snapshot = service.cluster().snapshot();
-    snapshot.nodes().iter().flat_map(|node| node.gpus.iter()).any(|gpu| gpu.starting)
+    snapshot
+        .nodes()
+        .iter()
+        .flat_map(|node| node.gpus.iter())
+        .any(|gpu| gpu.starting)
 }

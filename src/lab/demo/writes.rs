@@ -25,9 +25,20 @@ pub(crate) fn node_path(name: &str) -> String {
 }
 
 /// A strategic merge patch of an object's status.
-pub async fn patch_status(client: &kube::Client, path: &str, status: Value) -> Result<(), WriteError> {
+pub async fn patch_status(
+    client: &kube::Client,
+    path: &str,
+    status: Value,
+) -> Result<(), WriteError> {
     let body = json!({"status": status});
-    send(client, "PATCH", &format!("{path}/status"), "application/strategic-merge-patch+json", &body).await
+    send(
+        client,
+        "PATCH",
+        &format!("{path}/status"),
+        "application/strategic-merge-patch+json",
+        &body,
+    )
+    .await
 }
 
 pub async fn delete(client: &kube::Client, path: &str, options: Value) -> Result<(), WriteError> {
@@ -35,11 +46,23 @@ pub async fn delete(client: &kube::Client, path: &str, options: Value) -> Result
 }
 
 /// Posts a Binding of the pod at `path`; `metadata` names it.
-pub async fn bind(client: &kube::Client, path: &str, metadata: Value, node: &str) -> Result<(), WriteError> {
+pub async fn bind(
+    client: &kube::Client,
+    path: &str,
+    metadata: Value,
+    node: &str,
+) -> Result<(), WriteError> {
     let body = json!({
         "apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": {"kind": "Node", "name": node},
     });
-    send(client, "POST", &format!("{path}/binding"), "application/json", &body).await
+    send(
+        client,
+        "POST",
+        &format!("{path}/binding"),
+        "application/json",
+        &body,
+    )
+    .await
 }
 
 async fn send(
@@ -49,10 +72,13 @@ async fn send(
     content_type: &str,
     body: &Value,
 ) -> Result<(), WriteError> {
-    let request =
-        http::Request::builder().method(method).uri(path).header(http::header::CONTENT_TYPE, content_type);
-    let request =
-        request.body(body.to_string().into_bytes()).map_err(|error| WriteError(error.to_string()))?;
+    let request = http::Request::builder()
+        .method(method)
+        .uri(path)
+        .header(http::header::CONTENT_TYPE, content_type);
+    let request = request
+        .body(body.to_string().into_bytes())
+        .map_err(|error| WriteError(error.to_string()))?;
     client.request_text(request).await?;
     Ok(())
 }

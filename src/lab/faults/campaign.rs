@@ -12,7 +12,10 @@ pub fn play_all(
 ) -> CampaignResult<FaultTally, (History, HistoryRun)> {
     let play = |history: History| {
         let run = play(&history);
-        (run.tally.clone(), (!run.broken.is_empty()).then_some((history, run)))
+        (
+            run.tally.clone(),
+            (!run.broken.is_empty()).then_some((history, run)),
+        )
     };
     rules.play_all(histories, play, |tally: &FaultTally| seen(tally.histories))
 }

@@ -46,7 +46,10 @@ pub(crate) fn set_ahead(host: usize, millis: i64) {
 
 /// The clocks of a host.
 pub(crate) fn time_of(host: usize) -> TimeSource {
-    TimeSource { monotonic: elapsed, wall: [wall_of::<0>, wall_of::<1>][host] }
+    TimeSource {
+        monotonic: elapsed,
+        wall: [wall_of::<0>, wall_of::<1>][host],
+    }
 }
 
 fn wall_of<const HOST: usize>() -> Timestamp {

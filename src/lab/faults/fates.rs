@@ -36,21 +36,29 @@ impl Fates {
         let outages = outages(self.seed);
         Box::new(move |_, operation| {
             let purpose = FIRST_PURPOSE + operation as u64;
-            let dice = dice.entry(operation).or_insert_with(|| Random::seeded(self.seed, purpose));
+            let dice = dice
+                .entry(operation)
+                .or_insert_with(|| Random::seeded(self.seed, purpose));
             let (mut kind, mut fault) = self.drawn(operation, dice)?;
             if operation == Operation::Binding
                 && are_on(&outages)
                 && !self.without.contains(&FaultKind::HungWebhook)
             {
-                (kind, fault) =
-                    (Some(FaultKind::HungWebhook), InjectedFault::LandsLate(DelayStage::Queue, HANGS));
+                (kind, fault) = (
+                    Some(FaultKind::HungWebhook),
+                    InjectedFault::LandsLate(DelayStage::Queue, HANGS),
+                );
             }
             let is_left_out = kind.is_some_and(|kind| self.without.contains(&kind));
             Some(if is_left_out { soon(dice) } else { fault })
         })
     }
 
-    fn drawn(&self, operation: Operation, dice: &mut Random) -> Option<(Option<FaultKind>, InjectedFault)> {
+    fn drawn(
+        &self,
+        operation: Operation,
+        dice: &mut Random,
+    ) -> Option<(Option<FaultKind>, InjectedFault)> {
         Some(match operation {
             Operation::Binding => self.of_write(dice, if self.has_proxy { 40 } else { 0 }),
             Operation::PodStatus => self.of_write(dice, if self.has_proxy { 30 } else { 0 }),
@@ -72,20 +80,34 @@ impl Fates {
     fn of_write(&self, dice: &mut Random, buffered: usize) -> (Option<FaultKind>, InjectedFault) {
         let times = self.times;
         let latest = times.latest_landing().mul_f64(0.99);
-        let late = |stage, delay| (Some(FaultKind::LateWrite), InjectedFault::LandsLate(stage, delay));
+        let late = |stage, delay| {
+            (
+                Some(FaultKind::LateWrite),
+                InjectedFault::LandsLate(stage, delay),
+            )
+        };
         match dice.below(100) {
             drawn if drawn < buffered => {
-                let later =
-                    times.latest_landing() + between(dice, Duration::from_secs(5), Duration::from_secs(40));
-                (Some(FaultKind::ProxyDelay), InjectedFault::LandsLate(DelayStage::Network, later))
+                let later = times.latest_landing()
+                    + between(dice, Duration::from_secs(5), Duration::from_secs(40));
+                (
+                    Some(FaultKind::ProxyDelay),
+                    InjectedFault::LandsLate(DelayStage::Network, later),
+                )
             }
             0..20 => late(DelayStage::Network, up_to(dice, latest)),
             20..26 => late(DelayStage::Queue, up_to(dice, 2 * times.server)),
             26..30 => late(DelayStage::Commit, up_to(dice, times.server + times.commit)),
             30..38 => (Some(FaultKind::LostAnswer), InjectedFault::LosesAnswer),
-            38..43 => (Some(FaultKind::RepeatedWrite), InjectedFault::ArrivesTwice(up_to(dice, latest))),
+            38..43 => (
+                Some(FaultKind::RepeatedWrite),
+                InjectedFault::ArrivesTwice(up_to(dice, latest)),
+            ),
             43..45 => (Some(FaultKind::RefusedWrite), InjectedFault::Fails),
-            45..48 => (Some(FaultKind::Throttling), InjectedFault::Throttles(1 + dice.below(3) as u64)),
+            45..48 => (
+                Some(FaultKind::Throttling),
+                InjectedFault::Throttles(1 + dice.below(3) as u64),
+            ),
             48..50 => LOST,
             _ => (None, soon(dice)),
         }
@@ -97,14 +119,21 @@ fn outages(seed: u64) -> Vec<Outage> {
     let mut dice = Random::seeded(seed, OUTAGES);
     let outage = |dice: &mut Random| {
         let begins = between(dice, Duration::from_secs(20), Duration::from_secs(220));
-        (begins, begins + between(dice, Duration::from_secs(5), Duration::from_secs(60)))
+        (
+            begins,
+            begins + between(dice, Duration::from_secs(5), Duration::from_secs(60)),
+        )
     };
-    (0..dice.below(4).saturating_sub(1)).map(|_| outage(&mut dice)).collect()
+    (0..dice.below(4).saturating_sub(1))
+        .map(|_| outage(&mut dice))
+        .collect()
 }
 
 fn are_on(outages: &[Outage]) -> bool {
     let now = clock::elapsed();
-    outages.iter().any(|(begins, ends)| (*begins..*ends).contains(&now))
+    outages
+        .iter()
+        .any(|(begins, ends)| (*begins..*ends).contains(&now))
 }
 
 /// What an applied fault is called; `None` for an answer that is only not immediate.
@@ -113,7 +142,9 @@ pub fn kind_of(operation: Operation, fault: InjectedFault, times: WriteTimes) ->
         (_, InjectedFault::AnswersLate(delay)) if delay <= SOON => None,
         (Operation::Lease, _) => Some(FaultKind::LostLease),
         (_, InjectedFault::LandsLate(DelayStage::Queue, HANGS)) => Some(FaultKind::HungWebhook),
-        (_, InjectedFault::LandsLate(DelayStage::Network, delay)) if delay > times.latest_landing() => {
+        (_, InjectedFault::LandsLate(DelayStage::Network, delay))
+            if delay > times.latest_landing() =>
+        {
             Some(FaultKind::ProxyDelay)
         }
         (_, InjectedFault::LandsLate(..)) => Some(FaultKind::LateWrite),
@@ -125,16 +156,24 @@ pub fn kind_of(operation: Operation, fault: InjectedFault, times: WriteTimes) ->
         (_, InjectedFault::Fails) => {
             let is_write = !matches!(
                 operation,
-                Operation::GetPod | Operation::ListPods | Operation::ListNodes | Operation::ListBudgets
+                Operation::GetPod
+                    | Operation::ListPods
+                    | Operation::ListNodes
+                    | Operation::ListBudgets
             );
-            Some(if is_write { FaultKind::RefusedWrite } else { FaultKind::SlowRead })
+            Some(if is_write {
+                FaultKind::RefusedWrite
+            } else {
+                FaultKind::SlowRead
+            })
         }
         _ => None,
     }
 }
 
 /// Its client gives it up when its own time is over.
-const LOST: (Option<FaultKind>, InjectedFault) = (Some(FaultKind::LostRequest), InjectedFault::Hangs);
+const LOST: (Option<FaultKind>, InjectedFault) =
+    (Some(FaultKind::LostRequest), InjectedFault::Hangs);
 
 /// What every answer may take.
 const SOON: Duration = Duration::from_millis(30);
@@ -143,7 +182,10 @@ fn of_lease(dice: &mut Random) -> (Option<FaultKind>, InjectedFault) {
     let lost = Some(FaultKind::LostLease);
     match dice.below(20) {
         0 => (lost, InjectedFault::LosesAnswer),
-        1 => (lost, InjectedFault::LandsLate(DelayStage::Network, up_to(dice, Duration::from_secs(5)))),
+        1 => (
+            lost,
+            InjectedFault::LandsLate(DelayStage::Network, up_to(dice, Duration::from_secs(5))),
+        ),
         2 => (lost, InjectedFault::Fails),
         3 => (lost, InjectedFault::Hangs),
         _ => (None, soon(dice)),
@@ -154,7 +196,10 @@ fn of_read(dice: &mut Random) -> (Option<FaultKind>, InjectedFault) {
     let slow = Some(FaultKind::SlowRead);
     match dice.below(18) {
         0..3 => (slow, InjectedFault::Fails),
-        3..6 => (slow, InjectedFault::AnswersLate(up_to(dice, Duration::from_secs(4)))),
+        3..6 => (
+            slow,
+            InjectedFault::AnswersLate(up_to(dice, Duration::from_secs(4))),
+        ),
         6 => LOST,
         _ => (None, soon(dice)),
     }
@@ -163,7 +208,10 @@ fn of_read(dice: &mut Random) -> (Option<FaultKind>, InjectedFault) {
 /// A page shows the cluster as of its list's beginning, however late it comes in.
 fn of_list(dice: &mut Random) -> (Option<FaultKind>, InjectedFault) {
     match dice.below(8) {
-        0..2 => (Some(FaultKind::SlowRead), InjectedFault::AnswersLate(up_to(dice, Duration::from_secs(6)))),
+        0..2 => (
+            Some(FaultKind::SlowRead),
+            InjectedFault::AnswersLate(up_to(dice, Duration::from_secs(6))),
+        ),
         2 => (Some(FaultKind::Throttling), InjectedFault::Throttles(1)),
         _ => (None, soon(dice)),
     }

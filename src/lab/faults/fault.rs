@@ -80,7 +80,9 @@ impl FromStr for FaultKind {
 
     fn from_str(text: &str) -> Result<Self, UnknownFault> {
         let found = Self::ALL.iter().find(|kind| kind.name() == text);
-        found.copied().ok_or_else(|| UnknownFault { name: text.to_owned() })
+        found.copied().ok_or_else(|| UnknownFault {
+            name: text.to_owned(),
+        })
     }
 }
 

@@ -51,8 +51,13 @@ impl Machines {
     /// Processes of running pods begin, and those of pods that are gone end.
     pub fn pass(&mut self, pods: &[Arc<Value>]) {
         let mut alive = BTreeSet::new();
-        for pod in pods.iter().filter(|pod| pod["status"]["phase"] == "Running") {
-            let (Some(uid), Some((node, gpus))) = (pod["metadata"]["uid"].as_str(), devices_of(pod)) else {
+        for pod in pods
+            .iter()
+            .filter(|pod| pod["status"]["phase"] == "Running")
+        {
+            let (Some(uid), Some((node, gpus))) =
+                (pod["metadata"]["uid"].as_str(), devices_of(pod))
+            else {
                 continue;
             };
             alive.insert(uid.to_owned());
@@ -60,7 +65,13 @@ impl Machines {
                 let granted = granted_per_gpu(pod).unwrap_or_default();
                 let used = granted / 100 * (70 + self.dice.below(31) as u64);
                 self.started += 1;
-                let process = Process { pid: self.started, node, gpus, used, ends: None };
+                let process = Process {
+                    pid: self.started,
+                    node,
+                    gpus,
+                    used,
+                    ends: None,
+                };
                 self.processes.insert(uid.to_owned(), process);
             }
         }
@@ -70,12 +81,15 @@ impl Machines {
                 process.ends = Some((now, now + std::mem::take(&mut self.next_linger)));
             }
         }
-        self.processes.retain(|_, process| process.ends.is_none_or(|(_, ends)| ends > now));
+        self.processes
+            .retain(|_, process| process.ends.is_none_or(|(_, ends)| ends > now));
     }
 
     pub fn on(&self, node: &str, gpu: usize) -> impl Iterator<Item = (&String, &Process)> {
         let is_here = move |process: &Process| process.node == node && process.gpus.contains(&gpu);
-        self.processes.iter().filter(move |(_, process)| is_here(process))
+        self.processes
+            .iter()
+            .filter(move |(_, process)| is_here(process))
     }
 
     /// NVML's name of a GPU.

@@ -55,7 +55,12 @@ pub const STEPS: u64 = 600;
 
 impl History {
     pub fn of(seed: u64) -> Self {
-        Self { seed, steps: STEPS, without: BTreeSet::new(), planted: None }
+        Self {
+            seed,
+            steps: STEPS,
+            without: BTreeSet::new(),
+            planted: None,
+        }
     }
 
     /// The arguments of `stowage simulate faults` that play it again.

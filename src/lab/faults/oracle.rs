@@ -37,7 +37,9 @@ pub fn overcommitted(pods: &[Arc<Value>]) -> BTreeMap<GpuName, Vec<String>> {
 
 /// GPUs that are overallocated by the Bindings' own records, with a pod that has not started and could be evicted.
 pub(crate) fn could_be_mended(pods: &[Arc<Value>]) -> BTreeMap<GpuName, Vec<String>> {
-    names(promises(pods), |parts| is_more_than(WHOLE, parts) && parts.iter().any(|part| !part.has_started))
+    names(promises(pods), |parts| {
+        is_more_than(WHOLE, parts) && parts.iter().any(|part| !part.has_started)
+    })
 }
 
 /// Each GPU's bound pods.
@@ -56,7 +58,10 @@ fn names(
     is_wrong: impl Fn(&[PodShare]) -> bool,
 ) -> BTreeMap<GpuName, Vec<String>> {
     promises.retain(|_, parts| is_wrong(parts));
-    promises.into_iter().map(|(gpu, parts)| (gpu, parts.into_iter().map(|part| part.pod).collect())).collect()
+    promises
+        .into_iter()
+        .map(|(gpu, parts)| (gpu, parts.into_iter().map(|part| part.pod).collect()))
+        .collect()
 }
 
 fn is_more_than(limit: u64, parts: &[PodShare]) -> bool {
@@ -68,7 +73,10 @@ fn parts(pod: &Value) -> Vec<(GpuName, PodShare)> {
     let (Some((node, gpus)), Some(bytes)) = (devices_of(pod), granted_per_gpu(pod)) else {
         return Vec::new();
     };
-    if matches!(pod["status"]["phase"].as_str(), Some("Succeeded" | "Failed")) {
+    if matches!(
+        pod["status"]["phase"].as_str(),
+        Some("Succeeded" | "Failed")
+    ) {
         return Vec::new();
     }
     let part = PodShare {
@@ -79,7 +87,9 @@ fn parts(pod: &Value) -> Vec<(GpuName, PodShare)> {
         has_started: pod["status"]["phase"] == "Running",
         is_starting: is_starting(pod),
     };
-    gpus.into_iter().map(|gpu| (format!("{node}/{gpu}"), part.clone())).collect()
+    gpus.into_iter()
+        .map(|gpu| (format!("{node}/{gpu}"), part.clone()))
+        .collect()
 }
 
 /// Whether it is of a class whose pods run engines, where the policy has such.
@@ -89,7 +99,10 @@ pub(crate) fn is_engine(pod: &Value) -> bool {
 
 /// A bound engine that is not ready. It becomes so when it runs.
 pub fn is_starting(pod: &Value) -> bool {
-    let runs = matches!(pod["status"]["phase"].as_str(), Some("Running" | "Succeeded" | "Failed"));
+    let runs = matches!(
+        pod["status"]["phase"].as_str(),
+        Some("Running" | "Succeeded" | "Failed")
+    );
     is_engine(pod) && !runs && pod["metadata"]["deletionTimestamp"].is_null()
 }
 
@@ -97,7 +110,10 @@ pub fn is_starting(pod: &Value) -> bool {
 pub fn devices_of(pod: &Value) -> Option<(String, Vec<usize>)> {
     let node = pod["spec"]["nodeName"].as_str()?;
     let devices = pod["metadata"]["annotations"]["stowage.dev/devices"].as_str()?;
-    Some((node.to_owned(), devices.split(',').filter_map(index).collect()))
+    Some((
+        node.to_owned(),
+        devices.split(',').filter_map(index).collect(),
+    ))
 }
 
 /// A GPU is called by its index until an agent has reported its UUID, which ends with it here.
@@ -106,7 +122,10 @@ fn index(device: &str) -> Option<usize> {
 }
 
 pub(crate) fn granted_per_gpu(pod: &Value) -> Option<u64> {
-    let granted: u64 = pod["metadata"]["annotations"]["stowage.dev/vram-granted"].as_str()?.parse().ok()?;
+    let granted: u64 = pod["metadata"]["annotations"]["stowage.dev/vram-granted"]
+        .as_str()?
+        .parse()
+        .ok()?;
     let (_, gpus) = devices_of(pod)?;
     Some(granted.div_ceil(gpus.len() as u64))
 }
@@ -124,7 +143,9 @@ pub fn asked(pod: &Value) -> (u64, u64) {
     let gpus = pod["metadata"]["annotations"]["stowage.dev/gpus"].as_str();
     let gpus = gpus.and_then(|gpus| gpus.parse().ok()).unwrap_or(1);
     let asked = pod["spec"]["containers"][0]["resources"]["limits"]["stowage.dev/vram"].as_str();
-    let gib: u64 = asked.and_then(|asked| asked.strip_suffix("Gi")?.parse().ok()).unwrap_or(0);
+    let gib: u64 = asked
+        .and_then(|asked| asked.strip_suffix("Gi")?.parse().ok())
+        .unwrap_or(0);
     (gpus, (gib << 30).div_ceil(gpus))
 }
 
@@ -139,7 +160,9 @@ pub(crate) fn asks_alone(pod: &Value) -> bool {
 
 /// Active reservations, as the pods' conditions show them: per pod, its GPUs.
 pub fn holds(pods: &[Arc<Value>]) -> BTreeMap<String, Vec<GpuName>> {
-    pods.iter().filter_map(|pod| Some((name(pod), held(pod)?))).collect()
+    pods.iter()
+        .filter_map(|pod| Some((name(pod), held(pod)?)))
+        .collect()
 }
 
 /// What a pod's condition says that it holds.
@@ -156,20 +179,37 @@ pub fn reservation(pod: &Value) -> Option<Value> {
 fn held(pod: &Value) -> Option<Vec<GpuName>> {
     let message = reservation(pod)?;
     let node = message["node"].as_str()?.to_owned();
-    let devices = message["devices"].as_array()?.iter().filter_map(Value::as_str);
-    Some(devices.filter_map(index).map(|gpu| format!("{node}/{gpu}")).collect())
+    let devices = message["devices"]
+        .as_array()?
+        .iter()
+        .filter_map(Value::as_str);
+    Some(
+        devices
+            .filter_map(index)
+            .map(|gpu| format!("{node}/{gpu}"))
+            .collect(),
+    )
 }
 
 /// GPUs with reservations of more than one pod, which each take more than half of a GPU.
 pub(crate) fn held_twice(pods: &[Arc<Value>]) -> BTreeMap<GpuName, Vec<String>> {
     let mut holders: BTreeMap<GpuName, Vec<String>> = BTreeMap::new();
-    for pod in pods.iter().filter(|pod| asks_alone(pod) || asked(pod).1 > PROMISABLE / 2) {
-        held(pod).into_iter().flatten().for_each(|gpu| holders.entry(gpu).or_default().push(name(pod)));
+    for pod in pods
+        .iter()
+        .filter(|pod| asks_alone(pod) || asked(pod).1 > PROMISABLE / 2)
+    {
+        held(pod)
+            .into_iter()
+            .flatten()
+            .for_each(|gpu| holders.entry(gpu).or_default().push(name(pod)));
     }
     holders.retain(|_, pods| pods.len() > 1);
     holders
 }
 
 pub fn name(pod: &Value) -> String {
-    pod["metadata"]["name"].as_str().unwrap_or_default().to_owned()
+    pod["metadata"]["name"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned()
 }

@@ -31,7 +31,10 @@ pub fn take() -> Option<String> {
 
 fn note(panic: &PanicHookInfo<'_>) {
     let said = panic.payload_as_str().unwrap_or("without a message");
-    let place = panic.location().map(ToString::to_string).unwrap_or_default();
+    let place = panic
+        .location()
+        .map(ToString::to_string)
+        .unwrap_or_default();
     FIRST.with_borrow_mut(|first| {
         first.get_or_insert_with(|| format!("{place}: {said}"));
     });
@@ -50,7 +53,10 @@ mod tests {
         let other = std::thread::spawn(|| (begin(), take()).1).join();
         assert_eq!(other.expect("it does not panic"), None);
         let seen = take().expect("a panic was caught");
-        assert!(seen.starts_with(file!()) && seen.ends_with(": planted, 7"), "{seen}");
+        assert!(
+            seen.starts_with(file!()) && seen.ends_with(": planted, 7"),
+            "{seen}"
+        );
         assert_eq!(take(), None);
     }
 }

@@ -83,7 +83,10 @@ impl PlantedBug {
         remembered: &Mutex<BTreeMap<String, Bytes>>,
     ) -> Response {
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-        let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
+        let is_watch = request
+            .uri()
+            .query()
+            .is_some_and(|query| query.contains("watch=true"));
         let query = request.uri().query().unwrap_or_default().to_owned();
         match self {
             Self::ConfirmsRefusedBindings if path.ends_with("/binding") => {
@@ -132,7 +135,9 @@ async fn remember(
         head.status = StatusCode::OK;
         return Response::from_parts(head, Body::from(known));
     }
-    let Ok(body) = to_bytes(body, usize::MAX).await else { return Response::from_parts(head, Body::empty()) };
+    let Ok(body) = to_bytes(body, usize::MAX).await else {
+        return Response::from_parts(head, Body::empty());
+    };
     if head.status.is_success() {
         remembered.lock().insert(what, body.clone());
     }
@@ -144,7 +149,11 @@ async fn without_uid(request: Request) -> Request {
     let bytes = to_bytes(body, usize::MAX).await.unwrap_or_default();
     let body = match serde_json::from_slice::<Value>(&bytes) {
         Ok(mut object) => {
-            for at in ["/metadata", "/deleteOptions/preconditions", "/preconditions"] {
+            for at in [
+                "/metadata",
+                "/deleteOptions/preconditions",
+                "/preconditions",
+            ] {
                 if let Some(fields) = object.pointer_mut(at).and_then(Value::as_object_mut) {
                     fields.remove("uid");
                 }

@@ -23,10 +23,16 @@ pub(crate) struct Schedulers {
 
 impl Schedulers {
     pub fn start(api: &ApiServer) -> Self {
-        let mut this =
-            Self { holder: None, renewed: Instant::now(), transitions: 0, renewals: 0, processes: 0 };
+        let mut this = Self {
+            holder: None,
+            renewed: Instant::now(),
+            transitions: 0,
+            renewals: 0,
+            processes: 0,
+        };
         let lease = json!({ "metadata": { "name": "kube-scheduler" }, "spec": this.spec("") });
-        api.create("leases/kube-system", lease).expect("the Lease is there");
+        api.create("leases/kube-system", lease)
+            .expect("the Lease is there");
         this
     }
 
@@ -58,20 +64,27 @@ impl Schedulers {
     pub fn give_up(&mut self, api: &ApiServer, of: usize) {
         if self.holder == Some(of) {
             self.holder = None;
-            api.patch(LEASE, &json!({ "spec": self.spec("") })).expect("the Lease is there");
+            api.patch(LEASE, &json!({ "spec": self.spec("") }))
+                .expect("the Lease is there");
         }
     }
 
     fn renew(&mut self, api: &ApiServer, holder: usize) {
         self.renewed = Instant::now();
         let identity = format!("{}_{}", HOSTS[holder], self.processes);
-        api.patch(LEASE, &json!({ "spec": self.spec(&identity) })).expect("the Lease is there");
+        api.patch(LEASE, &json!({ "spec": self.spec(&identity) }))
+            .expect("the Lease is there");
     }
 
     fn spec(&mut self, holder: &str) -> Value {
         self.renewals += 1;
-        let renewed = jiff::Timestamp::from_second(1_000_000 + self.renewals).expect("the Lease is there");
-        let seconds = if holder.is_empty() { 1 } else { DURATION_SECONDS };
+        let renewed =
+            jiff::Timestamp::from_second(1_000_000 + self.renewals).expect("the Lease is there");
+        let seconds = if holder.is_empty() {
+            1
+        } else {
+            DURATION_SECONDS
+        };
         json!({
             "holderIdentity": holder, "leaseDurationSeconds": seconds, "leaseTransitions": self.transitions,
             "renewTime": format!("{renewed:.6}"),

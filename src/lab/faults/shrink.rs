@@ -41,7 +41,10 @@ fn shorten(history: &mut History, fails: &impl Fn(&History) -> bool) {
         if fewer >= history.steps {
             continue;
         }
-        let candidate = History { steps: fewer, ..history.clone() };
+        let candidate = History {
+            steps: fewer,
+            ..history.clone()
+        };
         if fails(&candidate) {
             *history = candidate;
         } else {

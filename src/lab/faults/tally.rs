@@ -53,8 +53,13 @@ impl FaultTally {
 
     /// Answers of the four verbs.
     pub fn decisions(&self) -> u64 {
-        let is_verb = |verb: &&'static str| ["filter", "prioritize", "preempt", "bind"].contains(verb);
-        self.answers.iter().filter(|(verb, _)| is_verb(verb)).map(|(_, count)| count).sum()
+        let is_verb =
+            |verb: &&'static str| ["filter", "prioritize", "preempt", "bind"].contains(verb);
+        self.answers
+            .iter()
+            .filter(|(verb, _)| is_verb(verb))
+            .map(|(_, count)| count)
+            .sum()
     }
 
     pub fn faults_in_all(&self) -> u64 {
@@ -84,8 +89,14 @@ impl AddAssign for FaultTally {
         self.late_answered += other.late_answered;
         self.reported += other.reported;
         self.remedied += other.remedied;
-        other.answers.into_iter().for_each(|(verb, count)| *self.answers.entry(verb).or_default() += count);
-        other.faults.into_iter().for_each(|(kind, count)| *self.faults.entry(kind).or_default() += count);
+        other
+            .answers
+            .into_iter()
+            .for_each(|(verb, count)| *self.answers.entry(verb).or_default() += count);
+        other
+            .faults
+            .into_iter()
+            .for_each(|(kind, count)| *self.faults.entry(kind).or_default() += count);
     }
 }
 
@@ -98,8 +109,11 @@ impl fmt::Display for FaultTally {
             self.steps,
             self.simulated.as_secs_f64() / 3600.0
         )?;
-        let answers: Vec<String> =
-            self.answers.iter().map(|(verb, count)| format!("{count} {verb}")).collect();
+        let answers: Vec<String> = self
+            .answers
+            .iter()
+            .map(|(verb, count)| format!("{count} {verb}"))
+            .collect();
         writeln!(f, "answers: {}", answers.join(", "))?;
         writeln!(
             f,
@@ -129,7 +143,11 @@ impl fmt::Display for FaultTally {
             self.reported,
             self.remedied
         )?;
-        let faults: Vec<String> = self.faults.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
+        let faults: Vec<String> = self
+            .faults
+            .iter()
+            .map(|(kind, count)| format!("{count} {kind}"))
+            .collect();
         write!(f, "{} faults: {}", self.faults_in_all(), faults.join(", "))
     }
 }

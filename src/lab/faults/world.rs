@@ -185,7 +185,11 @@ impl FaultyCluster {
         let seed = history.seed;
         let api = Arc::new(ApiServer::in_process(clock::wall));
         let mut kinds = Random::seeded(seed, purpose::KINDS);
-        let mode = if kinds.below(2) == 0 { LeadershipMode::KubeScheduler } else { LeadershipMode::OwnLease };
+        let mode = if kinds.below(2) == 0 {
+            LeadershipMode::KubeScheduler
+        } else {
+            LeadershipMode::OwnLease
+        };
         let times = WriteTimes::of(Duration::from_secs(if kinds.below(3) == 0 { 2 } else { 5 }));
         let has_proxy = kinds.below(4) == 0 && !history.without.contains(&FaultKind::ProxyDelay);
         let has_agents = kinds.below(3) > 0;
@@ -196,7 +200,12 @@ impl FaultyCluster {
             has_budget: kinds.below(3) == 0,
             is_never_silent: kinds.below(3) == 0,
         };
-        let fates = Fates { seed, times, has_proxy, without: history.without.clone() };
+        let fates = Fates {
+            seed,
+            times,
+            has_proxy,
+            without: history.without.clone(),
+        };
         api.faults().draw(fates.source());
         let schedulers = (mode == LeadershipMode::KubeScheduler).then(|| Schedulers::start(&api));
         let began = Instant::now();
@@ -258,8 +267,10 @@ impl FaultyCluster {
     }
 
     pub async fn play(mut self) -> HistoryRun {
-        let changing =
-            self.features.is_never_silent.then(|| AbortOnDropHandle::new(pods::keep_changing(&self.api)));
+        let changing = self
+            .features
+            .is_never_silent
+            .then(|| AbortOnDropHandle::new(pods::keep_changing(&self.api)));
         let mut steps = 0;
         while steps < self.history.steps && self.broken.is_empty() {
             steps += 1;
@@ -299,7 +310,11 @@ impl FaultyCluster {
             replicas::die(&self.api, replica);
         }
         self.lines.push(format!("the end: {}", self.fingerprint()));
-        HistoryRun { tally: self.tally, lines: self.lines, broken: self.broken }
+        HistoryRun {
+            tally: self.tally,
+            lines: self.lines,
+            broken: self.broken,
+        }
     }
 
     /// Lets some time pass, and looks at what it brought.
@@ -316,7 +331,8 @@ impl FaultyCluster {
             schedulers.pass(&self.api, can_act);
         }
         let pods = self.pods().into_iter();
-        self.machines.pass(&pods.filter(|pod| self.has_machine(pod)).collect::<Vec<_>>());
+        self.machines
+            .pass(&pods.filter(|pod| self.has_machine(pod)).collect::<Vec<_>>());
         self.control_budget();
         self.check_processes();
         self.watch_policies();
@@ -331,12 +347,18 @@ impl FaultyCluster {
         if let Some(panic) = panics::take() {
             self.break_with(format!("a panic at {panic}"));
         }
-        let ended =
-            |replica: &mut RunningReplica| replica.tasks.try_join_next().map(|_| replica.client.clone());
+        let ended = |replica: &mut RunningReplica| {
+            replica
+                .tasks
+                .try_join_next()
+                .map(|_| replica.client.clone())
+        };
         if let Some(client) = self.replicas.iter_mut().flatten().find_map(ended) {
             self.break_with(format!("a task of {client} ended, and nobody told it to"));
         }
-        let tasks = tokio::runtime::Handle::current().metrics().num_alive_tasks();
+        let tasks = tokio::runtime::Handle::current()
+            .metrics()
+            .num_alive_tasks();
         self.tally.most_tasks = self.tally.most_tasks.max(tasks);
         if tasks > MOST_TASKS {
             self.break_with(format!("{tasks} tasks run at once"));
@@ -354,15 +376,20 @@ impl FaultyCluster {
 
     fn acting(&self) -> Option<usize> {
         let leads = |replica: &Option<RunningReplica>| {
-            replica.as_ref().is_some_and(|replica| replica.service.leadership.is_open())
+            replica
+                .as_ref()
+                .is_some_and(|replica| replica.service.leadership.is_open())
         };
         self.replicas.iter().position(leads)
     }
 
     /// Whether a host's scheduler runs and reaches the API server; a pod is cut off as a whole.
     fn scheduler_can_act(&self, host: usize) -> bool {
-        let is_cut_off = |client: &String| self.reconnects.iter().any(|(_, cut_off)| cut_off == client);
-        self.replicas[host].as_ref().is_some_and(|replica| !is_cut_off(&replica.client))
+        let is_cut_off =
+            |client: &String| self.reconnects.iter().any(|(_, cut_off)| cut_off == client);
+        self.replicas[host]
+            .as_ref()
+            .is_some_and(|replica| !is_cut_off(&replica.client))
     }
 
     fn transitions(&self) -> u64 {
@@ -370,7 +397,9 @@ impl FaultyCluster {
             Some(schedulers) => schedulers.transitions(),
             None => {
                 let lease = self.api.get("leases/stowage/stowage");
-                lease.and_then(|lease| lease["spec"]["leaseTransitions"].as_u64()).unwrap_or(0)
+                lease
+                    .and_then(|lease| lease["spec"]["leaseTransitions"].as_u64())
+                    .unwrap_or(0)
             }
         }
     }
@@ -380,9 +409,17 @@ impl FaultyCluster {
         use sha2::{Digest, Sha256};
         let mut digest = Sha256::new();
         for kind in ["nodes", "pods", "events", "leases"] {
-            self.api.list(kind).iter().for_each(|object| digest.update(object.to_string()));
+            self.api
+                .list(kind)
+                .iter()
+                .for_each(|object| digest.update(object.to_string()));
         }
-        digest.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+        digest
+            .finalize()
+            .iter()
+            .take(8)
+            .map(|byte| format!("{byte:02x}"))
+            .collect()
     }
 
     fn say(&mut self, what: String) {

@@ -41,7 +41,10 @@ impl FromStr for PictureFile {
 
     fn from_str(name: &str) -> Result<Self, BadPictureName> {
         let path = PathBuf::from(name);
-        let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+        let ending = path
+            .extension()
+            .and_then(|ending| ending.to_str())
+            .unwrap_or_default();
         let kind = match ending.to_ascii_lowercase().as_str() {
             "svg" => PictureKind::Svg,
             "png" => PictureKind::Png,
@@ -62,8 +65,12 @@ impl PictureFile {
                 drawn.map_err(|why| anyhow!("the picture cannot be drawn: {why}"))?
             }
         };
-        let unwritable =
-            || format!("{} cannot be written; give --plot a place that can", self.path.display());
+        let unwritable = || {
+            format!(
+                "{} cannot be written; give --plot a place that can",
+                self.path.display()
+            )
+        };
         std::fs::write(&self.path, bytes).with_context(unwritable)
     }
 }
@@ -89,10 +96,21 @@ fn scene(title: &str, panels: &[Panel]) -> Scene {
     });
     for (place, panel) in panels.iter().enumerate() {
         let drawn = panel.draw((width, height));
-        let (x, y) = if is_in_rows { (0.0, place as f64 * height) } else { (place as f64 * width, 0.0) };
+        let (x, y) = if is_in_rows {
+            (0.0, place as f64 * height)
+        } else {
+            (place as f64 * width, 0.0)
+        };
         let transform = Some(format!("translate({x},{})", TITLE_HEIGHT + y));
-        scene.add(Primitive::GroupStart { transform, title: None, extra_attrs: None });
-        drawn.elements.into_iter().for_each(|element| scene.add(element));
+        scene.add(Primitive::GroupStart {
+            transform,
+            title: None,
+            extra_attrs: None,
+        });
+        drawn
+            .elements
+            .into_iter()
+            .for_each(|element| scene.add(element));
         scene.add(Primitive::GroupEnd);
         scene.defs.extend(drawn.defs);
     }
@@ -108,7 +126,9 @@ mod tests {
             name: name.into(),
             color: "#d55e00",
             stands_out: false,
-            points: (0..=130).map(|load| (f64::from(load), f64::from(load).min(figure))).collect(),
+            points: (0..=130)
+                .map(|load| (f64::from(load), f64::from(load).min(figure)))
+                .collect(),
         };
         let lines = vec![line("fgd", 92.0), line("stowage", 95.0)];
         [Panel {
@@ -130,7 +150,12 @@ mod tests {
             std::fs::read(path).unwrap()
         };
         let svg = String::from_utf8(written("a.svg")).unwrap();
-        for said in ["a &lt;title&gt;", "stowage 95.0", "fgd 92.0", "allocated, %"] {
+        for said in [
+            "a &lt;title&gt;",
+            "stowage 95.0",
+            "fgd 92.0",
+            "allocated, %",
+        ] {
             assert!(svg.contains(said), "{said}");
         }
         assert!(written("a.PNG").starts_with(b"\x89PNG\r\n\x1a\n"));
@@ -148,6 +173,9 @@ mod tests {
     fn a_place_that_cannot_be_written_is_named() {
         let file: PictureFile = "/nowhere/at/all.svg".parse().unwrap();
         let error = file.write("", &panels()).unwrap_err().to_string();
-        assert!(error.starts_with("/nowhere/at/all.svg cannot be written"), "{error}");
+        assert!(
+            error.starts_with("/nowhere/at/all.svg cannot be written"),
+            "{error}"
+        );
     }
 }

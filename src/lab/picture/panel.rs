@@ -61,7 +61,9 @@ impl Panel {
         let plots = self.lines.iter().map(PanelLine::plot).collect();
         let mut scene = render_multiple(plots, self.layout((width, height)));
         let computed = ComputedLayout::from_layout(&self.layout((width, height)));
-        self.names(&computed).into_iter().for_each(|name| write(&mut scene, &computed, &name));
+        self.names(&computed)
+            .into_iter()
+            .for_each(|name| write(&mut scene, &computed, &name));
         scene
     }
 
@@ -91,14 +93,20 @@ impl Panel {
 
     /// The range of the vertical axis: from the lowest to the highest figure, rounded outwards to the axis' steps.
     fn range(&self) -> (f64, f64) {
-        let figures = || self.lines.iter().flat_map(|line| line.points.iter().map(|(_, figure)| *figure));
+        let figures = || {
+            self.lines
+                .iter()
+                .flat_map(|line| line.points.iter().map(|(_, figure)| *figure))
+        };
         let low = figures().fold(f64::INFINITY, f64::min);
         let high = figures().fold(f64::NEG_INFINITY, f64::max);
         if !low.is_finite() || !high.is_finite() {
             return (0.0, self.y_step);
         }
-        let (low, high) =
-            ((low / self.y_step).floor() * self.y_step, (high / self.y_step).ceil() * self.y_step);
+        let (low, high) = (
+            (low / self.y_step).floor() * self.y_step,
+            (high / self.y_step).ceil() * self.y_step,
+        );
         (low, high.max(low + self.y_step))
     }
 
@@ -107,13 +115,27 @@ impl Panel {
             let PanelLine { name, points, .. } = line;
             let (_, figure) = points.last()?;
             let end = computed.map_y(*figure);
-            Some(LineLabel { line, text: broken(&format!("{name} {figure:.1}")), end, y: end })
+            Some(LineLabel {
+                line,
+                text: broken(&format!("{name} {figure:.1}")),
+                end,
+                y: end,
+            })
         };
         let mut names: Vec<LineLabel<'_>> = self.lines.iter().filter_map(name).collect();
         names.sort_by(|a, b| a.end.total_cmp(&b.end));
-        let (top, bottom) = (computed.margin_top, computed.height - computed.margin_bottom);
-        let mut ys: Vec<f64> = names.iter().map(|name| name.end - name.depth() / 2.0).collect();
-        let heights: Vec<f64> = names.iter().map(|name| NAME_HEIGHT + name.depth()).collect();
+        let (top, bottom) = (
+            computed.margin_top,
+            computed.height - computed.margin_bottom,
+        );
+        let mut ys: Vec<f64> = names
+            .iter()
+            .map(|name| name.end - name.depth() / 2.0)
+            .collect();
+        let heights: Vec<f64> = names
+            .iter()
+            .map(|name| NAME_HEIGHT + name.depth())
+            .collect();
         apart(&mut ys, &heights, top, bottom);
         names.iter_mut().zip(ys).for_each(|(name, y)| name.y = y);
         names
@@ -123,7 +145,11 @@ impl Panel {
 impl PanelLine {
     fn plot(&self) -> Plot {
         let width = if self.stands_out { 5.0 } else { 2.5 };
-        LinePlot::new().with_data(self.points.clone()).with_color(self.color).with_stroke_width(width).into()
+        LinePlot::new()
+            .with_data(self.points.clone())
+            .with_color(self.color)
+            .with_stroke_width(width)
+            .into()
     }
 }
 
@@ -168,7 +194,10 @@ fn apart(ys: &mut [f64], heights: &[f64], top: f64, bottom: f64) {
     for (start, count) in blocks {
         let height: f64 = heights[place..place + count].iter().sum();
         let mut y = start.clamp(top, (bottom - height + NAME_HEIGHT).max(top));
-        for (member, height) in ys[place..place + count].iter_mut().zip(&heights[place..place + count]) {
+        for (member, height) in ys[place..place + count]
+            .iter_mut()
+            .zip(&heights[place..place + count])
+        {
             *member = y;
             y += height;
         }
@@ -216,9 +245,17 @@ mod tests {
     #[test]
     fn a_long_name_is_broken_between_words_and_pushes_by_its_height() {
         assert_eq!(broken("stowage 95.0"), ["stowage 95.0"]);
-        assert_eq!(broken("replicas by GPU utilization 9.5"), ["replicas by GPU", "utilization 9.5"]);
+        assert_eq!(
+            broken("replicas by GPU utilization 9.5"),
+            ["replicas by GPU", "utilization 9.5"]
+        );
         let mut ys = vec![100.0, 100.0];
-        apart(&mut ys, &[NAME_HEIGHT + LINE_HEIGHT, NAME_HEIGHT], 0.0, 500.0);
+        apart(
+            &mut ys,
+            &[NAME_HEIGHT + LINE_HEIGHT, NAME_HEIGHT],
+            0.0,
+            500.0,
+        );
         assert_eq!(ys, [77.0, 123.0]);
     }
 
@@ -230,7 +267,11 @@ mod tests {
         // A block that grows into the one above becomes one with it.
         assert_eq!(
             moved(vec![80.0, 100.0, 100.0]),
-            [68.333_333_333_333_33, 93.333_333_333_333_33, 118.333_333_333_333_33]
+            [
+                68.333_333_333_333_33,
+                93.333_333_333_333_33,
+                118.333_333_333_333_33
+            ]
         );
     }
 
@@ -245,9 +286,21 @@ mod tests {
     fn the_axis_begins_and_ends_at_a_step() {
         let of = |figures: Vec<f64>| {
             let points = figures.into_iter().map(|figure| (70.0, figure)).collect();
-            let line = PanelLine { name: "a".into(), color: "#000000", stands_out: false, points };
+            let line = PanelLine {
+                name: "a".into(),
+                color: "#000000",
+                stands_out: false,
+                points,
+            };
             let (title, x_label) = (String::new(), String::new());
-            Panel { title, x_label, x: (0.0, 1.0, 1.0), y_step: 5.0, lines: vec![line] }.range()
+            Panel {
+                title,
+                x_label,
+                x: (0.0, 1.0, 1.0),
+                y_step: 5.0,
+                lines: vec![line],
+            }
+            .range()
         };
         assert_eq!(of(vec![71.0, 96.2]), (70.0, 100.0));
         assert_eq!(of(vec![0.0, 0.0]), (0.0, 5.0));

@@ -16,7 +16,12 @@ pub(crate) struct EventQueue<T> {
 
 impl<T> Default for EventQueue<T> {
     fn default() -> Self {
-        Self { next: BinaryHeap::new(), what: BTreeMap::new(), put_in: 0, now: Moment::default() }
+        Self {
+            next: BinaryHeap::new(),
+            what: BTreeMap::new(),
+            put_in: 0,
+            now: Moment::default(),
+        }
     }
 }
 

@@ -50,8 +50,15 @@ pub fn add_node(
     let node = shown.name.clone();
     cluster.apply(shown);
     let devices = (0..).zip(gpus).map(device).collect();
-    let reported = cluster.apply(DevicesReported { node, devices, are_all: true });
-    debug_assert!(reported.is_ok(), "a simulated node has no more GPUs than a node may");
+    let reported = cluster.apply(DevicesReported {
+        node,
+        devices,
+        are_all: true,
+    });
+    debug_assert!(
+        reported.is_ok(),
+        "a simulated node has no more GPUs than a node may"
+    );
 }
 
 /// A pod as the API server shows it, under its UID as its name.
@@ -62,8 +69,15 @@ pub fn pod(
     state: ObservedPhase,
     observed: ObservedDisruptionInfo,
 ) -> PodObservation {
-    let key = PodKey::parse(namespace, uid.as_str()).expect("simulated namespaces and UIDs are names");
-    PodObservation { uid: uid.clone(), key, demand, state, observed: Some(observed) }
+    let key =
+        PodKey::parse(namespace, uid.as_str()).expect("simulated namespaces and UIDs are names");
+    PodObservation {
+        uid: uid.clone(),
+        key,
+        demand,
+        state,
+        observed: Some(observed),
+    }
 }
 
 /// What the pod gets on the node, as kube-scheduler's bind request is answered; `None` if it does not fit, or is bound. The

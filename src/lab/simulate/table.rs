@@ -15,20 +15,53 @@ pub enum TableError {
     Empty { file: String },
     #[error("{file} has column names and no rows below them; fetch it again")]
     NoRows { file: String },
-    #[error("{file}, line 1: there is no column {column:?} among {found}; add it, or give another file")]
-    MissingColumn { file: String, column: &'static str, found: String },
+    #[error(
+        "{file}, line 1: there is no column {column:?} among {found}; add it, or give another file"
+    )]
+    MissingColumn {
+        file: String,
+        column: &'static str,
+        found: String,
+    },
     #[error(
         "{file}, line {line}: {found} fields under {columns} columns; write one for each, without commas or quotes in it"
     )]
-    FieldCount { file: String, line: usize, found: usize, columns: usize },
+    FieldCount {
+        file: String,
+        line: usize,
+        found: usize,
+        columns: usize,
+    },
     #[error("{file}, line {line}: {column} is {text:?}; write {wanted}")]
-    NoNumber { file: String, line: usize, column: &'static str, text: String, wanted: &'static str },
+    NoNumber {
+        file: String,
+        line: usize,
+        column: &'static str,
+        text: String,
+        wanted: &'static str,
+    },
     #[error("{file}, line {line}: {column} is {text}, less than nothing; write 0 or more")]
-    Negative { file: String, line: usize, column: &'static str, text: String },
+    Negative {
+        file: String,
+        line: usize,
+        column: &'static str,
+        text: String,
+    },
     #[error("{file}, line {line}: {column} is {text}; write at most {most}")]
-    TooLarge { file: String, line: usize, column: &'static str, text: String, most: f64 },
+    TooLarge {
+        file: String,
+        line: usize,
+        column: &'static str,
+        text: String,
+        most: f64,
+    },
     #[error("{file}, line {line}: {column} is {text}; write a whole number")]
-    NotWhole { file: String, line: usize, column: &'static str, text: String },
+    NotWhole {
+        file: String,
+        line: usize,
+        column: &'static str,
+        text: String,
+    },
 }
 
 /// One file's rows.
@@ -62,28 +95,47 @@ impl<'a> Table<'a> {
         let TraceText { file, text } = source;
         // A byte order mark, which a spreadsheet may have added.
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-        let mut lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-        let Some((_, head)) = lines.next() else { return Err(TableError::Empty { file: file.into() }) };
+        let mut lines = text
+            .lines()
+            .enumerate()
+            .filter(|(_, line)| !line.trim().is_empty());
+        let Some((_, head)) = lines.next() else {
+            return Err(TableError::Empty { file: file.into() });
+        };
         let columns: Vec<&str> = head.split(',').map(str::trim).collect();
-        let row = |(place, line): (usize, &'a str)| TableRow::read(file, place + 1, line, columns.len());
+        let row =
+            |(place, line): (usize, &'a str)| TableRow::read(file, place + 1, line, columns.len());
         let rows: Vec<TableRow<'a>> = lines.map(row).collect::<Result<_, _>>()?;
         if rows.is_empty() {
             return Err(TableError::NoRows { file: file.into() });
         }
-        Ok(Self { file, columns, rows })
-    }
-
-    pub fn column(&self, name: &'static str) -> Result<Column, TableError> {
-        self.column_if_any(name).ok_or_else(|| TableError::MissingColumn {
-            file: self.file.into(),
-            column: name,
-            found: self.columns.join(", "),
+        Ok(Self {
+            file,
+            columns,
+            rows,
         })
     }
 
-    pub fn columns<const N: usize>(&self, names: [&'static str; N]) -> Result<[Column; N], TableError> {
-        let found: Vec<Column> = names.into_iter().map(|name| self.column(name)).collect::<Result<_, _>>()?;
-        Ok(found.try_into().expect("as many columns were found as were named"))
+    pub fn column(&self, name: &'static str) -> Result<Column, TableError> {
+        self.column_if_any(name)
+            .ok_or_else(|| TableError::MissingColumn {
+                file: self.file.into(),
+                column: name,
+                found: self.columns.join(", "),
+            })
+    }
+
+    pub fn columns<const N: usize>(
+        &self,
+        names: [&'static str; N],
+    ) -> Result<[Column; N], TableError> {
+        let found: Vec<Column> = names
+            .into_iter()
+            .map(|name| self.column(name))
+            .collect::<Result<_, _>>()?;
+        Ok(found
+            .try_into()
+            .expect("as many columns were found as were named"))
     }
 
     /// A column that not every trace has.
@@ -109,7 +161,12 @@ impl<'a> TableRow<'a> {
         let found = fields.len();
         match found == columns {
             true => Ok(Self { file, line, fields }),
-            false => Err(TableError::FieldCount { file: file.into(), line, found, columns }),
+            false => Err(TableError::FieldCount {
+                file: file.into(),
+                line,
+                found,
+                columns,
+            }),
         }
     }
 
@@ -132,22 +189,52 @@ impl<'a> TableRow<'a> {
         let number = self.finite(column, MOST_EXACT.min(most as f64), "a whole number")?;
         if number.fract() != 0.0 {
             let (file, text) = (self.file.into(), text.into());
-            return Err(TableError::NotWhole { file, line: self.line, column: column.name, text });
+            return Err(TableError::NotWhole {
+                file,
+                line: self.line,
+                column: column.name,
+                text,
+            });
         }
         Ok(number as u64)
     }
 
     fn finite(&self, column: Column, most: f64, wanted: &'static str) -> Result<f64, TableError> {
-        let (file, line, text) = (self.file.to_owned(), self.line, self.text(column).to_owned());
+        let (file, line, text) = (
+            self.file.to_owned(),
+            self.line,
+            self.text(column).to_owned(),
+        );
         let column = column.name;
         match text.parse::<f64>() {
-            Ok(number) if !number.is_finite() => {
-                Err(TableError::NoNumber { file, line, column, text, wanted })
-            }
-            Ok(number) if number < 0.0 => Err(TableError::Negative { file, line, column, text }),
-            Ok(number) if number > most => Err(TableError::TooLarge { file, line, column, text, most }),
+            Ok(number) if !number.is_finite() => Err(TableError::NoNumber {
+                file,
+                line,
+                column,
+                text,
+                wanted,
+            }),
+            Ok(number) if number < 0.0 => Err(TableError::Negative {
+                file,
+                line,
+                column,
+                text,
+            }),
+            Ok(number) if number > most => Err(TableError::TooLarge {
+                file,
+                line,
+                column,
+                text,
+                most,
+            }),
             Ok(number) => Ok(number),
-            Err(_) => Err(TableError::NoNumber { file, line, column, text, wanted }),
+            Err(_) => Err(TableError::NoNumber {
+                file,
+                line,
+                column,
+                text,
+                wanted,
+            }),
         }
     }
 }
@@ -158,9 +245,15 @@ mod tests {
 
     fn whole(text: &str, most: u64) -> Result<u64, String> {
         let text = format!("a,b\n{text},x\n");
-        let table = Table::read(TraceText { file: "t.csv", text: &text }).unwrap();
+        let table = Table::read(TraceText {
+            file: "t.csv",
+            text: &text,
+        })
+        .unwrap();
         let [column] = table.columns(["a"]).unwrap();
-        table.rows()[0].whole(column, most).map_err(|error| error.to_string())
+        table.rows()[0]
+            .whole(column, most)
+            .map_err(|error| error.to_string())
     }
 
     #[test]
@@ -177,13 +270,23 @@ mod tests {
             ("many", "t.csv, line 2: a is \"many\"; write a whole number"),
             ("inf", "t.csv, line 2: a is \"inf\"; write a whole number"),
             ("1.5", "t.csv, line 2: a is 1.5; write a whole number"),
-            ("-0.5", "t.csv, line 2: a is -0.5, less than nothing; write 0 or more"),
+            (
+                "-0.5",
+                "t.csv, line 2: a is -0.5, less than nothing; write 0 or more",
+            ),
             ("8", "t.csv, line 2: a is 8; write at most 7"),
-            ("99999999999999999999", "t.csv, line 2: a is 99999999999999999999; write at most 7"),
+            (
+                "99999999999999999999",
+                "t.csv, line 2: a is 99999999999999999999; write at most 7",
+            ),
         ] {
             assert_eq!(whole(text, 7), Err(wanted.into()));
         }
         // Beyond 2^53 it might be another number.
-        assert!(whole("1e17", u64::MAX).unwrap_err().contains("write at most 9007199254740992"));
+        assert!(
+            whole("1e17", u64::MAX)
+                .unwrap_err()
+                .contains("write at most 9007199254740992")
+        );
     }
 }

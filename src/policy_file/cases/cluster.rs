@@ -11,7 +11,9 @@ use stowage_scheduling::policy::Policy;
 use stowage_scheduling::units::{Bytes, Millis, Moment, plural};
 use stowage_scheduling::verbs::Cluster;
 use stowage_scheduling::verbs::namespaces::NamespacesListed;
-use stowage_scheduling::verbs::observe::{DevicesReported, NodeObserved, PodObserved, ReadingReported};
+use stowage_scheduling::verbs::observe::{
+    DevicesReported, NodeObserved, PodObserved, ReadingReported,
+};
 use stowage_scheduling::verbs::request::VerbRequest;
 use stowage_scheduling::verbs::tick::ClockAdvanced;
 use stowage_scheduling::vocabulary::demand::{Demand, MAX_GPUS, RequestError};
@@ -45,8 +47,15 @@ pub enum BadCluster {
     TwoPods { pod: String },
     #[error("cluster.pods: {pod} is on {node}, which is not among cluster.nodes")]
     NoSuchNode { pod: String, node: String },
-    #[error("cluster.pods: {pod} is on GPU {index} of {node}, which has {gpus}; they are counted from 0")]
-    NoSuchGpu { pod: String, node: String, index: u32, gpus: usize },
+    #[error(
+        "cluster.pods: {pod} is on GPU {index} of {node}, which has {gpus}; they are counted from 0"
+    )]
+    NoSuchGpu {
+        pod: String,
+        node: String,
+        index: u32,
+        gpus: usize,
+    },
     #[error("cluster.pods: {pod} is on {} and requests {gpus}; name as many under `on`", plural(*on, "GPU"))]
     OtherCount { pod: String, on: usize, gpus: u32 },
     #[error("cluster.pods: {pod}: {error}")]
@@ -54,19 +63,38 @@ pub enum BadCluster {
 }
 
 pub fn uid(name: &str) -> PodUid {
-    PodUid::parse(&name.replace(' ', "-")).expect("names of pods and this module's own are UIDs, too")
+    PodUid::parse(&name.replace(' ', "-"))
+        .expect("names of pods and this module's own are UIDs, too")
 }
 
 pub fn request(uid: PodUid, demand: Demand) -> VerbRequest {
     let key = PodKey::parse(&demand.traits.namespace, uid.as_str());
     let key = key.expect("a namespace that was checked, and a name");
-    VerbRequest { uid, key, demand, waiting: ObservedWaiting::default(), disruption: None }
+    VerbRequest {
+        uid,
+        key,
+        demand,
+        waiting: ObservedWaiting::default(),
+        disruption: None,
+    }
 }
 
 pub fn wait(cluster: &mut Cluster, uid: &PodUid, demand: &Demand) {
-    let VerbRequest { uid, key, demand, waiting, .. } = request(uid.clone(), demand.clone());
+    let VerbRequest {
+        uid,
+        key,
+        demand,
+        waiting,
+        ..
+    } = request(uid.clone(), demand.clone());
     let state = ObservedPhase::Waiting(waiting);
-    cluster.apply(PodObserved(PodObservation { uid, key, demand, state, observed: None }));
+    cluster.apply(PodObserved(PodObservation {
+        uid,
+        key,
+        demand,
+        state,
+        observed: None,
+    }));
 }
 
 pub fn build(cluster: &TestCluster, policy: &Policy) -> Result<Cluster, BadCluster> {
@@ -74,9 +102,18 @@ pub fn build(cluster: &TestCluster, policy: &Policy) -> Result<Cluster, BadClust
     ledger.apply(ClockAdvanced(NOW));
     let namespaces = cluster.namespaces.iter().flatten();
     let labels = |labels: &BTreeMap<String, LabelValue>| {
-        Arc::new(labels.iter().map(|(key, value)| (key.clone(), value.0.clone())).collect())
+        Arc::new(
+            labels
+                .iter()
+                .map(|(key, value)| (key.clone(), value.0.clone()))
+                .collect(),
+        )
     };
-    ledger.apply(NamespacesListed(namespaces.map(|(name, all)| (name.clone(), labels(all))).collect()));
+    ledger.apply(NamespacesListed(
+        namespaces
+            .map(|(name, all)| (name.clone(), labels(all)))
+            .collect(),
+    ));
     let nodes: &[TestNode] = cluster.nodes.as_deref().unwrap_or_default();
     for node in nodes {
         add_node(&mut ledger, node)?;
@@ -85,7 +122,9 @@ pub fn build(cluster: &TestCluster, policy: &Policy) -> Result<Cluster, BadClust
     for pod in cluster.pods.iter().flatten() {
         let tenant = add_pod(&mut ledger, pod)?;
         if tenants.iter().any(|other| other.uid == tenant.uid) {
-            return Err(BadCluster::TwoPods { pod: pod.pod.name.0.clone() });
+            return Err(BadCluster::TwoPods {
+                pod: pod.pod.name.0.clone(),
+            });
         }
         tenants.push(tenant);
     }
@@ -110,21 +149,42 @@ fn add_node(ledger: &mut Cluster, node: &TestNode) -> Result<(), BadCluster> {
     if ledger.has_node(&name) {
         return Err(BadCluster::TwoNodes { node: name });
     }
-    let devices: Vec<Device> = devices(node)?.into_iter().map(|(device, _)| device).collect();
+    let devices: Vec<Device> = devices(node)?
+        .into_iter()
+        .map(|(device, _)| device)
+        .collect();
     if devices.len() > MAX_GPUS as usize {
-        return Err(BadCluster::TooManyGpus { node: name, gpus: devices.len() });
+        return Err(BadCluster::TooManyGpus {
+            node: name,
+            gpus: devices.len(),
+        });
     }
-    let labels = node.labels.iter().flatten().map(|(key, value)| (key.clone(), value.0.clone())).collect();
-    let kind = if node.plugin.is_some() { NodeKind::DevicePlugin } else { NodeKind::Stowage };
+    let labels = node
+        .labels
+        .iter()
+        .flatten()
+        .map(|(key, value)| (key.clone(), value.0.clone()))
+        .collect();
+    let kind = if node.plugin.is_some() {
+        NodeKind::DevicePlugin
+    } else {
+        NodeKind::Stowage
+    };
     let offered = node.plugin.iter().flatten();
-    let offered = offered.filter_map(|(name, count)| Some((PluginResource::parse(name)?, *count))).collect();
+    let offered = offered
+        .filter_map(|(name, count)| Some((PluginResource::parse(name)?, *count)))
+        .collect();
     ledger.apply(NodeObserved {
         labels: Arc::new(labels),
         plugin_devices: offered,
         ..NodeObserved::new(name.clone(), kind)
     });
     ledger
-        .apply(DevicesReported { node: name.clone(), devices: devices.into(), are_all: true })
+        .apply(DevicesReported {
+            node: name.clone(),
+            devices: devices.into(),
+            are_all: true,
+        })
         .expect("the node is there, and its GPUs are not too many");
     Ok(())
 }
@@ -165,14 +225,27 @@ fn device(node: &str, gpu: &TestGpu, index: u32, copy: u16) -> Result<Device, Ba
 fn add_pod(ledger: &mut Cluster, pod: &ExistingPod) -> Result<CasePod, BadCluster> {
     let (name, node) = (&pod.pod.name.0, &pod.node.0);
     let policy = ledger.policy().clone();
-    let demand = pod_shorthand::demand(&pod.pod, &policy)
-        .map_err(|error| BadCluster::Pod { pod: name.clone(), error })?;
+    let demand = pod_shorthand::demand(&pod.pod, &policy).map_err(|error| BadCluster::Pod {
+        pod: name.clone(),
+        error,
+    })?;
     let node_name = NodeName::parse(node)?;
-    let no_such_node = || BadCluster::NoSuchNode { pod: name.clone(), node: node.clone() };
-    let devices = ledger.node(&node_name).ok_or_else(no_such_node)?.devices.clone();
+    let no_such_node = || BadCluster::NoSuchNode {
+        pod: name.clone(),
+        node: node.clone(),
+    };
+    let devices = ledger
+        .node(&node_name)
+        .ok_or_else(no_such_node)?
+        .devices
+        .clone();
     let asks_plugin = demand.asks_plugin();
     if !asks_plugin && pod.on.len() != demand.gpus as usize {
-        return Err(BadCluster::OtherCount { pod: name.clone(), on: pod.on.len(), gpus: demand.gpus });
+        return Err(BadCluster::OtherCount {
+            pod: name.clone(),
+            on: pod.on.len(),
+            gpus: demand.gpus,
+        });
     }
     let no_such_gpu = |index: u32| BadCluster::NoSuchGpu {
         pod: name.clone(),
@@ -181,29 +254,55 @@ fn add_pod(ledger: &mut Cluster, pod: &ExistingPod) -> Result<CasePod, BadCluste
         gpus: devices.len(),
     };
     let on = |index: &u32| {
-        devices.get(*index as usize).map(|device| device.uuid.clone()).ok_or_else(|| no_such_gpu(*index))
+        devices
+            .get(*index as usize)
+            .map(|device| device.uuid.clone())
+            .ok_or_else(|| no_such_gpu(*index))
     };
     let on: Arc<[GpuUuid]> = pod.on.iter().map(on).collect::<Result<_, _>>()?;
-    let tenant = CasePod { uid: uid(name), devices: on.clone(), per_gpu: demand.per_gpu };
+    let tenant = CasePod {
+        uid: uid(name),
+        devices: on.clone(),
+        per_gpu: demand.per_gpu,
+    };
     // The reports take a moment, too.
     let ran = pod.pod.running_for.map_or(USUAL_RUN, |ran| ran.0);
     let ran = Some(Millis(ran.0.saturating_sub(Millis::seconds(REPORTS).0)));
     let key = PodKey::parse(&demand.traits.namespace, name)?;
-    let state =
-        ObservedPhase::Bound { node: node_name, devices: (!asks_plugin).then_some(on), starting: false, ran };
-    ledger.apply(PodObserved(PodObservation { uid: tenant.uid.clone(), key, demand, state, observed: None }));
+    let state = ObservedPhase::Bound {
+        node: node_name,
+        devices: (!asks_plugin).then_some(on),
+        starting: false,
+        ran,
+    };
+    ledger.apply(PodObserved(PodObservation {
+        uid: tenant.uid.clone(),
+        key,
+        demand,
+        state,
+        observed: None,
+    }));
     Ok(tenant)
 }
 
 /// The report of the node's agent: its pods use the VRAM allocated to them, and the rest is as the case says.
 fn read(ledger: &mut Cluster, node: &TestNode, tenants: &[CasePod]) -> Result<(), BadCluster> {
     let name = NodeName::parse(&node.name.0)?;
-    let sampled = ledger.now().before(node.report_age.map_or(Millis::default(), |age| age.0));
-    let gpus = devices(node)?.iter().map(|(device, gpu)| reading(device, gpu, tenants)).collect();
+    let sampled = ledger
+        .now()
+        .before(node.report_age.map_or(Millis::default(), |age| age.0));
+    let gpus = devices(node)?
+        .iter()
+        .map(|(device, gpu)| reading(device, gpu, tenants))
+        .collect();
     let mut holdings = BTreeMap::new();
     for (model, tier) in node.models.iter().flatten() {
         let model = ModelId::parse(model)?;
-        let holding = NodeModel { model: model.clone(), tier: *tier, bytes: USUAL_WEIGHTS };
+        let holding = NodeModel {
+            model: model.clone(),
+            tier: *tier,
+            bytes: USUAL_WEIGHTS,
+        };
         holdings.insert(model, holding);
     }
     let reading = NodeReading {
@@ -216,7 +315,10 @@ fn read(ledger: &mut Cluster, node: &TestNode, tenants: &[CasePod]) -> Result<()
         over_grant: Vec::new(),
         unread: Vec::new(),
     };
-    ledger.apply(ReadingReported { node: name.clone(), reading: reading.into() });
+    ledger.apply(ReadingReported {
+        node: name.clone(),
+        reading: reading.into(),
+    });
     Ok(())
 }
 
@@ -234,7 +336,9 @@ fn reading(device: &Device, gpu: &TestGpu, tenants: &[CasePod]) -> GpuReading {
         attributed,
         engine_load: match (gpu.kv_cache, gpu.queue) {
             (None, None) => EngineLoad::NONE,
-            (kv_cache, queue) => EngineLoad::of(kv_cache.map(|percent| percent.0), queue.or(Some(0))),
+            (kv_cache, queue) => {
+                EngineLoad::of(kv_cache.map(|percent| percent.0), queue.or(Some(0)))
+            }
         },
     }
 }

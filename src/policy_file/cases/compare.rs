@@ -3,7 +3,9 @@
 use super::{ask, cluster};
 use serde::Serialize;
 use stowage_scheduling::ids::{PodKey, PodUid};
-use stowage_scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, PodPhase, PodState};
+use stowage_scheduling::ledger::{
+    ObservedPhase, ObservedWaiting, PodObservation, PodPhase, PodState,
+};
 use stowage_scheduling::policy::{Policy, Preemptibility};
 use stowage_scheduling::verbs::Cluster;
 use stowage_scheduling::verbs::observe::{PodObserved, PodReleased};
@@ -54,16 +56,32 @@ pub struct NodeChange {
 
 /// Both ledgers have the same cluster, each under its policy. In order of pod; unchanged pods are left out.
 pub fn compare(old: &mut Cluster, new: &mut Cluster) -> PolicyComparison {
-    let mut pods: Vec<(PodKey, PodUid)> =
-        old.pod_states().into_iter().map(|(uid, entry)| (entry.key.clone(), uid.clone())).collect();
+    let mut pods: Vec<(PodKey, PodUid)> = old
+        .pod_states()
+        .into_iter()
+        .map(|(uid, entry)| (entry.key.clone(), uid.clone()))
+        .collect();
     pods.sort_unstable();
-    let mut comparison =
-        PolicyComparison { pods: pods.len(), nodes: node_changes(old, new), changes: Vec::new() };
+    let mut comparison = PolicyComparison {
+        pods: pods.len(),
+        nodes: node_changes(old, new),
+        changes: Vec::new(),
+    };
     for (pod, uid) in pods {
-        let (Some(before), Some(after)) = (verdict(old, &uid), verdict(new, &uid)) else { continue };
+        let (Some(before), Some(after)) = (verdict(old, &uid), verdict(new, &uid)) else {
+            continue;
+        };
         if before != after {
-            let node = old.pod_state(&uid).and_then(PodState::node).map(ToString::to_string);
-            comparison.changes.push(DecisionChange { pod, node, old: before, new: after });
+            let node = old
+                .pod_state(&uid)
+                .and_then(PodState::node)
+                .map(ToString::to_string);
+            comparison.changes.push(DecisionChange {
+                pod,
+                node,
+                old: before,
+                new: after,
+            });
         }
     }
     comparison
@@ -75,7 +93,11 @@ fn verdict(ledger: &mut Cluster, uid: &PodUid) -> Option<PodDecision> {
     let entry = ledger.pod_state(uid)?.clone();
     ledger.apply(PodReleased(uid.clone()));
     let answer = ask(ledger, &policy, entry.demand.clone());
-    let best = answer.list.best.iter().map(|candidate| answer.nodes[candidate.asked].to_string());
+    let best = answer
+        .list
+        .best
+        .iter()
+        .map(|candidate| answer.nodes[candidate.asked].to_string());
     let nodes: Vec<String> = best.collect();
     let victims = answer.victims.clone();
     ledger.apply(PodReleased(cluster::uid(super::CASE)));
@@ -83,7 +105,11 @@ fn verdict(ledger: &mut Cluster, uid: &PodUid) -> Option<PodDecision> {
     let class = policy.class(entry.demand.class);
     Some(PodDecision {
         class: class.name.clone(),
-        tenant: entry.demand.tenant.and_then(|id| policy.tenant(id)).map(|tenant| tenant.name.clone()),
+        tenant: entry
+            .demand
+            .tenant
+            .and_then(|id| policy.tenant(id))
+            .map(|tenant| tenant.name.clone()),
         preemptible: class.eviction == Preemptibility::ForHigherPriority,
         nodes,
         victims,
@@ -96,7 +122,11 @@ fn put_back(ledger: &mut Cluster, uid: &PodUid, entry: PodState) {
         PodPhase::Bound(bound) => bound.leaving,
         _ => None,
     };
-    let shown = Some(ObservedDisruptionInfo::of(&entry.disruption_info, leaving, now));
+    let shown = Some(ObservedDisruptionInfo::of(
+        &entry.disruption_info,
+        leaving,
+        now,
+    ));
     let state = match entry.phase {
         PodPhase::Bound(bound) => ObservedPhase::Bound {
             node: bound.node,
@@ -126,7 +156,11 @@ fn node_changes(old: &mut Cluster, new: &mut Cluster) -> Vec<NodeChange> {
     let changes = before.nodes().iter().filter_map(|node| {
         let other = after.node(node.name.as_str())?;
         let (old, new) = (described(&old_policy, node), described(&new_policy, other));
-        (old != new).then(|| NodeChange { node: node.name.to_string(), old, new })
+        (old != new).then(|| NodeChange {
+            node: node.name.to_string(),
+            old,
+            new,
+        })
     });
     changes.collect()
 }
@@ -140,10 +174,22 @@ fn described(policy: &Policy, node: &stowage_scheduling::vocabulary::node::Node)
         NodeKind::DevicePlugin => "device plugin",
         NodeKind::Dra => "DRA driver",
     };
-    let is_admitted = |name: &&str| policy.class_named(name).is_some_and(|id| node.classes.contains(id));
-    let names: Vec<&str> = policy.classes().iter().map(|class| class.name.as_str()).collect();
+    let is_admitted = |name: &&str| {
+        policy
+            .class_named(name)
+            .is_some_and(|id| node.classes.contains(id))
+    };
+    let names: Vec<&str> = policy
+        .classes()
+        .iter()
+        .map(|class| class.name.as_str())
+        .collect();
     let admitted: Vec<&str> = names.iter().copied().filter(is_admitted).collect();
-    let classes = if admitted.len() == names.len() { "all classes".into() } else { admitted.join(", ") };
+    let classes = if admitted.len() == names.len() {
+        "all classes".into()
+    } else {
+        admitted.join(", ")
+    };
     let state = match (exclusion(node), node.closed, node.miscut) {
         (Some(misfit), ..) => format!(", closed: {}", misfit.phrase()),
         (_, true, _) => ", closed: no pod is placed there".into(),

@@ -72,7 +72,10 @@ pub fn run(policy: &Policy, test: &PolicyTest) -> Result<Vec<CaseOutcome>, BadCl
     let mut outcomes = Vec::new();
     for case in test.cases.iter().flatten() {
         let ledger = cluster::build(cluster, &at(policy, case))?;
-        outcomes.push(CaseOutcome { case: case.name.clone(), differences: differences(ledger, case) });
+        outcomes.push(CaseOutcome {
+            case: case.name.clone(),
+            differences: differences(ledger, case),
+        });
     }
     Ok(outcomes)
 }
@@ -94,8 +97,12 @@ fn differences(mut ledger: Cluster, case: &TestCase) -> Vec<Difference> {
     };
     let answer = ask(&mut ledger, &policy, demand);
     let expected = &case.expect;
-    let parts =
-        [answer.class(expected), answer.tenant(expected), answer.nodes(expected), answer.gpus(expected)];
+    let parts = [
+        answer.class(expected),
+        answer.tenant(expected),
+        answer.nodes(expected),
+        answer.gpus(expected),
+    ];
     let mut differences: Vec<Difference> = parts.into_iter().flatten().collect();
     differences.extend(answer.refused(expected));
     differences.extend(answer.victims(expected, &ledger));
@@ -105,7 +112,11 @@ fn differences(mut ledger: Cluster, case: &TestCase) -> Vec<Difference> {
 /// A pod with an invalid request fits nowhere; its code may be expected of every node.
 fn not_understood(expected: &Expectation, error: &RequestError) -> Vec<Difference> {
     let meant = |code: &String| code == error.code();
-    if expected.refused.as_ref().is_some_and(|refused| refused.values().all(meant)) {
+    if expected
+        .refused
+        .as_ref()
+        .is_some_and(|refused| refused.values().all(meant))
+    {
         return Vec::new();
     }
     vec![Difference {
@@ -122,26 +133,56 @@ fn ask<'a>(ledger: &mut Cluster, policy: &'a Policy, demand: Demand) -> CaseAnsw
     let request = cluster::request(uid.clone(), demand);
     let view = DecisionView::take(ledger, request);
     let (snapshot, demand) = (view.snapshot.clone(), view.request.demand.clone());
-    let nodes: Vec<NodeName> = snapshot.nodes().iter().map(|node| node.name.clone()).collect();
+    let nodes: Vec<NodeName> = snapshot
+        .nodes()
+        .iter()
+        .map(|node| node.name.clone())
+        .collect();
     let list = prioritize(&view, nodes.iter().map(NodeName::as_str));
     let gpus = list.best.first().map_or_else(Vec::new, |best| {
         let devices = &snapshot.nodes()[best.node].devices;
         best.gpus.iter().map(|place| devices[place].index).collect()
     });
     let is_refused = list.best.is_empty();
-    let victim_set = is_refused.then(|| cheapest(ledger, &uid, &nodes, &demand)).flatten();
-    let victims = victim_set.as_ref().map_or_else(Vec::new, |set| names(ledger, set));
-    CaseAnswer { policy, demand, nodes, list, gpus, victims, victim_set }
+    let victim_set = is_refused
+        .then(|| cheapest(ledger, &uid, &nodes, &demand))
+        .flatten();
+    let victims = victim_set
+        .as_ref()
+        .map_or_else(Vec::new, |set| names(ledger, set));
+    CaseAnswer {
+        policy,
+        demand,
+        nodes,
+        list,
+        gpus,
+        victims,
+        victim_set,
+    }
 }
 
 /// Over all nodes; of equal ones the first by name.
-fn cheapest(ledger: &Ledger, uid: &PodUid, nodes: &[NodeName], demand: &Demand) -> Option<VictimSet> {
+fn cheapest(
+    ledger: &Ledger,
+    uid: &PodUid,
+    nodes: &[NodeName],
+    demand: &Demand,
+) -> Option<VictimSet> {
     let candidates = ledger.candidates_for(&ledger.preemptor(uid), nodes);
-    evicting::cheapest(&candidates, demand, BudgetRules::Keep, SearchEffort::default())
+    evicting::cheapest(
+        &candidates,
+        demand,
+        BudgetRules::Keep,
+        SearchEffort::default(),
+    )
 }
 
 fn names(ledger: &Ledger, set: &VictimSet) -> Vec<String> {
-    let name = |uid: &PodUid| ledger.pod_state(uid).map(|entry| entry.key.name.to_string());
+    let name = |uid: &PodUid| {
+        ledger
+            .pod_state(uid)
+            .map(|entry| entry.key.name.to_string())
+    };
     let mut names: Vec<String> = set.victims.iter().filter_map(name).collect();
     names.sort_unstable();
     names
@@ -153,11 +194,18 @@ impl CaseAnswer<'_> {
         let found = &self.policy.class(self.demand.class).name;
         let because = || {
             let class = self.policy.class_named(wanted);
-            let Some(class) = class else { return vec![format!("the policy has no class {wanted}")] };
+            let Some(class) = class else {
+                return vec![format!("the policy has no class {wanted}")];
+            };
             let is_closed = self.policy.is_closed(class);
-            match self.policy.unmet_by(class, &ExpressionPod::new(&self.demand.traits)) {
+            match self
+                .policy
+                .unmet_by(class, &ExpressionPod::new(&self.demand.traits))
+            {
                 Some(unmet) => vec![format!("{wanted} does not match: {}", unmet.describe())],
-                None if is_closed => vec![format!("no window of {wanted} is open at the case's `at`")],
+                None if is_closed => {
+                    vec![format!("no window of {wanted} is open at the case's `at`")]
+                }
                 None => vec![format!("{found} stands before {wanted} and matches too")],
             }
         };
@@ -168,29 +216,48 @@ impl CaseAnswer<'_> {
         let wanted = expected.tenant.as_ref()?.0.as_str();
         let tenant = self.demand.tenant.and_then(|id| self.policy.tenant(id));
         let found = tenant.map_or("none", |tenant| tenant.name.as_str());
-        let because = vec![format!("the pod's namespace is {}", self.demand.traits.namespace)];
+        let because = vec![format!(
+            "the pod's namespace is {}",
+            self.demand.traits.namespace
+        )];
         (found != wanted).then(|| difference("tenant", wanted, found, because))
     }
 
     fn nodes(&self, expected: &Expectation) -> Option<Difference> {
-        let wanted: Vec<&str> = expected.nodes.as_ref()?.iter().map(|name| name.0.as_str()).collect();
-        let found: Vec<&str> =
-            self.list.best.iter().map(|candidate| self.nodes[candidate.asked].as_str()).collect();
+        let wanted: Vec<&str> = expected
+            .nodes
+            .as_ref()?
+            .iter()
+            .map(|name| name.0.as_str())
+            .collect();
+        let found: Vec<&str> = self
+            .list
+            .best
+            .iter()
+            .map(|candidate| self.nodes[candidate.asked].as_str())
+            .collect();
         let because = || {
             let refused = self.list.refused.iter();
-            refused.map(|(place, misfit)| format!("{}: {misfit}", self.nodes[*place])).collect()
+            refused
+                .map(|(place, misfit)| format!("{}: {misfit}", self.nodes[*place]))
+                .collect()
         };
         (found != wanted).then(|| difference("nodes", listed(&wanted), listed(&found), because()))
     }
 
     fn gpus(&self, expected: &Expectation) -> Option<Difference> {
         let wanted = expected.gpus.as_ref()?;
-        (*wanted != self.gpus).then(|| difference("gpus", listed(wanted), listed(&self.gpus), Vec::new()))
+        (*wanted != self.gpus)
+            .then(|| difference("gpus", listed(wanted), listed(&self.gpus), Vec::new()))
     }
 
     fn refused(&self, expected: &Expectation) -> Vec<Difference> {
-        let refused: BTreeMap<&str, Misfit> =
-            self.list.refused.iter().map(|(place, misfit)| (self.nodes[*place].as_str(), *misfit)).collect();
+        let refused: BTreeMap<&str, Misfit> = self
+            .list
+            .refused
+            .iter()
+            .map(|(place, misfit)| (self.nodes[*place].as_str(), *misfit))
+            .collect();
         let check = |(node, code): (&String, &String)| {
             let misfit = refused.get(node.as_str());
             let found = match misfit {
@@ -202,11 +269,21 @@ impl CaseAnswer<'_> {
             let (wanted, found) = (format!("{node}: {code}"), format!("{node}: {found}"));
             (wanted != found).then(|| difference("refused", wanted, found, because))
         };
-        expected.refused.iter().flatten().filter_map(check).collect()
+        expected
+            .refused
+            .iter()
+            .flatten()
+            .filter_map(check)
+            .collect()
     }
 
     fn victims(&self, expected: &Expectation, ledger: &Ledger) -> Option<Difference> {
-        let mut wanted: Vec<&str> = expected.victims.as_ref()?.iter().map(|name| name.0.as_str()).collect();
+        let mut wanted: Vec<&str> = expected
+            .victims
+            .as_ref()?
+            .iter()
+            .map(|name| name.0.as_str())
+            .collect();
         wanted.sort_unstable();
         let because = || match self.list.best.is_empty() {
             true => victims::reasons(ledger, &cluster::uid(CASE), self, &wanted),
@@ -223,12 +300,24 @@ fn difference(
     found: impl ToString,
     because: Vec<String>,
 ) -> Difference {
-    Difference { what, expected: expected.to_string(), found: found.to_string(), because }
+    Difference {
+        what,
+        expected: expected.to_string(),
+        found: found.to_string(),
+        because,
+    }
 }
 
 /// `[a, b]`; `[]` for none.
 fn listed<T: ToString>(names: &[T]) -> String {
-    format!("[{}]", names.iter().map(T::to_string).collect::<Vec<_>>().join(", "))
+    format!(
+        "[{}]",
+        names
+            .iter()
+            .map(T::to_string)
+            .collect::<Vec<_>>()
+            .join(", ")
+    )
 }
 
 #[cfg(test)]

@@ -13,20 +13,38 @@ pub fn demand(pod: &PodSketch, policy: &Policy) -> Result<Demand, RequestError> 
     let kv_cache = pod.kv_cache.map(|kv_cache| kv_cache.0.0.to_string());
     let gpus = pod.gpus.map(|gpus| gpus.to_string());
     let exclusive = pod.exclusive.map(|exclusive| exclusive.to_string());
-    let labels: BTreeMap<String, String> =
-        pod.labels.iter().flatten().map(|(key, value)| (key.clone(), value.0.clone())).collect();
-    let mut resources: BTreeSet<&str> = pod.resources.iter().flatten().map(|name| name.0.as_str()).collect();
+    let labels: BTreeMap<String, String> = pod
+        .labels
+        .iter()
+        .flatten()
+        .map(|(key, value)| (key.clone(), value.0.clone()))
+        .collect();
+    let mut resources: BTreeSet<&str> = pod
+        .resources
+        .iter()
+        .flatten()
+        .map(|name| name.0.as_str())
+        .collect();
     resources.extend(vram.is_some().then_some(VRAM));
     let devices = pod.gpus.unwrap_or(1).to_string();
-    let plugin = resources.iter().copied().find(|name| PluginResource::is_one(name));
+    let plugin = resources
+        .iter()
+        .copied()
+        .find(|name| PluginResource::is_one(name));
     let container = ContainerRequest {
         vram: vram.as_deref(),
-        plugin: plugin.map_or(PluginAmount::None, |resource| PluginAmount::Of { resource, amount: &devices }),
+        plugin: plugin.map_or(PluginAmount::None, |resource| PluginAmount::Of {
+            resource,
+            amount: &devices,
+        }),
         ..ContainerRequest::plain("main")
     };
     Demand::of(
         &PodRequest {
-            namespace: pod.namespace.as_ref().map_or("default", |name| name.0.as_str()),
+            namespace: pod
+                .namespace
+                .as_ref()
+                .map_or("default", |name| name.0.as_str()),
             labels: &labels,
             priority_class: pod.priority_class.as_ref().map(|name| name.0.as_str()),
             priority: pod.priority.unwrap_or(0),

@@ -12,12 +12,18 @@ fn test(text: serde_json::Value) -> PolicyTest {
 /// One custom class before the built-in ones, and two tenants.
 fn policy() -> Policy {
     let chat = Class {
-        matches: Match { namespaces: vec!["chat".into()], ..Match::default() },
+        matches: Match {
+            namespaces: vec!["chat".into()],
+            ..Match::default()
+        },
         shares_with: Some(vec!["chat".into()]),
         ..Class::named("chat")
     };
     let jobs = Class {
-        matches: Match { namespaces: vec!["jobs".into()], ..Match::default() },
+        matches: Match {
+            namespaces: vec!["jobs".into()],
+            ..Match::default()
+        },
         eviction: Preemptibility::ForHigherPriority,
         min_runtime: stowage_scheduling::units::Millis::seconds(600),
         engine: false,
@@ -25,12 +31,22 @@ fn policy() -> Policy {
     };
     let mut classes = vec![chat, jobs];
     classes.extend(Policy::default().classes().to_vec());
-    let half = TenantUsage { vram: Bytes::gib(72), milli_gpus: u64::MAX };
+    let half = TenantUsage {
+        vram: Bytes::gib(72),
+        milli_gpus: u64::MAX,
+    };
     let tenants = vec![
-        Tenant { guarantee: half, ..Tenant::named("talk", &["chat"]) },
+        Tenant {
+            guarantee: half,
+            ..Tenant::named("talk", &["chat"])
+        },
         Tenant::named("work", &["jobs"]),
     ];
-    Policy::default().with_classes(classes).unwrap().with_tenants(tenants).unwrap()
+    Policy::default()
+        .with_classes(classes)
+        .unwrap()
+        .with_tenants(tenants)
+        .unwrap()
 }
 
 fn cluster() -> serde_json::Value {
@@ -47,7 +63,8 @@ fn cluster() -> serde_json::Value {
 }
 
 fn outcome(case: serde_json::Value) -> Vec<Difference> {
-    let test = test(serde_json::json!({"kind": "PolicyTest", "cluster": cluster(), "cases": [case]}));
+    let test =
+        test(serde_json::json!({"kind": "PolicyTest", "cluster": cluster(), "cases": [case]}));
     run(&policy(), &test).unwrap().remove(0).differences
 }
 
@@ -80,8 +97,16 @@ fn each_unmet_expectation_is_reported_with_its_reason() {
             "refused": {"a": "too-large", "c": "insufficient-vram"}, "victims": ["old"],
         },
     }));
-    let what: Vec<&str> = differences.iter().map(|difference| difference.what).collect();
-    assert_eq!(what, ["class", "tenant", "nodes", "gpus", "refused", "refused", "victims"]);
+    let what: Vec<&str> = differences
+        .iter()
+        .map(|difference| difference.what)
+        .collect();
+    assert_eq!(
+        what,
+        [
+            "class", "tenant", "nodes", "gpus", "refused", "refused", "victims"
+        ]
+    );
     assert_eq!(
         differences[0].because,
         ["chat does not match: the pod's namespace is not among its `namespaces`"]
@@ -99,8 +124,10 @@ fn a_cluster_that_cannot_be_is_refused_with_its_place() {
     let refused = |edit: &dyn Fn(&mut serde_json::Value)| {
         let mut cluster = cluster();
         edit(&mut cluster);
-        let case = serde_json::json!({"name": "x", "pod": {"name": "p", "vram": "1Gi"}, "expect": {}});
-        let test = test(serde_json::json!({"kind": "PolicyTest", "cluster": cluster, "cases": [case]}));
+        let case =
+            serde_json::json!({"name": "x", "pod": {"name": "p", "vram": "1Gi"}, "expect": {}});
+        let test =
+            test(serde_json::json!({"kind": "PolicyTest", "cluster": cluster, "cases": [case]}));
         run(&policy(), &test).unwrap_err().to_string()
     };
     assert_eq!(
@@ -111,8 +138,13 @@ fn a_cluster_that_cannot_be_is_refused_with_its_place() {
         refused(&|cluster| cluster["pods"][0]["on"] = serde_json::json!([7])),
         "cluster.pods: old is on GPU 7 of a, which has 2; they are counted from 0"
     );
-    assert!(refused(&|cluster| cluster["nodes"][1]["name"] = "a".into()).contains("stands there twice"));
-    assert!(refused(&|cluster| cluster["pods"][1]["name"] = "old".into()).contains("stands there twice"));
+    assert!(
+        refused(&|cluster| cluster["nodes"][1]["name"] = "a".into()).contains("stands there twice")
+    );
+    assert!(
+        refused(&|cluster| cluster["pods"][1]["name"] = "old".into())
+            .contains("stands there twice")
+    );
     assert!(
         refused(&|cluster| cluster["pods"][0]["on"] = serde_json::json!([0, 1]))
             .contains("is on 2 GPUs and requests 1")
@@ -127,7 +159,10 @@ fn an_invalid_pod_is_reported_or_expected() {
         )
     };
     assert_eq!(case(serde_json::json!({"refused": {"a": "bad-gpus"}})), []);
-    assert_eq!(case(serde_json::json!({"nodes": ["a"]}))[0].found, "bad-gpus");
+    assert_eq!(
+        case(serde_json::json!({"nodes": ["a"]}))[0].found,
+        "bad-gpus"
+    );
 }
 
 #[test]
@@ -136,7 +171,10 @@ fn two_policies_are_compared_pod_by_pod_and_the_same_one_changes_nothing() {
     let ledger = |policy: &Policy| cluster::build(test.cluster.as_ref().unwrap(), policy).unwrap();
     assert_eq!(
         compare(&mut ledger(&policy()), &mut ledger(&policy())),
-        PolicyComparison { pods: 2, ..Default::default() }
+        PolicyComparison {
+            pods: 2,
+            ..Default::default()
+        }
     );
     let comparison = compare(&mut ledger(&Policy::default()), &mut ledger(&policy()));
     let classes: Vec<_> = comparison
@@ -144,21 +182,33 @@ fn two_policies_are_compared_pod_by_pod_and_the_same_one_changes_nothing() {
         .iter()
         .map(|change| (change.old.class.as_str(), change.new.class.as_str()))
         .collect();
-    assert_eq!(classes, [("opportunistic", "jobs"), ("opportunistic", "jobs")]);
+    assert_eq!(
+        classes,
+        [("opportunistic", "jobs"), ("opportunistic", "jobs")]
+    );
     assert_eq!(comparison.changes[0].new.tenant.as_deref(), Some("work"));
     assert_eq!(comparison.changes[0].node.as_deref(), Some("a"));
 }
 
 #[test]
 fn no_pod_is_evicted_for_a_pod_beyond_its_tenants_limit() {
-    let limit = TenantLimit { vram: Some(Bytes::gib(30)), milli_gpus: None };
-    let policy = policy().with_tenants(vec![Tenant { limit, ..Tenant::named("talk", &["jobs"]) }]).unwrap();
+    let limit = TenantLimit {
+        vram: Some(Bytes::gib(30)),
+        milli_gpus: None,
+    };
+    let policy = policy()
+        .with_tenants(vec![Tenant {
+            limit,
+            ..Tenant::named("talk", &["jobs"])
+        }])
+        .unwrap();
     let case = serde_json::json!({
         "name": "beyond its limit",
         "pod": {"name": "next", "namespace": "jobs", "priority": 10, "vram": "40Gi"},
         "expect": {"nodes": [], "victims": []},
     });
-    let test = test(serde_json::json!({"kind": "PolicyTest", "cluster": cluster(), "cases": [case]}));
+    let test =
+        test(serde_json::json!({"kind": "PolicyTest", "cluster": cluster(), "cases": [case]}));
     assert_eq!(run(&policy, &test).unwrap().remove(0).differences, []);
 }
 
@@ -178,8 +228,20 @@ fn f_a_case_may_say_how_old_a_nodes_report_is() {
     // Full engines count while the report is fresh; what happens once it has expired is the policy's.
     assert_eq!(case("1s", "refuse", refused("engines-busy")), []);
     assert_eq!(case("40s", "refuse", refused("no-fresh-report")), []);
-    assert_eq!(case("40s", "ledger-only", serde_json::json!({"nodes": ["a"], "refused": {}})), []);
-    assert_eq!(case("40s", "refuse", serde_json::json!({"nodes": ["a"]}))[0].because.len(), 1);
+    assert_eq!(
+        case(
+            "40s",
+            "ledger-only",
+            serde_json::json!({"nodes": ["a"], "refused": {}})
+        ),
+        []
+    );
+    assert_eq!(
+        case("40s", "refuse", serde_json::json!({"nodes": ["a"]}))[0]
+            .because
+            .len(),
+        1
+    );
 }
 
 #[test]
@@ -193,7 +255,11 @@ fn f_a_stale_report_leaves_the_margin_unallocated() {
         run(&policy(), &test).unwrap().remove(0).differences
     };
     assert_eq!(differences("2s"), []);
-    assert!(differences("20s")[0].because[0].contains("68.0 GiB"), "{:?}", differences("20s"));
+    assert!(
+        differences("20s")[0].because[0].contains("68.0 GiB"),
+        "{:?}",
+        differences("20s")
+    );
 }
 
 #[test]
@@ -206,17 +272,37 @@ fn f_wrong_victims_are_reported_with_what_each_set_costs() {
         }))
     };
     let wrong = differences(serde_json::json!(["young"])).remove(0);
-    assert_eq!((wrong.expected.as_str(), wrong.found.as_str()), ("[young]", "[old]"));
+    assert_eq!(
+        (wrong.expected.as_str(), wrong.found.as_str()),
+        ("[young]", "[old]")
+    );
     let because = wrong.because.join("\n");
-    assert!(because.contains("old on a, priority -1, loses "), "{because}");
     assert!(
-        because.contains("young cannot be evicted: it has run for 60 s of the 600 s that its class gives it"),
+        because.contains("old on a, priority -1, loses "),
         "{because}"
     );
-    let unknown = differences(serde_json::json!(["nobody"])).remove(0).because.join("\n");
-    assert!(unknown.contains("nobody is not among cluster.pods"), "{unknown}");
-    let none = differences(serde_json::json!([])).remove(0).because.join("\n");
-    assert!(none.contains("the pod fits nowhere unless others leave"), "{none}");
+    assert!(
+        because.contains(
+            "young cannot be evicted: it has run for 60 s of the 600 s that its class gives it"
+        ),
+        "{because}"
+    );
+    let unknown = differences(serde_json::json!(["nobody"]))
+        .remove(0)
+        .because
+        .join("\n");
+    assert!(
+        unknown.contains("nobody is not among cluster.pods"),
+        "{unknown}"
+    );
+    let none = differences(serde_json::json!([]))
+        .remove(0)
+        .because
+        .join("\n");
+    assert!(
+        none.contains("the pod fits nowhere unless others leave"),
+        "{none}"
+    );
 }
 
 #[test]

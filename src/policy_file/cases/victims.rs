@@ -7,21 +7,35 @@ use stowage_scheduling::ids::{NodeName, PodUid};
 use stowage_scheduling::ledger::{Ledger, PotentialVictim};
 
 /// The found set and the expected pods, each with its figures. `case` is the case's pod, which fits nowhere.
-pub fn reasons(ledger: &Ledger, case: &PodUid, answer: &CaseAnswer<'_>, wanted: &[&str]) -> Vec<String> {
+pub fn reasons(
+    ledger: &Ledger,
+    case: &PodUid,
+    answer: &CaseAnswer<'_>,
+    wanted: &[&str],
+) -> Vec<String> {
     let claim = ledger.preemptor(case);
     let candidates = ledger.candidates_for(&claim, &answer.nodes);
     let mut reasons = Vec::new();
     let found = answer.victim_set.as_ref();
     match found {
-        Some(set) => reasons.extend(set.evicted().filter_map(|uid| price(ledger, &candidates, uid))),
+        Some(set) => reasons.extend(
+            set.evicted()
+                .filter_map(|uid| price(ledger, &candidates, uid)),
+        ),
         None => reasons.push("no set of pods that may be evicted would free enough VRAM".into()),
     }
     if wanted.is_empty() {
         reasons.push("the pod fits nowhere unless others leave".into());
     }
     let (mut chosen, mut is_whole) = (Vec::new(), !wanted.is_empty());
-    for name in wanted.iter().filter(|name| !answer.victims.iter().any(|victim| victim == *name)) {
-        let pod = ledger.pod_states().into_iter().find(|(uid, pod)| *pod.key.name == **name && *uid != case);
+    for name in wanted
+        .iter()
+        .filter(|name| !answer.victims.iter().any(|victim| victim == *name))
+    {
+        let pod = ledger
+            .pod_states()
+            .into_iter()
+            .find(|(uid, pod)| *pod.key.name == **name && *uid != case);
         let Some((uid, _)) = pod else {
             reasons.push(format!("{name} is not among cluster.pods"));
             is_whole = false;
@@ -42,12 +56,24 @@ pub fn reasons(ledger: &Ledger, case: &PodUid, answer: &CaseAnswer<'_>, wanted: 
         is_whole &= resident.is_some();
         chosen.extend(resident);
     }
-    reasons.extend(found.filter(|_| is_whole).and_then(|set| compared(&set.eviction_cost, &chosen)));
+    reasons.extend(
+        found
+            .filter(|_| is_whole)
+            .and_then(|set| compared(&set.eviction_cost, &chosen)),
+    );
     reasons
 }
 
-fn named<'a>(ledger: &Ledger, candidate: &'a PreemptionCandidate, name: &str) -> Option<&'a PotentialVictim> {
-    let is_it = |one: &&PotentialVictim| ledger.pod_state(&one.uid).is_some_and(|pod| *pod.key.name == *name);
+fn named<'a>(
+    ledger: &Ledger,
+    candidate: &'a PreemptionCandidate,
+    name: &str,
+) -> Option<&'a PotentialVictim> {
+    let is_it = |one: &&PotentialVictim| {
+        ledger
+            .pod_state(&one.uid)
+            .is_some_and(|pod| *pod.key.name == *name)
+    };
     candidate.potential_victims.iter().find(is_it)
 }
 
@@ -55,30 +81,58 @@ fn named<'a>(ledger: &Ledger, candidate: &'a PreemptionCandidate, name: &str) ->
 fn price(ledger: &Ledger, candidates: &[PreemptionCandidate], uid: &PodUid) -> Option<String> {
     let name = &ledger.pod_state(uid)?.key.name;
     let find = |candidate: &'_ PreemptionCandidate| -> Option<(NodeName, PotentialVictim)> {
-        let victim = candidate.potential_victims.iter().find(|one| one.uid == *uid)?;
+        let victim = candidate
+            .potential_victims
+            .iter()
+            .find(|one| one.uid == *uid)?;
         Some((candidate.node.clone(), victim.clone()))
     };
     let (node, victim) = candidates.iter().find_map(find)?;
-    Some(format!("{name} on {node}, priority {}, {}", victim.priority, lost(&victim.eviction_cost)))
+    Some(format!(
+        "{name} on {node}, priority {}, {}",
+        victim.priority,
+        lost(&victim.eviction_cost)
+    ))
 }
 
 /// What decides between the found set and the expected pods.
 fn compared(found: &EvictionCost, wanted: &[(&NodeName, &PotentialVictim)]) -> Option<String> {
     let (node, _) = wanted.first()?;
     if wanted.iter().any(|(other, _)| other != node) {
-        return Some("the expected pods are on several nodes, and the pod needs VRAM on one".into());
+        return Some(
+            "the expected pods are on several nodes, and the pod needs VRAM on one".into(),
+        );
     }
-    let cost = wanted.iter().fold(EvictionCost::default(), |cost, (_, victim)| cost.plus(victim));
+    let cost = wanted
+        .iter()
+        .fold(EvictionCost::default(), |cost, (_, victim)| {
+            cost.plus(victim)
+        });
     if cost <= *found {
         return Some("evicting the expected pods alone does not free enough VRAM".into());
     }
     let differs = [
-        (cost.violations != found.violations, "overdraws fewer disruption budgets"),
-        (cost.from_guarantee != found.from_guarantee, "takes nothing of a tenant's guarantee"),
-        (cost.priority != found.priority, "has the lower highest priority"),
-        (cost.spared != found.spared, "is of tenants that borrow more"),
+        (
+            cost.violations != found.violations,
+            "overdraws fewer disruption budgets",
+        ),
+        (
+            cost.from_guarantee != found.from_guarantee,
+            "takes nothing of a tenant's guarantee",
+        ),
+        (
+            cost.priority != found.priority,
+            "has the lower highest priority",
+        ),
+        (
+            cost.spared != found.spared,
+            "is of tenants that borrow more",
+        ),
         (cost.cost != found.cost, "loses fewer GPU-seconds"),
-        (cost.deletion_cost != found.deletion_cost, "has the lower highest pod deletion cost"),
+        (
+            cost.deletion_cost != found.deletion_cost,
+            "has the lower highest pod deletion cost",
+        ),
         (cost.victims != found.victims, "is of fewer pods"),
         (cost.evicted != found.evicted, "frees less VRAM"),
     ];

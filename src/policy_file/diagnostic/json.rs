@@ -36,7 +36,10 @@ pub fn findings<'a>(
     diagnostics: &'a [Diagnostic],
     sources: &'a PolicySources<'_>,
 ) -> Vec<JsonDiagnostic<'a>> {
-    diagnostics.iter().map(|one| finding(one, sources)).collect()
+    diagnostics
+        .iter()
+        .map(|one| finding(one, sources))
+        .collect()
 }
 
 fn finding<'a>(diagnostic: &'a Diagnostic, sources: &'a PolicySources<'_>) -> JsonDiagnostic<'a> {

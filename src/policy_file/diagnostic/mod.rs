@@ -36,15 +36,29 @@ pub struct Diagnostic {
 impl Diagnostic {
     pub fn error(code: &'static str, span: Span, message: impl Into<String>) -> Self {
         let (message, label) = (message.into(), String::new());
-        Self { code, severity: Severity::Error, message, span, label, others: Vec::new(), help: None }
+        Self {
+            code,
+            severity: Severity::Error,
+            message,
+            span,
+            label,
+            others: Vec::new(),
+            help: None,
+        }
     }
 
     pub fn warning(code: &'static str, span: Span, message: impl Into<String>) -> Self {
-        Self { severity: Severity::Warning, ..Self::error(code, span, message) }
+        Self {
+            severity: Severity::Warning,
+            ..Self::error(code, span, message)
+        }
     }
 
     pub fn label(self, label: impl Into<String>) -> Self {
-        Self { label: label.into(), ..self }
+        Self {
+            label: label.into(),
+            ..self
+        }
     }
 
     pub fn other(mut self, span: Span, label: impl Into<String>) -> Self {
@@ -53,7 +67,10 @@ impl Diagnostic {
     }
 
     pub fn help(self, help: impl Into<String>) -> Self {
-        Self { help: Some(help.into()), ..self }
+        Self {
+            help: Some(help.into()),
+            ..self
+        }
     }
 }
 
@@ -67,7 +84,9 @@ pub fn sort(diagnostics: &mut Vec<Diagnostic>) {
 }
 
 pub fn has_errors(diagnostics: &[Diagnostic]) -> bool {
-    diagnostics.iter().any(|one| one.severity == Severity::Error)
+    diagnostics
+        .iter()
+        .any(|one| one.severity == Severity::Error)
 }
 
 /// More than a name needs, and short enough for one line.
@@ -76,7 +95,11 @@ const LONGEST_QUOTE: usize = 60;
 /// A part of a user's text inside a message: in backquotes, cut when long, without control characters for a terminal.
 pub fn quoted(text: &str) -> String {
     let cut: String = text.chars().take(LONGEST_QUOTE).flat_map(escaped).collect();
-    let dots = if text.chars().nth(LONGEST_QUOTE).is_some() { "…" } else { "" };
+    let dots = if text.chars().nth(LONGEST_QUOTE).is_some() {
+        "…"
+    } else {
+        ""
+    };
     format!("`{cut}{dots}`")
 }
 
@@ -86,7 +109,11 @@ pub fn shown(text: &str) -> String {
 }
 
 fn escaped(c: char) -> impl Iterator<Item = char> {
-    let (plain, escaped) = if is_printable(c) { (Some(c), None) } else { (None, Some(c.escape_unicode())) };
+    let (plain, escaped) = if is_printable(c) {
+        (Some(c), None)
+    } else {
+        (None, Some(c.escape_unicode()))
+    };
     plain.into_iter().chain(escaped.into_iter().flatten())
 }
 
@@ -102,7 +129,11 @@ pub fn listed<S: AsRef<str>>(names: &[S], last: &str) -> String {
 
 /// `1 error`, `2 errors`.
 pub fn counted(n: usize, what: &str) -> String {
-    if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
+    if n == 1 {
+        format!("1 {what}")
+    } else {
+        format!("{n} {what}s")
+    }
 }
 
 #[cfg(test)]

@@ -42,7 +42,12 @@ pub fn render(diagnostics: &[Diagnostic], sources: &PolicySources<'_>, colors: C
 
 /// `3 errors, 1 warning in 2 files`.
 pub fn summary(diagnostics: &[Diagnostic]) -> String {
-    let count = |severity| diagnostics.iter().filter(|one| one.severity == severity).count();
+    let count = |severity| {
+        diagnostics
+            .iter()
+            .filter(|one| one.severity == severity)
+            .count()
+    };
     let (errors, warnings) = (count(Severity::Error), count(Severity::Warning));
     let mut files: Vec<FileId> = diagnostics.iter().map(|one| one.span.file).collect();
     files.sort_unstable();
@@ -73,8 +78,14 @@ fn group<'a>(diagnostic: &'a Diagnostic, sources: &'a PolicySources<'_>) -> Grou
         Severity::Error => Level::ERROR,
         Severity::Warning => Level::WARNING,
     };
-    let title = level.primary_title(diagnostic.message.as_str()).id(diagnostic.code);
-    let group = title.elements(pieces(diagnostic, sources).into_iter().map(|piece| snippet(piece, sources)));
+    let title = level
+        .primary_title(diagnostic.message.as_str())
+        .id(diagnostic.code);
+    let group = title.elements(
+        pieces(diagnostic, sources)
+            .into_iter()
+            .map(|piece| snippet(piece, sources)),
+    );
     match &diagnostic.help {
         Some(help) => group.element(Level::HELP.message(help.as_str())),
         None => group,
@@ -90,14 +101,23 @@ struct Piece<'a> {
 }
 
 fn pieces<'a>(diagnostic: &'a Diagnostic, sources: &PolicySources<'_>) -> Vec<Piece<'a>> {
-    let primary = (AnnotationKind::Primary, diagnostic.span, diagnostic.label.as_str());
-    let others =
-        diagnostic.others.iter().map(|(span, label)| (AnnotationKind::Context, *span, label.as_str()));
+    let primary = (
+        AnnotationKind::Primary,
+        diagnostic.span,
+        diagnostic.label.as_str(),
+    );
+    let others = diagnostic
+        .others
+        .iter()
+        .map(|(span, label)| (AnnotationKind::Context, *span, label.as_str()));
     let mut pieces: Vec<Piece<'a>> = Vec::new();
     for mark in std::iter::once(primary).chain(others) {
         let span = mark.1;
         let line = |offset: usize| sources.position(span.file, offset).line;
-        let (from, to) = (line(span.start as usize), line(first_line_end(span, sources)));
+        let (from, to) = (
+            line(span.start as usize),
+            line(first_line_end(span, sources)),
+        );
         let near = |piece: &&mut Piece<'_>| {
             piece.file == span.file && from <= piece.to + FAR && piece.from <= to + FAR
         };
@@ -106,7 +126,12 @@ fn pieces<'a>(diagnostic: &'a Diagnostic, sources: &PolicySources<'_>) -> Vec<Pi
                 (piece.from, piece.to) = (piece.from.min(from), piece.to.max(to));
                 piece.marks.push(mark);
             }
-            None => pieces.push(Piece { file: span.file, marks: vec![mark], from, to }),
+            None => pieces.push(Piece {
+                file: span.file,
+                marks: vec![mark],
+                from,
+                to,
+            }),
         }
     }
     pieces
@@ -122,8 +147,14 @@ fn snippet<'a>(piece: Piece<'a>, sources: &'a PolicySources<'_>) -> Snippet<'a, 
     // One line of context on each side.
     let from = piece.from.saturating_sub(1).max(1);
     let lines = sources.lines(piece.file, from, piece.to + 1);
-    let text = sources.text(piece.file).get(lines.clone()).unwrap_or_default().trim_end_matches(['\r', '\n']);
-    let mut snippet = Snippet::source(text).path(sources.name(piece.file)).line_start(from);
+    let text = sources
+        .text(piece.file)
+        .get(lines.clone())
+        .unwrap_or_default()
+        .trim_end_matches(['\r', '\n']);
+    let mut snippet = Snippet::source(text)
+        .path(sources.name(piece.file))
+        .line_start(from);
     for (kind, span, label) in piece.marks {
         let offset = |at: usize| at.saturating_sub(lines.start).min(text.len());
         let range = offset(span.start as usize)..offset(first_line_end(span, sources));

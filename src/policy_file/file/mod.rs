@@ -11,11 +11,13 @@ mod texts;
 
 pub(crate) use pools::{NodePool, PoolCapacitySpec};
 pub(crate) use tenants::{AmountSpec, TenantSpec};
-pub(crate) use test::{ExistingPod, Expectation, PodSketch, TestCase, TestCluster, TestGpu, TestNode};
+pub(crate) use test::{
+    ExistingPod, Expectation, PodSketch, TestCase, TestCluster, TestGpu, TestNode,
+};
 pub use test::{PolicyTest, TestKind};
 pub use texts::{
-    Cel, Duration, LabelValue, MemoryQuantity, MigProfile, Name, NamePattern, Percentage, QualifiedName,
-    Subdomain, Timestamp,
+    Cel, Duration, LabelValue, MemoryQuantity, MigProfile, Name, NamePattern, Percentage,
+    QualifiedName, Subdomain, Timestamp,
 };
 
 use schemars::JsonSchema;

@@ -1,8 +1,8 @@
 //! Test cases next to a policy: a small cluster in shorthand, pods, and the expected decisions.
 
 use super::{
-    ApiVersion, Duration, LabelValue, MemoryQuantity, MigProfile, Name, Percentage, QualifiedName, Subdomain,
-    Timestamp,
+    ApiVersion, Duration, LabelValue, MemoryQuantity, MigProfile, Name, Percentage, QualifiedName,
+    Subdomain, Timestamp,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

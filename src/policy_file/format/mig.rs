@@ -86,12 +86,20 @@ impl Family {
 
     /// How many memory slices the GPU has: as many as its largest profile takes.
     pub fn memory_slices(&self) -> u8 {
-        self.slots.iter().map(|slot| slot.slices).max().unwrap_or_default()
+        self.slots
+            .iter()
+            .map(|slot| slot.slices)
+            .max()
+            .unwrap_or_default()
     }
 
     /// How many compute slices the GPU has: as many as its largest profile takes.
     pub fn compute_slices(&self) -> u32 {
-        self.profiles.iter().filter_map(|profile| compute_slices(profile)).max().unwrap_or_default()
+        self.profiles
+            .iter()
+            .filter_map(|profile| compute_slices(profile))
+            .max()
+            .unwrap_or_default()
     }
 
     /// `None` if this GPU has no such profile.
@@ -103,7 +111,10 @@ impl Family {
 
     /// Whether one GPU can be partitioned into all of these at once.
     pub fn can_be_cut_into(&self, profiles: &[&str]) -> bool {
-        let media = profiles.iter().filter(|profile| profile.ends_with(WITH_MEDIA)).count();
+        let media = profiles
+            .iter()
+            .filter(|profile| profile.ends_with(WITH_MEDIA))
+            .count();
         let slots: Option<Vec<Slot>> = profiles.iter().map(|profile| self.slot(profile)).collect();
         // No GPU has more than eight slices; the search below tries each order of places.
         slots.is_some_and(|mut slots| {
@@ -115,9 +126,15 @@ impl Family {
 
 /// Whether the slots have a place each beside what is `taken`, a bit for each memory slice.
 fn fits(slots: &[Slot], taken: u32) -> bool {
-    let Some((slot, others)) = slots.split_first() else { return true };
+    let Some((slot, others)) = slots.split_first() else {
+        return true;
+    };
     let size = (1u32 << slot.slices) - 1;
-    let free = slot.starts.iter().map(|start| size << start).filter(|place| taken & place == 0);
+    let free = slot
+        .starts
+        .iter()
+        .map(|start| size << start)
+        .filter(|place| taken & place == 0);
     free.into_iter().any(|place| fits(others, taken | place))
 }
 
@@ -126,7 +143,11 @@ pub fn profile(text: &str) -> Result<(), Malformed> {
     if FAMILIES.iter().any(|family| family.slot(text).is_some()) {
         return Ok(());
     }
-    let known: Vec<&str> = FAMILIES.iter().flat_map(|family| family.profiles).copied().collect();
+    let known: Vec<&str> = FAMILIES
+        .iter()
+        .flat_map(|family| family.profiles)
+        .copied()
+        .collect();
     let help = match nearest(text, &known) {
         Some(near) => format!("did you mean `{near}`?"),
         None => {
@@ -141,7 +162,9 @@ mod tests {
     use super::*;
 
     fn possible(profiles: &[&str]) -> bool {
-        FAMILIES.iter().any(|family| family.can_be_cut_into(profiles))
+        FAMILIES
+            .iter()
+            .any(|family| family.can_be_cut_into(profiles))
     }
 
     #[test]
@@ -176,13 +199,18 @@ mod tests {
 
     #[test]
     fn a_profile_that_is_nearly_right_is_shown_right() {
-        assert_eq!(profile("3g.40g").unwrap_err().help, "did you mean `3g.40gb`?");
+        assert_eq!(
+            profile("3g.40g").unwrap_err().help,
+            "did you mean `3g.40gb`?"
+        );
         assert!(profile("3g.71gb").is_ok() && profile("whole").is_err());
     }
 
     #[test]
     fn a_family_has_the_slices_that_its_largest_profile_takes() {
-        let slices = |gpu| Family::named(gpu).map(|family| (family.compute_slices(), family.memory_slices()));
+        let slices = |gpu| {
+            Family::named(gpu).map(|family| (family.compute_slices(), family.memory_slices()))
+        };
         assert_eq!(slices("A100 or H100 80 GB"), Some((7, 8)));
         assert_eq!(slices("A30"), Some((4, 4)));
         assert_eq!(slices("L40S"), None);
@@ -190,6 +218,10 @@ mod tests {
 
     #[test]
     fn each_family_has_a_slot_for_each_profile() {
-        assert!(FAMILIES.iter().all(|family| family.profiles.len() == family.slots.len()));
+        assert!(
+            FAMILIES
+                .iter()
+                .all(|family| family.profiles.len() == family.slots.len())
+        );
     }
 }

@@ -15,7 +15,10 @@ pub fn label(text: &str) -> Result<(), Malformed> {
     }
     match is_label(text) {
         true => Ok(()),
-        false => Err(Malformed::new("not a name that Kubernetes allows", label_help(text))),
+        false => Err(Malformed::new(
+            "not a name that Kubernetes allows",
+            label_help(text),
+        )),
     }
 }
 
@@ -27,8 +30,15 @@ fn is_label(text: &str) -> bool {
 
 fn label_help(text: &str) -> String {
     let rule = "use small letters, digits and `-` between them";
-    let fixed = text.trim().to_ascii_lowercase().replace(['_', ' ', '.'], "-");
-    if is_label(&fixed) { format!("{rule}, such as {}", quoted(&fixed)) } else { rule.into() }
+    let fixed = text
+        .trim()
+        .to_ascii_lowercase()
+        .replace(['_', ' ', '.'], "-");
+    if is_label(&fixed) {
+        format!("{rule}, such as {}", quoted(&fixed))
+    } else {
+        rule.into()
+    }
 }
 
 /// A DNS label in which `*` stands for any text.
@@ -54,13 +64,18 @@ pub fn subdomain(text: &str) -> Result<(), Malformed> {
     }
     match text.split('.').all(is_label) {
         true => Ok(()),
-        false => Err(Malformed::new("not a name that Kubernetes allows", label_help(text))),
+        false => Err(Malformed::new(
+            "not a name that Kubernetes allows",
+            label_help(text),
+        )),
     }
 }
 
 /// `app`, `example.com/team`: a label's key or an extended resource.
 pub fn qualified(text: &str) -> Result<(), Malformed> {
-    let (prefix, name) = text.split_once('/').map_or((None, text), |(prefix, name)| (Some(prefix), name));
+    let (prefix, name) = text
+        .split_once('/')
+        .map_or((None, text), |(prefix, name)| (Some(prefix), name));
     if prefix.is_some_and(|prefix| subdomain(prefix).is_err()) {
         return Err(Malformed::new(
             "not a key that Kubernetes allows",
@@ -102,11 +117,17 @@ fn is_label_text(text: &str) -> bool {
     let allowed = |c: u8| c.is_ascii_alphanumeric() || b"-_.".contains(&c);
     let ends = |c: Option<&u8>| c.is_none_or(u8::is_ascii_alphanumeric);
     let bytes = text.as_bytes();
-    text.len() <= LONGEST_LABEL && text.bytes().all(allowed) && ends(bytes.first()) && ends(bytes.last())
+    text.len() <= LONGEST_LABEL
+        && text.bytes().all(allowed)
+        && ends(bytes.first())
+        && ends(bytes.last())
 }
 
 fn too_long(limit: usize) -> Malformed {
-    Malformed::new(format!("longer than {limit} characters"), "Kubernetes allows no longer name: shorten it")
+    Malformed::new(
+        format!("longer than {limit} characters"),
+        "Kubernetes allows no longer name: shorten it",
+    )
 }
 
 #[cfg(test)]
@@ -117,22 +138,43 @@ mod tests {
     fn names_are_what_kubernetes_allows() {
         assert!(label("team-a").is_ok() && label("7b").is_ok());
         assert!(
-            ["", "Team", "a_b", "-a", "a-", "a.b", &"x".repeat(64)].iter().all(|name| label(name).is_err())
+            ["", "Team", "a_b", "-a", "a-", "a.b", &"x".repeat(64)]
+                .iter()
+                .all(|name| label(name).is_err())
         );
         assert!(subdomain("gpu-1.example.com").is_ok() && subdomain("a..b").is_err());
         assert!(qualified("nvidia.com/mig-1g.10gb").is_ok() && qualified("app").is_ok());
-        assert!(["", "/a", "a/", "a/b/c", "A.com/x", "-a"].iter().all(|key| qualified(key).is_err()));
-        assert!(label_value("").is_ok() && label_value("v1.2_x").is_ok() && label_value("a b").is_err());
+        assert!(
+            ["", "/a", "a/", "a/b/c", "A.com/x", "-a"]
+                .iter()
+                .all(|key| qualified(key).is_err())
+        );
+        assert!(
+            label_value("").is_ok() && label_value("v1.2_x").is_ok() && label_value("a b").is_err()
+        );
     }
 
     #[test]
     fn a_pattern_is_a_name_with_gaps() {
-        assert!(["*", "team-*", "*-x-*", "a**", "team-a"].iter().all(|text| pattern(text).is_ok()));
-        assert!(["Team-*", "-*", "a_*", "*.b", "a ?", ""].iter().all(|text| pattern(text).is_err()));
+        assert!(
+            ["*", "team-*", "*-x-*", "a**", "team-a"]
+                .iter()
+                .all(|text| pattern(text).is_ok())
+        );
+        assert!(
+            ["Team-*", "-*", "a_*", "*.b", "a ?", ""]
+                .iter()
+                .all(|text| pattern(text).is_err())
+        );
     }
 
     #[test]
     fn a_name_that_can_be_mended_is_shown_mended() {
-        assert!(label("Team_A").unwrap_err().help.ends_with("such as `team-a`"));
+        assert!(
+            label("Team_A")
+                .unwrap_err()
+                .help
+                .ends_with("such as `team-a`")
+        );
     }
 }

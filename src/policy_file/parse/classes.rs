@@ -18,20 +18,31 @@ pub fn parse(file: &PolicySpec) -> Result<Vec<DraftClass>, serde_json::Error> {
             Some((place, written)) => (Some(place), changed(&class, written)?),
             None => (None, class),
         };
-        Ok(DraftClass { class, entry: place })
+        Ok(DraftClass {
+            class,
+            entry: place,
+        })
     };
     let is_built_in = |name: &str| built_in_classes().iter().any(|class| class.name == name);
-    let own = written.iter().filter(|(_, entry)| !is_built_in(name(entry)));
+    let own = written
+        .iter()
+        .filter(|(_, entry)| !is_built_in(name(entry)));
     let own = own.map(|&(place, entry)| parse(Class::named(name(entry)), Some((place, entry))));
     let built_in = built_in_classes().into_iter().map(|class| {
-        let entry = written.iter().copied().find(|(_, entry)| name(entry) == class.name);
+        let entry = written
+            .iter()
+            .copied()
+            .find(|(_, entry)| name(entry) == class.name);
         parse(class, entry)
     });
     own.chain(built_in).collect()
 }
 
 fn name(written: &WrittenClass) -> &str {
-    written.get("name").and_then(Json::as_str).unwrap_or_default()
+    written
+        .get("name")
+        .and_then(Json::as_str)
+        .unwrap_or_default()
 }
 
 /// The class with what is written in place of its own. Of a section only the written fields change; a written

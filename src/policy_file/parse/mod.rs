@@ -50,14 +50,22 @@ impl Draft {
     pub fn finish(self) -> Result<Policy, PolicyError> {
         let classes = self.classes.into_iter().map(|one| one.class).collect();
         let policy = Policy::default().with_settings(self.settings);
-        policy.with_classes(classes)?.with_tenants(self.tenants)?.with_pools(self.pools)
+        policy
+            .with_classes(classes)?
+            .with_tenants(self.tenants)?
+            .with_pools(self.pools)
     }
 }
 
 fn tenant(file: &file::TenantSpec) -> Tenant {
     let named = Tenant::named(&file.name.0, &[]);
     Tenant {
-        namespaces: file.namespaces.iter().flatten().map(|name| name.0.clone()).collect(),
+        namespaces: file
+            .namespaces
+            .iter()
+            .flatten()
+            .map(|name| name.0.clone())
+            .collect(),
         namespace_selector: file.namespace_selector.clone(),
         guarantee: file.guarantee.as_ref().map_or(named.guarantee, guarantee),
         limit: file.limit.as_ref().map_or(named.limit, limit),
@@ -88,7 +96,10 @@ fn usage(vram: Option<file::MemoryQuantity>, gpus: Option<u32>) -> TenantUsage {
 }
 
 fn limit(amount: &AmountSpec) -> TenantLimit {
-    TenantLimit { vram: amount.vram.map(|vram| vram.0), milli_gpus: amount.gpus.map(milli_gpus) }
+    TenantLimit {
+        vram: amount.vram.map(|vram| vram.0),
+        milli_gpus: amount.gpus.map(milli_gpus),
+    }
 }
 
 fn pool(file: &file::NodePool) -> Pool {
@@ -96,15 +107,28 @@ fn pool(file: &file::NodePool) -> Pool {
     Pool {
         selector: texts(&file.selector),
         allocator: file.allocator.unwrap_or(named.allocator),
-        classes: file.classes.as_ref().map(|names| names.iter().map(|name| name.0.clone()).collect()),
-        mig: file.mig.as_ref().map(|profiles| profiles.iter().map(|profile| profile.0.clone()).collect()),
-        capacity: file.capacity.as_ref().map(|capacity| usage(capacity.vram, capacity.gpus)),
+        classes: file
+            .classes
+            .as_ref()
+            .map(|names| names.iter().map(|name| name.0.clone()).collect()),
+        mig: file
+            .mig
+            .as_ref()
+            .map(|profiles| profiles.iter().map(|profile| profile.0.clone()).collect()),
+        capacity: file
+            .capacity
+            .as_ref()
+            .map(|capacity| usage(capacity.vram, capacity.gpus)),
         ..named
     }
 }
 
 fn texts(labels: &Option<BTreeMap<String, file::LabelValue>>) -> BTreeMap<String, String> {
-    labels.iter().flatten().map(|(key, value)| (key.clone(), value.0.clone())).collect()
+    labels
+        .iter()
+        .flatten()
+        .map(|(key, value)| (key.clone(), value.0.clone()))
+        .collect()
 }
 
 #[cfg(test)]

@@ -4,7 +4,9 @@ use super::*;
 use crate::shape::SHAPES;
 use crate::source::FileId;
 use crate::{merge, tree};
-use stowage_scheduling::policy::{ConflictRule, Consolidation, GroupPlacement, Mode, ViolateBudgets};
+use stowage_scheduling::policy::{
+    ConflictRule, Consolidation, GroupPlacement, Mode, ViolateBudgets,
+};
 use stowage_scheduling::units::{Millis, Percent};
 
 fn file(text: &str) -> file::PolicySpec {
@@ -54,44 +56,97 @@ fn the_empty_policy_is_the_default_policy() {
 #[test]
 fn what_is_said_holds_and_the_rest_is_the_default() {
     let policy = lowered(RICH);
-    assert_eq!((policy.mode, policy.headroom.default.get()), (Mode::Shadow, 12));
-    assert_eq!((policy.telemetry.fresh, policy.telemetry.stale), (Millis::seconds(4), Millis::seconds(30)));
-    assert_eq!((policy.scoring.weights.packing, policy.scoring.weights.kv_headroom), (3, 40));
+    assert_eq!(
+        (policy.mode, policy.headroom.default.get()),
+        (Mode::Shadow, 12)
+    );
+    assert_eq!(
+        (policy.telemetry.fresh, policy.telemetry.stale),
+        (Millis::seconds(4), Millis::seconds(30))
+    );
+    assert_eq!(
+        (
+            policy.scoring.weights.packing,
+            policy.scoring.weights.kv_headroom
+        ),
+        (3, 40)
+    );
     assert_eq!(policy.loading.network, Bytes(1_500_000_000));
     assert_eq!(policy.preemption.costs.per_pod, Millis::seconds(120));
     assert_eq!(policy.preemption.costs.per_request, Millis::seconds(3));
-    assert_eq!(policy.preemption.violate_budgets, ViolateBudgets::WhenNothingElse);
+    assert_eq!(
+        policy.preemption.violate_budgets,
+        ViolateBudgets::WhenNothingElse
+    );
     assert_eq!(policy.conflicts, ConflictRule::EvictUnstarted);
     assert_eq!(
-        (policy.preemption.evictions_per_minute.cluster, policy.preemption.evictions_per_minute.node),
+        (
+            policy.preemption.evictions_per_minute.cluster,
+            policy.preemption.evictions_per_minute.node
+        ),
         (60, 2)
     );
     assert_eq!(policy.planning.max_gated_time, Millis::seconds(45));
     assert_eq!(policy.planning.groups.placement, GroupPlacement::OneIsland);
     let pressure = policy.planning.pressure.unwrap();
-    assert_eq!((pressure.queue.high, pressure.queue.low, pressure.kv_cache.high.get()), (99, 16, 95));
-    assert_eq!(policy.planning.consolidation, Some(Consolidation::default()));
-    assert_eq!(lowered("planning: {pressure: {enabled: false}}").planning.pressure, None);
-    let batch = policy.classes().iter().find(|class| class.name == "batch").unwrap();
+    assert_eq!(
+        (
+            pressure.queue.high,
+            pressure.queue.low,
+            pressure.kv_cache.high.get()
+        ),
+        (99, 16, 95)
+    );
+    assert_eq!(
+        policy.planning.consolidation,
+        Some(Consolidation::default())
+    );
+    assert_eq!(
+        lowered("planning: {pressure: {enabled: false}}")
+            .planning
+            .pressure,
+        None
+    );
+    let batch = policy
+        .classes()
+        .iter()
+        .find(|class| class.name == "batch")
+        .unwrap();
     assert_eq!(batch.max_lost_work, Some(Millis::seconds(300)));
     assert!(!batch.honors_do_not_disrupt() && !batch.honors_budgets());
     let a = &policy.tenants()[0];
-    assert_eq!((a.guarantee.vram, a.guarantee.milli_gpus), (Bytes::gib(40), u64::MAX));
+    assert_eq!(
+        (a.guarantee.vram, a.guarantee.milli_gpus),
+        (Bytes::gib(40), u64::MAX)
+    );
     assert_eq!((a.limit.vram, a.limit.milli_gpus), (None, Some(4000)));
 }
 
 #[test]
 fn own_classes_stand_before_the_built_in_ones_which_keep_their_place_when_changed() {
     let policy = lowered(RICH);
-    let names: Vec<&str> = policy.classes().iter().map(|class| class.name.as_str()).collect();
-    assert_eq!(names, ["chat", "dedicated", "opportunistic", "batch", "serving"]);
+    let names: Vec<&str> = policy
+        .classes()
+        .iter()
+        .map(|class| class.name.as_str())
+        .collect();
+    assert_eq!(
+        names,
+        ["chat", "dedicated", "opportunistic", "batch", "serving"]
+    );
     let class = |name: &str| policy.class(policy.class_named(name).unwrap());
     let default = Policy::default();
     let batch = default.class(default.class_named("batch").unwrap());
     assert_eq!(class("batch").matches, batch.matches);
-    assert_eq!(class("batch").eviction, stowage_scheduling::policy::Preemptibility::ForHigherPriority);
     assert_eq!(
-        (class("serving").limits.queue, class("serving").limits.kv_cache),
+        class("batch").eviction,
+        stowage_scheduling::policy::Preemptibility::ForHigherPriority
+    );
+    assert_eq!(
+        (
+            class("serving").limits.queue,
+            class("serving").limits.kv_cache
+        ),
         (Some(5), Percent::new(90))
     );
     assert_eq!(class("serving").start_gate.max, Millis::seconds(300));

@@ -19,7 +19,9 @@ pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
         return found.push(too_many(policy, count));
     }
     for one in &policy.draft.classes {
-        let Some(entry) = one.entry.and_then(|place| entries.get(place)) else { continue };
+        let Some(entry) = one.entry.and_then(|place| entries.get(place)) else {
+            continue;
+        };
         conditions(one, entry, found);
         gate(policy, one, entry, found);
         grace(one, entry, found);
@@ -40,14 +42,19 @@ fn sleepers(one: &DraftClass, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
     );
     found.push(
         Diagnostic::warning("reusable-that-lends", span(entry, &["reusable"]), message)
-            .other(span(entry, &["sleeping"]), "engines that lend are not open to same-GPU affinity")
+            .other(
+                span(entry, &["sleeping"]),
+                "engines that lend are not open to same-GPU affinity",
+            )
             .help("take `reusable` away, or let them keep their VRAM with `sleeping: keep`"),
     );
 }
 
 /// The pools that a class is kept in: they are there, and admit it.
 fn pools(policy: Written<'_>, one: &DraftClass, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
-    let Some(list) = entry.get("pools") else { return };
+    let Some(list) = entry.get("pools") else {
+        return;
+    };
     let class = &one.class.name;
     if list.items().is_empty() {
         found.push(
@@ -62,39 +69,67 @@ fn pools(policy: Written<'_>, one: &DraftClass, entry: &YamlNode, found: &mut Ve
             found.push(unknown_pool(policy, text, name.span));
             continue;
         };
-        if pools[place].classes.as_ref().is_some_and(|names| !names.contains(class)) {
-            let message = format!("{} is kept in {}, which does not admit it", quoted(class), quoted(text));
-            let admits =
-                policy.entries("nodePools").get(place).map_or(name.span, |pool| span(pool, &["classes"]));
+        if pools[place]
+            .classes
+            .as_ref()
+            .is_some_and(|names| !names.contains(class))
+        {
+            let message = format!(
+                "{} is kept in {}, which does not admit it",
+                quoted(class),
+                quoted(text)
+            );
+            let admits = policy
+                .entries("nodePools")
+                .get(place)
+                .map_or(name.span, |pool| span(pool, &["classes"]));
             found.push(
                 Diagnostic::error("pool-without-its-class", name.span, message)
                     .other(admits, format!("`{class}` is not in here"))
-                    .help(format!("add `{class}` to `classes` of the pool, or take the pool away here")),
+                    .help(format!(
+                        "add `{class}` to `classes` of the pool, or take the pool away here"
+                    )),
             );
         }
     }
 }
 
 fn unknown_pool(policy: Written<'_>, name: &str, at: Span) -> Diagnostic {
-    let names: Vec<&str> = policy.draft.pools.iter().map(|pool| pool.name.as_str()).collect();
+    let names: Vec<&str> = policy
+        .draft
+        .pools
+        .iter()
+        .map(|pool| pool.name.as_str())
+        .collect();
     let help = match (nearest(name, &names), names.is_empty()) {
         (Some(near), _) => format!("did you mean `{near}`?"),
         (None, true) => "the policy has no `nodePools`: add the pool there".into(),
         (None, false) => format!("the node pools are {}", names.join(", ")),
     };
-    Diagnostic::error("unknown-pool", at, format!("there is no node pool {}", quoted(name))).help(help)
+    Diagnostic::error(
+        "unknown-pool",
+        at,
+        format!("there is no node pool {}", quoted(name)),
+    )
+    .help(help)
 }
 
 fn too_many(policy: Written<'_>, count: usize) -> Diagnostic {
-    let span = policy.entries("classes").last().map_or(policy.merged.span, head);
-    let message =
-        format!("the policy has {count} classes with the built-in ones; {MAX_CLASSES} are the most");
+    let span = policy
+        .entries("classes")
+        .last()
+        .map_or(policy.merged.span, head);
+    let message = format!(
+        "the policy has {count} classes with the built-in ones; {MAX_CLASSES} are the most"
+    );
     Diagnostic::error("too-many-classes", span, message)
         .help("put classes that are treated alike into one, with several namespaces")
 }
 
 fn conditions(one: &DraftClass, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
-    let Some(matches) = entry.get("match") else { return };
+    let Some(matches) = entry.get("match") else {
+        return;
+    };
     if one.class.name == SERVING {
         found.push(
             Diagnostic::error(
@@ -106,7 +141,10 @@ fn conditions(one: &DraftClass, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
         );
     }
     for list in ["namespaces", "priorityClasses", "resources"] {
-        if matches.get(list).is_some_and(|node| node.items().is_empty()) {
+        if matches
+            .get(list)
+            .is_some_and(|node| node.items().is_empty())
+        {
             let message = format!("`{list}` is empty, so no pod could match");
             found.push(
                 Diagnostic::error("empty-condition", span(matches, &[list]), message)
@@ -115,9 +153,23 @@ fn conditions(one: &DraftClass, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
         }
     }
     selectors::of_pods(&one.class.matches, matches, found);
-    selectors::of_namespaces(one.class.matches.namespace_selector.as_ref(), matches, found);
-    if let Some(range) = one.class.matches.priority.as_ref().filter(|range| range.is_empty()) {
-        let message = format!("no priority is at least {} and at most {}", range.start(), range.end());
+    selectors::of_namespaces(
+        one.class.matches.namespace_selector.as_ref(),
+        matches,
+        found,
+    );
+    if let Some(range) = one
+        .class
+        .matches
+        .priority
+        .as_ref()
+        .filter(|range| range.is_empty())
+    {
+        let message = format!(
+            "no priority is at least {} and at most {}",
+            range.start(),
+            range.end()
+        );
         found.push(
             Diagnostic::error("no-pod-matches", span(matches, &["priority"]), message)
                 .label(format!("no pod is ever of class `{}`", one.class.name))
@@ -132,10 +184,18 @@ fn gate(policy: Written<'_>, one: &DraftClass, entry: &YamlNode, found: &mut Vec
         return;
     }
     let (least, most) = (duration_text(gate.min), duration_text(gate.max));
-    let message = format!("the start gate stays closed for at least {least} and opens after at most {most}");
-    let diagnostic = Diagnostic::error("gate-never-opens", span(entry, &["startGate", "min"]), message);
+    let message =
+        format!("the start gate stays closed for at least {least} and opens after at most {most}");
+    let diagnostic = Diagnostic::error(
+        "gate-never-opens",
+        span(entry, &["startGate", "min"]),
+        message,
+    );
     let own = entry.get("startGate").and_then(|gate| gate.get("max"));
-    let whole = policy.merged.get("startGate").and_then(|gate| gate.get("max"));
+    let whole = policy
+        .merged
+        .get("startGate")
+        .and_then(|gate| gate.get("max"));
     let diagnostic = match own.or(whole) {
         Some(most) => diagnostic.other(most.span, "it must open by then"),
         None => diagnostic.label(format!("`max` is not said, so it is {most}")),
@@ -149,18 +209,34 @@ fn grace(one: &DraftClass, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
     if (Millis::seconds(1)..=LONGEST_GRACE).contains(&longest) {
         return;
     }
-    let message = format!("pods cannot be evicted with a grace period of at most {}", duration_text(longest));
+    let message = format!(
+        "pods cannot be evicted with a grace period of at most {}",
+        duration_text(longest)
+    );
     found.push(
-        Diagnostic::error("grace-out-of-range", span(entry, &["maxGracePeriod"]), message)
-            .help("write a time from 1s to 1h; to keep pods, say so of their class: `preemptible: false`"),
+        Diagnostic::error(
+            "grace-out-of-range",
+            span(entry, &["maxGracePeriod"]),
+            message,
+        )
+        .help(
+            "write a time from 1s to 1h; to keep pods, say so of their class: `preemptible: false`",
+        ),
     );
 }
 
 fn neighbors(policy: Written<'_>, one: &DraftClass, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
-    let Some(list) = entry.get("mayShareWith") else { return };
+    let Some(list) = entry.get("mayShareWith") else {
+        return;
+    };
     for name in list.items() {
         let Some(text) = name.text() else { continue };
-        let Some(other) = policy.draft.classes.iter().find(|other| other.class.name == text) else {
+        let Some(other) = policy
+            .draft
+            .classes
+            .iter()
+            .find(|other| other.class.name == text)
+        else {
             found.push(unknown_class(policy, text, name.span));
             continue;
         };
@@ -172,19 +248,32 @@ fn neighbors(policy: Written<'_>, one: &DraftClass, entry: &YamlNode, found: &mu
 
 /// A name that no class has, with the one that was probably meant.
 pub(crate) fn unknown_class(policy: Written<'_>, name: &str, at: Span) -> Diagnostic {
-    let names: Vec<&str> = policy.draft.classes.iter().map(|one| one.class.name.as_str()).collect();
+    let names: Vec<&str> = policy
+        .draft
+        .classes
+        .iter()
+        .map(|one| one.class.name.as_str())
+        .collect();
     let help = match nearest(name, &names) {
         Some(near) => format!("did you mean `{near}`?"),
         None => format!("the classes are {}", names.join(", ")),
     };
-    Diagnostic::error("unknown-class", at, format!("there is no class {}", quoted(name))).help(help)
+    Diagnostic::error(
+        "unknown-class",
+        at,
+        format!("there is no class {}", quoted(name)),
+    )
+    .help(help)
 }
 
 fn one_sided(policy: Written<'_>, one: &DraftClass, other: &DraftClass, at: Span) -> Diagnostic {
     let (name, neighbor) = (&one.class.name, &other.class.name);
-    let message = format!("`{name}` would share a GPU with `{neighbor}`, but `{neighbor}` not with `{name}`");
+    let message =
+        format!("`{name}` would share a GPU with `{neighbor}`, but `{neighbor}` not with `{name}`");
     let diagnostic = Diagnostic::warning("one-sided-sharing", at, message);
-    let list = other.entry.and_then(|place| policy.entries("classes").get(place)?.get("mayShareWith"));
+    let list = other
+        .entry
+        .and_then(|place| policy.entries("classes").get(place)?.get("mayShareWith"));
     let diagnostic = match list {
         Some(list) => diagnostic.other(list.span, format!("`{name}` is not in here")),
         None => diagnostic,

@@ -32,8 +32,12 @@ impl<'a> AllowedLabels<'a> {
     }
 
     fn of(labels: &'a BTreeMap<String, String>, expressions: &'a [LabelExpression]) -> Self {
-        let equal = labels.iter().map(|(key, value)| (key.as_str(), AllowedLabel::value(value)));
-        let expressed = expressions.iter().map(|one| (one.key.as_str(), AllowedLabel::of(one)));
+        let equal = labels
+            .iter()
+            .map(|(key, value)| (key.as_str(), AllowedLabel::value(value)));
+        let expressed = expressions
+            .iter()
+            .map(|one| (one.key.as_str(), AllowedLabel::of(one)));
         let mut all: BTreeMap<&str, AllowedLabel<'a>> = BTreeMap::new();
         for (key, allowed) in equal.chain(expressed) {
             match all.get_mut(key) {
@@ -54,23 +58,35 @@ impl<'a> AllowedLabels<'a> {
 
     /// A key of which no value meets all conditions.
     pub fn impossible(&self) -> Option<&'a str> {
-        self.0.iter().find(|(_, allowed)| allowed.is_impossible()).map(|(key, _)| *key)
+        self.0
+            .iter()
+            .find(|(_, allowed)| allowed.is_impossible())
+            .map(|(key, _)| *key)
     }
 
     /// Whether some labels meet both.
     pub fn overlap(&self, other: &Self) -> bool {
         let both = |(key, one): (&&str, &AllowedLabel<'a>)| {
-            other.0.get(key).is_some_and(|two| one.and(two).is_impossible())
+            other
+                .0
+                .get(key)
+                .is_some_and(|two| one.and(two).is_impossible())
         };
         self.impossible().is_none() && other.impossible().is_none() && !self.0.iter().any(both)
     }
 }
 
 impl<'a> AllowedLabel<'a> {
-    const ANY: Self = Self { may_be_missing: true, values: AllowedValues::AllBut(BTreeSet::new()) };
+    const ANY: Self = Self {
+        may_be_missing: true,
+        values: AllowedValues::AllBut(BTreeSet::new()),
+    };
 
     fn value(value: &'a str) -> Self {
-        Self { may_be_missing: false, values: AllowedValues::Only(BTreeSet::from([value])) }
+        Self {
+            may_be_missing: false,
+            values: AllowedValues::Only(BTreeSet::from([value])),
+        }
     }
 
     fn of(expression: &'a LabelExpression) -> Self {
@@ -81,7 +97,10 @@ impl<'a> AllowedLabel<'a> {
             LabelOperator::Exists => (false, AllowedValues::AllBut(BTreeSet::new())),
             LabelOperator::DoesNotExist => (true, AllowedValues::Only(BTreeSet::new())),
         };
-        Self { may_be_missing, values }
+        Self {
+            may_be_missing,
+            values,
+        }
     }
 
     fn and(&self, other: &Self) -> Self {
@@ -91,7 +110,10 @@ impl<'a> AllowedLabel<'a> {
             (Only(some), AllBut(not)) | (AllBut(not), Only(some)) => Only(some - not),
             (AllBut(a), AllBut(b)) => AllBut(a | b),
         };
-        Self { may_be_missing: self.may_be_missing && other.may_be_missing, values }
+        Self {
+            may_be_missing: self.may_be_missing && other.may_be_missing,
+            values,
+        }
     }
 
     fn holds(&self, narrower: &Self) -> bool {
@@ -126,9 +148,16 @@ mod tests {
         let values = proptest::sample::subsequence(vec!["x", "y", "z"], 1..=2);
         let one = (proptest::sample::select(vec!["a", "b"]), operator, values).prop_map(
             |(key, operator, values)| {
-                let values =
-                    values.into_iter().filter(|_| operator.has_values()).map(str::to_owned).collect();
-                LabelExpression { key: key.into(), operator, values }
+                let values = values
+                    .into_iter()
+                    .filter(|_| operator.has_values())
+                    .map(str::to_owned)
+                    .collect();
+                LabelExpression {
+                    key: key.into(),
+                    operator,
+                    values,
+                }
             },
         );
         proptest::collection::vec(one, 0..4)
@@ -139,9 +168,14 @@ mod tests {
         let values = [None, Some("x"), Some("y"), Some("z"), Some("other")];
         let labels = |a: Option<&str>, b: Option<&str>| {
             let pairs = [("a", a), ("b", b)].into_iter();
-            pairs.filter_map(|(key, value)| Some((key.to_owned(), value?.to_owned()))).collect()
+            pairs
+                .filter_map(|(key, value)| Some((key.to_owned(), value?.to_owned())))
+                .collect()
         };
-        values.iter().flat_map(|a| values.map(|b| labels(*a, b))).collect()
+        values
+            .iter()
+            .flat_map(|a| values.map(|b| labels(*a, b)))
+            .collect()
     }
 
     proptest! {

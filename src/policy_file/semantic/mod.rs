@@ -22,7 +22,11 @@ use super::source::Span;
 use super::tree::YamlNode;
 
 pub fn check(merged: &YamlNode, file: &file::PolicySpec, draft: &Draft) -> Vec<Diagnostic> {
-    let policy = Written { merged, file, draft };
+    let policy = Written {
+        merged,
+        file,
+        draft,
+    };
     let mut found = Vec::new();
     settings::check(policy, &mut found);
     spare::check(policy, &mut found);
@@ -34,7 +38,10 @@ pub fn check(merged: &YamlNode, file: &file::PolicySpec, draft: &Draft) -> Vec<D
         overlap::check(policy, &mut found);
     }
     let lists = [("tenants", "tenants"), ("nodePools", "node pools")];
-    let crowds: Vec<_> = lists.into_iter().filter_map(|(list, what)| too_many(policy, list, what)).collect();
+    let crowds: Vec<_> = lists
+        .into_iter()
+        .filter_map(|(list, what)| too_many(policy, list, what))
+        .collect();
     if crowds.is_empty() {
         tenants::check(policy, &mut found);
         pools::check(policy, &mut found);
@@ -48,7 +55,10 @@ const MOST_ENTRIES: usize = 1000;
 
 fn too_many(policy: Written<'_>, list: &str, what: &str) -> Option<Diagnostic> {
     let entries = policy.entries(list);
-    let message = format!("the policy has {} {what}; {MOST_ENTRIES} are the most", entries.len());
+    let message = format!(
+        "the policy has {} {what}; {MOST_ENTRIES} are the most",
+        entries.len()
+    );
     let beyond = entries.get(MOST_ENTRIES)?;
     Some(
         Diagnostic::error("too-many-entries", head(beyond), message)
@@ -67,7 +77,10 @@ struct Written<'a> {
 impl<'a> Written<'a> {
     /// The entries of a list, in the order of the raw policy's.
     fn entries(self, list: &str) -> &'a [YamlNode] {
-        self.merged.get(list).map(YamlNode::items).unwrap_or_default()
+        self.merged
+            .get(list)
+            .map(YamlNode::items)
+            .unwrap_or_default()
     }
 
     /// The place of a setting; if it is missing, of the nearest thing around it.
@@ -89,7 +102,8 @@ fn span(node: &YamlNode, path: &[&str]) -> Span {
 
 /// The place of the key of `field` in `node`, or of the node itself.
 fn key(node: &YamlNode, field: &str) -> Span {
-    node.entry(field).map_or_else(|| head(node), |(key, _)| key.span)
+    node.entry(field)
+        .map_or_else(|| head(node), |(key, _)| key.span)
 }
 
 /// An entry is best identified by its name.

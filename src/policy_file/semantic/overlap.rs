@@ -17,11 +17,16 @@ use stowage_scheduling::policy::{Match, Preemptibility};
 pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
     let classes = &policy.draft.classes;
     for (place, safe) in classes.iter().enumerate() {
-        let Some(entry) = entry(policy, safe).filter(|_| is_safe_engine(safe)) else { continue };
-        for taker in
-            classes[..place].iter().filter(|one| one.class.eviction == Preemptibility::ForHigherPriority)
+        let Some(entry) = entry(policy, safe).filter(|_| is_safe_engine(safe)) else {
+            continue;
+        };
+        for taker in classes[..place]
+            .iter()
+            .filter(|one| one.class.eviction == Preemptibility::ForHigherPriority)
         {
-            if let Some(taker_entry) = self::entry(policy, taker).filter(|_| could_share(taker, safe)) {
+            if let Some(taker_entry) =
+                self::entry(policy, taker).filter(|_| could_share(taker, safe))
+            {
                 found.extend(by_priority_class(taker, taker_entry, safe, entry));
                 found.extend(by_range(taker, taker_entry, safe, entry));
             }
@@ -42,7 +47,9 @@ fn could_share(a: &DraftClass, b: &DraftClass) -> bool {
     let (a, b) = (&a.class.matches, &b.class.matches);
     let sharing = a.sharing.is_none() || b.sharing.is_none() || a.sharing == b.sharing;
     let namespaces = match (&a.namespace_selector, &b.namespace_selector) {
-        (Some(a), Some(b)) => AllowedLabels::of_namespaces(a).overlap(&AllowedLabels::of_namespaces(b)),
+        (Some(a), Some(b)) => {
+            AllowedLabels::of_namespaces(a).overlap(&AllowedLabels::of_namespaces(b))
+        }
         _ => true,
     };
     let named = |one: &String| b.namespaces.iter().any(|other| may_both_take(one, other));
@@ -64,7 +71,10 @@ fn by_priority_class(
     safe: &DraftClass,
     entry: &YamlNode,
 ) -> Option<Diagnostic> {
-    let names = common(&safe.class.matches.priority_classes, &taker.class.matches.priority_classes);
+    let names = common(
+        &safe.class.matches.priority_classes,
+        &taker.class.matches.priority_classes,
+    );
     if names.is_empty()
         || !taker.class.when.is_empty()
         || !is_wider(&taker.class.matches, &safe.class.matches)
@@ -79,9 +89,18 @@ fn by_priority_class(
         quoted(taker)
     );
     Some(
-        Diagnostic::error("serving-could-be-victim", span(entry, &["match", "priorityClasses"]), message)
-            .other(span(taken_by, &["match", "priorityClasses"]), format!("`{taker}` is tried first"))
-            .help(format!("put `{safe}` before `{taker}`, or name each PriorityClass in one of them only")),
+        Diagnostic::error(
+            "serving-could-be-victim",
+            span(entry, &["match", "priorityClasses"]),
+            message,
+        )
+        .other(
+            span(taken_by, &["match", "priorityClasses"]),
+            format!("`{taker}` is tried first"),
+        )
+        .help(format!(
+            "put `{safe}` before `{taker}`, or name each PriorityClass in one of them only"
+        )),
     )
 }
 
@@ -101,9 +120,15 @@ fn by_range(
     safe: &DraftClass,
     entry: &YamlNode,
 ) -> Option<Diagnostic> {
-    let both = overlap(taker.class.matches.priority.as_ref()?, safe.class.matches.priority.as_ref()?)?;
+    let both = overlap(
+        taker.class.matches.priority.as_ref()?,
+        safe.class.matches.priority.as_ref()?,
+    )?;
     // Different PriorityClasses make them disjoint.
-    let (a, b) = (&taker.class.matches.priority_classes, &safe.class.matches.priority_classes);
+    let (a, b) = (
+        &taker.class.matches.priority_classes,
+        &safe.class.matches.priority_classes,
+    );
     if !a.is_empty() && !b.is_empty() && common(a, b).is_empty() {
         return None;
     }

@@ -12,7 +12,9 @@ use stowage_scheduling::vocabulary::node::NodeKind;
 pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
     let entries = policy.entries("nodePools");
     let file = policy.file.node_pools.as_deref().unwrap_or_default();
-    for (place, ((pool, file), entry)) in policy.draft.pools.iter().zip(file).zip(entries).enumerate() {
+    for (place, ((pool, file), entry)) in
+        policy.draft.pools.iter().zip(file).zip(entries).enumerate()
+    {
         classes(policy, entry, found);
         shadow(policy, file, entry, found);
         geometry(pool, entry, found);
@@ -25,17 +27,26 @@ pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
 /// placed nowhere.
 fn nowhere(policy: Written<'_>, entries: &[YamlNode], found: &mut Vec<Diagnostic>) {
     let pools = &policy.draft.pools;
-    let Some(last) = pools.iter().position(|pool| pool.selector.is_empty()) else { return };
+    let Some(last) = pools.iter().position(|pool| pool.selector.is_empty()) else {
+        return;
+    };
     let admits = |pool: &Pool, class: &Class| {
-        pool.classes.as_ref().is_none_or(|names| names.contains(&class.name))
+        pool.classes
+            .as_ref()
+            .is_none_or(|names| names.contains(&class.name))
             && class.may_be_in(Some(&pool.name))
     };
     let reached = &pools[..=last];
     let classes = policy.draft.classes.iter().map(|one| &one.class);
     let left = classes.filter(|class| !reached.iter().any(|pool| admits(pool, class)));
     let left: Vec<&String> = left.map(|class| &class.name).collect();
-    let Some(entry) = entries.get(last).filter(|_| !left.is_empty()) else { return };
-    let message = format!("no pod of class {} is ever placed: no node pool takes it", listed(&left, "or"));
+    let Some(entry) = entries.get(last).filter(|_| !left.is_empty()) else {
+        return;
+    };
+    let message = format!(
+        "no pod of class {} is ever placed: no node pool takes it",
+        listed(&left, "or")
+    );
     found.push(
         Diagnostic::warning("class-nowhere", span(entry, &["classes"]), message)
             .label("every other node is in this pool")
@@ -47,9 +58,17 @@ fn nowhere(policy: Written<'_>, entries: &[YamlNode], found: &mut Vec<Diagnostic
 }
 
 fn classes(policy: Written<'_>, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
-    let names = entry.get("classes").map(YamlNode::items).unwrap_or_default();
+    let names = entry
+        .get("classes")
+        .map(YamlNode::items)
+        .unwrap_or_default();
     for (name, text) in names.iter().filter_map(|name| Some((name, name.text()?))) {
-        if policy.draft.classes.iter().all(|one| one.class.name != text) {
+        if policy
+            .draft
+            .classes
+            .iter()
+            .all(|one| one.class.name != text)
+        {
             found.push(unknown_class(policy, text, name.span));
         }
     }
@@ -71,11 +90,22 @@ fn shadow(policy: Written<'_>, file: &NodePool, entry: &YamlNode, found: &mut Ve
 
 fn geometry(pool: &Pool, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
     let profiles: Vec<&str> = pool.mig.iter().flatten().map(String::as_str).collect();
-    if FAMILIES.iter().any(|family| family.can_be_cut_into(&profiles)) {
+    if FAMILIES
+        .iter()
+        .any(|family| family.can_be_cut_into(&profiles))
+    {
         return;
     }
-    let one_gpu = |family: &&Family| profiles.iter().all(|profile| family.slot(profile).is_some());
-    let homes: Vec<&str> = FAMILIES.iter().filter(one_gpu).map(|family| family.gpu).collect();
+    let one_gpu = |family: &&Family| {
+        profiles
+            .iter()
+            .all(|profile| family.slot(profile).is_some())
+    };
+    let homes: Vec<&str> = FAMILIES
+        .iter()
+        .filter(one_gpu)
+        .map(|family| family.gpu)
+        .collect();
     let (message, help) = match homes.as_slice() {
         [] => (
             "no GPU has all of these MIG profiles".to_owned(),
@@ -95,9 +125,14 @@ fn geometry(pool: &Pool, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
 fn reach(policy: Written<'_>, place: usize, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
     let pools = &policy.draft.pools;
     let wider = |earlier: &&Pool| {
-        earlier.selector.iter().all(|(label, value)| pools[place].selector.get(label) == Some(value))
+        earlier
+            .selector
+            .iter()
+            .all(|(label, value)| pools[place].selector.get(label) == Some(value))
     };
-    let Some(earlier) = pools[..place].iter().position(|pool| wider(&pool)) else { return };
+    let Some(earlier) = pools[..place].iter().position(|pool| wider(&pool)) else {
+        return;
+    };
     let message = format!(
         "no node is ever in {}: {} takes them all",
         quoted(&pools[place].name),
@@ -105,7 +140,11 @@ fn reach(policy: Written<'_>, place: usize, entry: &YamlNode, found: &mut Vec<Di
     );
     let taker = policy.entries("nodePools").get(earlier);
     let taken_by = taker.map_or(policy.merged.span, |taker| {
-        if taker.get("selector").is_some() { key(taker, "selector") } else { head(taker) }
+        if taker.get("selector").is_some() {
+            key(taker, "selector")
+        } else {
+            head(taker)
+        }
     });
     found.push(
         Diagnostic::error("unreachable-pool", head(entry), message)

@@ -22,7 +22,9 @@ pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
     let classes = &policy.draft.classes;
     let mut built_in: BTreeMap<BTreeSet<usize>, Vec<usize>> = BTreeMap::new();
     for place in 1..classes.len() {
-        let Some(takers) = takers(&classes[..place], &classes[place].class.matches) else { continue };
+        let Some(takers) = takers(&classes[..place], &classes[place].class.matches) else {
+            continue;
+        };
         match classes[place].entry {
             Some(entry) => found.push(unreachable(policy, entry, place, &takers)),
             None => built_in.entry(takers).or_default().push(place),
@@ -39,25 +41,34 @@ fn takers(earlier: &[DraftClass], matches: &Match) -> Option<BTreeSet<usize>> {
     if is_empty(matches) {
         return None;
     }
-    let takes =
-        |one: &DraftClass, pods: &Match| one.class.when.is_empty() && holds_whole(&one.class.matches, pods);
+    let takes = |one: &DraftClass, pods: &Match| {
+        one.class.when.is_empty() && holds_whole(&one.class.matches, pods)
+    };
     if let Some(one) = earlier.iter().position(|one| takes(one, matches)) {
         return Some([one].into());
     }
     let cells = cells(earlier, matches)?;
-    cells.iter().map(|cell| earlier.iter().position(|one| takes(one, cell))).collect()
+    cells
+        .iter()
+        .map(|cell| earlier.iter().position(|one| takes(one, cell)))
+        .collect()
 }
 
 /// Reported elsewhere.
 fn is_empty(matches: &Match) -> bool {
-    matches.priority.as_ref().is_some_and(RangeInclusive::is_empty)
+    matches
+        .priority
+        .as_ref()
+        .is_some_and(RangeInclusive::is_empty)
 }
 
 /// Whether every pod of `inner` is one of `outer`.
 fn holds_whole(outer: &Match, inner: &Match) -> bool {
     let whole = i32::MIN..=i32::MAX;
-    let (wide, narrow) =
-        (outer.priority.as_ref().unwrap_or(&whole), inner.priority.as_ref().unwrap_or(&whole));
+    let (wide, narrow) = (
+        outer.priority.as_ref().unwrap_or(&whole),
+        inner.priority.as_ref().unwrap_or(&whole),
+    );
     (outer.sharing.is_none() || outer.sharing == inner.sharing)
         && (wide.start() <= narrow.start() && wide.end() >= narrow.end())
         && any_within(&outer.priority_classes, &inner.priority_classes)
@@ -97,18 +108,33 @@ fn cells(earlier: &[DraftClass], matches: &Match) -> Option<Vec<Match>> {
         Some(sharing) => vec![sharing],
         None => vec![Sharing::Exclusive, Sharing::Shared],
     };
-    let (namespaces, priority_classes) = (each(&matches.namespaces), each(&matches.priority_classes));
+    let (namespaces, priority_classes) =
+        (each(&matches.namespaces), each(&matches.priority_classes));
     let resources = each(&matches.resources);
-    let count = [stretches.len(), sharing.len(), namespaces.len(), priority_classes.len(), resources.len()];
+    let count = [
+        stretches.len(),
+        sharing.len(),
+        namespaces.len(),
+        priority_classes.len(),
+        resources.len(),
+    ];
     if count.into_iter().try_fold(1usize, usize::checked_mul)? > MAX_CELLS {
         return None;
     }
     let mut cells = vec![matches.clone()];
-    cells = split(cells, &stretches, |cell, one| cell.priority = Some(one.clone()));
+    cells = split(cells, &stretches, |cell, one| {
+        cell.priority = Some(one.clone())
+    });
     cells = split(cells, &sharing, |cell, one| cell.sharing = Some(*one));
-    cells = split(cells, &namespaces, |cell, one| cell.namespaces.clone_from(one));
-    cells = split(cells, &priority_classes, |cell, one| cell.priority_classes.clone_from(one));
-    Some(split(cells, &resources, |cell, one| cell.resources.clone_from(one)))
+    cells = split(cells, &namespaces, |cell, one| {
+        cell.namespaces.clone_from(one)
+    });
+    cells = split(cells, &priority_classes, |cell, one| {
+        cell.priority_classes.clone_from(one)
+    });
+    Some(split(cells, &resources, |cell, one| {
+        cell.resources.clone_from(one)
+    }))
 }
 
 fn split<T>(cells: Vec<Match>, choices: &[T], set: impl Fn(&mut Match, &T)) -> Vec<Match> {
@@ -119,7 +145,12 @@ fn split<T>(cells: Vec<Match>, choices: &[T], set: impl Fn(&mut Match, &T)) -> V
     };
     cells
         .iter()
-        .flat_map(|cell| choices.iter().map(|choice| narrowed(cell, choice)).collect::<Vec<_>>())
+        .flat_map(|cell| {
+            choices
+                .iter()
+                .map(|choice| narrowed(cell, choice))
+                .collect::<Vec<_>>()
+        })
         .collect()
 }
 
@@ -134,22 +165,46 @@ fn each(names: &[String]) -> Vec<Vec<String>> {
 /// The priorities of `matches`, cut where an earlier class begins or ends.
 fn stretches(earlier: &[DraftClass], matches: &Match) -> Vec<RangeInclusive<i32>> {
     let whole = matches.priority.clone().unwrap_or(i32::MIN..=i32::MAX);
-    let ranges = earlier.iter().filter_map(|one| one.class.matches.priority.as_ref());
-    let begins = ranges.flat_map(|range| [Some(*range.start()), range.end().checked_add(1)]).flatten();
+    let ranges = earlier
+        .iter()
+        .filter_map(|one| one.class.matches.priority.as_ref());
+    let begins = ranges
+        .flat_map(|range| [Some(*range.start()), range.end().checked_add(1)])
+        .flatten();
     let mut begins: BTreeSet<i32> = begins.filter(|at| whole.contains(at)).collect();
     begins.insert(*whole.start());
     let begins: Vec<i32> = begins.into_iter().collect();
-    let ends = begins.iter().skip(1).map(|next| next - 1).chain([*whole.end()]);
-    begins.iter().zip(ends).map(|(begin, end)| *begin..=end).collect()
+    let ends = begins
+        .iter()
+        .skip(1)
+        .map(|next| next - 1)
+        .chain([*whole.end()]);
+    begins
+        .iter()
+        .zip(ends)
+        .map(|(begin, end)| *begin..=end)
+        .collect()
 }
 
-fn unreachable(policy: Written<'_>, entry: usize, place: usize, takers: &BTreeSet<usize>) -> Diagnostic {
-    let span = policy.entries("classes").get(entry).map_or(policy.merged.span, head);
-    let (name, by) = (&policy.draft.classes[place].class.name, names(policy, takers));
+fn unreachable(
+    policy: Written<'_>,
+    entry: usize,
+    place: usize,
+    takers: &BTreeSet<usize>,
+) -> Diagnostic {
+    let span = policy
+        .entries("classes")
+        .get(entry)
+        .map_or(policy.merged.span, head);
+    let (name, by) = (
+        &policy.draft.classes[place].class.name,
+        names(policy, takers),
+    );
     let message = format!("no pod is ever of class `{name}`: {by} them all before");
     let diagnostic = Diagnostic::error("unreachable-class", span, message).label("never reached");
-    let told =
-        spans(policy, takers).into_iter().fold(diagnostic, |told, span| told.other(span, "tried before"));
+    let told = spans(policy, takers)
+        .into_iter()
+        .fold(diagnostic, |told, span| told.other(span, "tried before"));
     told.help("put the narrower class first, or give the one before a narrower `match`")
 }
 
@@ -157,15 +212,21 @@ fn unreachable(policy: Written<'_>, entry: usize, place: usize, takers: &BTreeSe
 /// protected.
 fn replaced(policy: Written<'_>, takers: &BTreeSet<usize>, taken: &[usize]) -> Option<Diagnostic> {
     let classes = &policy.draft.classes;
-    let evicted = |place: &usize| classes[*place].class.eviction == Preemptibility::ForHigherPriority;
+    let evicted =
+        |place: &usize| classes[*place].class.eviction == Preemptibility::ForHigherPriority;
     // A preemptible built-in class takes what it always took.
     let is_own = |place: &&usize| classes[**place].entry.is_some();
     let victims = takers.iter().filter(is_own).any(evicted) && !taken.iter().all(evicted);
-    let catches_all = taken.iter().any(|place| classes[*place].class.name == SERVING);
+    let catches_all = taken
+        .iter()
+        .any(|place| classes[*place].class.name == SERVING);
     if !victims && !catches_all {
         return None;
     }
-    let which: Vec<&str> = taken.iter().map(|place| classes[*place].class.name.as_str()).collect();
+    let which: Vec<&str> = taken
+        .iter()
+        .map(|place| classes[*place].class.name.as_str())
+        .collect();
     let (by, which) = (names(policy, takers), listed(&which, "and"));
     let end = if victims { ", and may be evicted" } else { "" };
     let message = format!("{by} every pod that would be of a built-in class ({which}){end}");
@@ -181,9 +242,15 @@ fn replaced(policy: Written<'_>, takers: &BTreeSet<usize>, taken: &[usize]) -> O
 
 /// `a` takes, `a` and `b` take.
 fn names(policy: Written<'_>, takers: &BTreeSet<usize>) -> String {
-    let names: Vec<&str> =
-        takers.iter().map(|taker| policy.draft.classes[*taker].class.name.as_str()).collect();
-    format!("{} {}", listed(&names, "and"), if names.len() == 1 { "takes" } else { "take" })
+    let names: Vec<&str> = takers
+        .iter()
+        .map(|taker| policy.draft.classes[*taker].class.name.as_str())
+        .collect();
+    format!(
+        "{} {}",
+        listed(&names, "and"),
+        if names.len() == 1 { "takes" } else { "take" }
+    )
 }
 
 fn spans(policy: Written<'_>, places: &BTreeSet<usize>) -> Vec<Span> {

@@ -19,9 +19,16 @@ pub(crate) fn of_namespaces(
     entry: &YamlNode,
     found: &mut Vec<Diagnostic>,
 ) {
-    let (Some(selector), Some(entry)) = (selector, entry.get("namespaceSelector")) else { return };
+    let (Some(selector), Some(entry)) = (selector, entry.get("namespaceSelector")) else {
+        return;
+    };
     expressions(&selector.match_expressions, entry, found);
-    contradiction(&AllowedLabels::of_namespaces(selector), entry, "namespace", found);
+    contradiction(
+        &AllowedLabels::of_namespaces(selector),
+        entry,
+        "namespace",
+        found,
+    );
     if *selector == NamespaceSelector::default() {
         found.push(
             Diagnostic::error("empty-condition", entry.span, "`namespaceSelector` says nothing of a namespace")
@@ -31,7 +38,9 @@ pub(crate) fn of_namespaces(
 }
 
 fn expressions(all: &[LabelExpression], entry: &YamlNode, found: &mut Vec<Diagnostic>) {
-    let Some(list) = entry.get("matchExpressions") else { return };
+    let Some(list) = entry.get("matchExpressions") else {
+        return;
+    };
     if list.items().is_empty() {
         found.push(
             Diagnostic::error("empty-condition", list.span, "`matchExpressions` is empty")
@@ -43,7 +52,10 @@ fn expressions(all: &[LabelExpression], entry: &YamlNode, found: &mut Vec<Diagno
         if operator.has_values() == (count > 0) {
             continue;
         }
-        let word = node.get("operator").and_then(YamlNode::text).unwrap_or_default();
+        let word = node
+            .get("operator")
+            .and_then(YamlNode::text)
+            .unwrap_or_default();
         let (message, help) = match operator {
             LabelOperator::In | LabelOperator::NotIn => (
                 format!("`{word}` has no values"),
@@ -54,17 +66,32 @@ fn expressions(all: &[LabelExpression], entry: &YamlNode, found: &mut Vec<Diagno
                 format!("take `values` away, or write `In`: `{word}` compares with none"),
             ),
         };
-        found.push(Diagnostic::error("selector-values", span(node, &["operator"]), message).help(help));
+        found.push(
+            Diagnostic::error("selector-values", span(node, &["operator"]), message).help(help),
+        );
     }
 }
 
-fn contradiction(allowed: &AllowedLabels<'_>, entry: &YamlNode, of: &str, found: &mut Vec<Diagnostic>) {
-    let Some(key) = allowed.impossible() else { return };
+fn contradiction(
+    allowed: &AllowedLabels<'_>,
+    entry: &YamlNode,
+    of: &str,
+    found: &mut Vec<Diagnostic>,
+) {
+    let Some(key) = allowed.impossible() else {
+        return;
+    };
     // `In` without values is reported as such.
-    if found.last().is_some_and(|last| last.code == "selector-values") {
+    if found
+        .last()
+        .is_some_and(|last| last.code == "selector-values")
+    {
         return;
     }
-    let message = format!("no {of} has a label {} that meets all of these conditions", quoted(key));
+    let message = format!(
+        "no {of} has a label {} that meets all of these conditions",
+        quoted(key)
+    );
     found.push(
         Diagnostic::error("no-pod-matches", entry.span, message)
             .help("take one of them away: all conditions must hold for one object"),

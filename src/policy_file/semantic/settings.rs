@@ -21,13 +21,29 @@ fn telemetry(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
         return;
     }
     let (fresh, stale) = (duration_text(rules.fresh), duration_text(rules.stale));
-    let message = format!("readings are stale after {stale}, before they stop being fresh after {fresh}");
-    let said =
-        |field: &str| policy.merged.get("telemetry").is_some_and(|telemetry| telemetry.get(field).is_some());
-    let (at, other) = if said("stale") { ("stale", "fresh") } else { ("fresh", "stale") };
-    let diagnostic = Diagnostic::error("stale-before-fresh", policy.span(&["telemetry", at]), message);
+    let message =
+        format!("readings are stale after {stale}, before they stop being fresh after {fresh}");
+    let said = |field: &str| {
+        policy
+            .merged
+            .get("telemetry")
+            .is_some_and(|telemetry| telemetry.get(field).is_some())
+    };
+    let (at, other) = if said("stale") {
+        ("stale", "fresh")
+    } else {
+        ("fresh", "stale")
+    };
+    let diagnostic = Diagnostic::error(
+        "stale-before-fresh",
+        policy.span(&["telemetry", at]),
+        message,
+    );
     let diagnostic = match said(other) {
-        true => diagnostic.other(policy.span(&["telemetry", other]), format!("`{other}` is said here")),
+        true => diagnostic.other(
+            policy.span(&["telemetry", other]),
+            format!("`{other}` is said here"),
+        ),
         false => diagnostic.label(format!(
             "`{other}` is not said, so it is {}",
             if other == "stale" { &stale } else { &fresh }
@@ -57,7 +73,10 @@ fn weights(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
                 policy.span(&["scoring", "weights", "spread"]),
                 message,
             )
-            .other(policy.span(&["scoring", "weights", "packing"]), "against this")
+            .other(
+                policy.span(&["scoring", "weights", "packing"]),
+                "against this",
+            )
             .help("give the one that matters more the larger weight, or set the other to 0"),
         );
     }
@@ -65,11 +84,23 @@ fn weights(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
 
 /// Pressure that ends above where it begins would never end, or never begin.
 fn pressure(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
-    let Some(rules) = &policy.draft.settings.planning.pressure else { return };
+    let Some(rules) = &policy.draft.settings.planning.pressure else {
+        return;
+    };
     let (kv, queue) = (rules.kv_cache, rules.queue);
     let thresholds = [
-        ("kvCache", kv.low < kv.high, format!("{}%", kv.high.get()), format!("{}%", kv.low.get())),
-        ("queue", queue.low < queue.high, queue.high.to_string(), queue.low.to_string()),
+        (
+            "kvCache",
+            kv.low < kv.high,
+            format!("{}%", kv.high.get()),
+            format!("{}%", kv.low.get()),
+        ),
+        (
+            "queue",
+            queue.low < queue.high,
+            queue.high.to_string(),
+            queue.low.to_string(),
+        ),
     ];
     for (field, is_sound, high, low) in thresholds {
         if is_sound {
@@ -78,24 +109,26 @@ fn pressure(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
         let message = format!("pressure begins at {high} and already ends at {low}");
         let at = policy.span(&["planning", "pressure", field]);
         let diagnostic = Diagnostic::error("pressure-without-end", at, message);
-        found.push(
-            diagnostic
-                .help("make `low` less than `high`, by as much as the figure varies between two reports"),
-        );
+        found.push(diagnostic.help(
+            "make `low` less than `high`, by as much as the figure varies between two reports",
+        ));
     }
 }
 
 /// A rate of zero stops all evictions, and a limit for one node above the cluster's is never reached.
 fn evictions(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
     let rates = policy.draft.settings.preemption.evictions_per_minute;
-    for (field, rate) in [("cluster", rates.cluster), ("node", rates.node), ("tenant", rates.tenant)] {
+    for (field, rate) in [
+        ("cluster", rates.cluster),
+        ("node", rates.node),
+        ("tenant", rates.tenant),
+    ] {
         let at = policy.span(&["preemption", "evictionsPerMinute", field]);
         if rate == 0 {
             let message = "with no eviction per minute Stowage never preempts by itself";
-            found.push(
-                Diagnostic::warning("no-evictions", at, message)
-                    .help("write 1 or more; to keep pods, say so of their class: `preemptible: false`"),
-            );
+            found.push(Diagnostic::warning("no-evictions", at, message).help(
+                "write 1 or more; to keep pods, say so of their class: `preemptible: false`",
+            ));
         } else if rate > rates.cluster && rates.cluster > 0 {
             let message = format!(
                 "{rate} evictions a minute are never reached: in the whole cluster there are {} at most",
@@ -115,7 +148,14 @@ const LONGEST_WINDOW: Millis = Millis::seconds(3600);
 /// Targets that no replica can have, bounds that exclude each other, and windows that outlast every peak.
 fn autoscaling(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
     let rules = &policy.draft.settings.autoscaling;
-    bounds(policy, &["autoscaling"], rules.kv_cache.get(), rules.min_replicas, rules.max_replicas, found);
+    bounds(
+        policy,
+        &["autoscaling"],
+        rules.kv_cache.get(),
+        rules.min_replicas,
+        rules.max_replicas,
+        found,
+    );
     for (name, own) in &rules.models {
         let path = ["autoscaling", "models", name.as_str()];
         if name.trim().is_empty() {
@@ -144,19 +184,30 @@ fn autoscaling(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
             bounds(policy, &path, kv_cache, least, most, found);
         }
     }
-    for (field, window) in [("scaleUp", rules.scale_up.window), ("scaleDown", rules.scale_down.window)] {
+    for (field, window) in [
+        ("scaleUp", rules.scale_up.window),
+        ("scaleDown", rules.scale_down.window),
+    ] {
         if window > LONGEST_WINDOW {
-            let message = format!("a window of {} is longer than an hour", duration_text(window));
+            let message = format!(
+                "a window of {} is longer than an hour",
+                duration_text(window)
+            );
             let at = policy.span(&["autoscaling", field, "window"]);
-            found.push(Diagnostic::error("window-too-long", at, message).help("write at most `1h`"));
+            found
+                .push(Diagnostic::error("window-too-long", at, message).help("write at most `1h`"));
         }
     }
 }
 
 /// Whether the model at `path` has a list of namespaces and none in it.
 fn says_no_namespaces(policy: Written<'_>, path: &[&str]) -> bool {
-    let model = path.iter().try_fold(policy.merged, |node, field| node.get(field));
-    model.and_then(|model| model.get("namespaces")).is_some_and(|list| list.items().is_empty())
+    let model = path
+        .iter()
+        .try_fold(policy.merged, |node, field| node.get(field));
+    model
+        .and_then(|model| model.get("namespaces"))
+        .is_some_and(|list| list.items().is_empty())
 }
 
 fn bounds(
@@ -180,7 +231,8 @@ fn bounds(
     }
     if least > most {
         let at = policy.span(&[path, &["minReplicas"]].concat());
-        let message = format!("at least {least} replicas are more than the {most} that there are at most");
+        let message =
+            format!("at least {least} replicas are more than the {most} that there are at most");
         found.push(
             Diagnostic::error("replicas-turned-round", at, message)
                 .help("lower `minReplicas`, or raise `maxReplicas`"),
@@ -190,7 +242,11 @@ fn bounds(
 
 /// Parts of names are compared in lower case.
 fn models(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
-    let Some(models) = policy.merged.get("headroom").and_then(|headroom| headroom.get("models")) else {
+    let Some(models) = policy
+        .merged
+        .get("headroom")
+        .and_then(|headroom| headroom.get("models"))
+    else {
         return;
     };
     let mut seen = BTreeMap::new();

@@ -8,10 +8,16 @@ use stowage_scheduling::vocabulary::node::NodeKind;
 use stowage_scheduling::vocabulary::spare::MAX_SPARE_RULES;
 
 pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
-    let list = policy.merged.get("planning").and_then(|planning| planning.get("spare"));
+    let list = policy
+        .merged
+        .get("planning")
+        .and_then(|planning| planning.get("spare"));
     let entries = list.map(YamlNode::items).unwrap_or_default();
     if let Some(beyond) = entries.get(MAX_SPARE_RULES) {
-        let message = format!("`spare` has {} entries; {MAX_SPARE_RULES} are the most", entries.len());
+        let message = format!(
+            "`spare` has {} entries; {MAX_SPARE_RULES} are the most",
+            entries.len()
+        );
         found.push(
             Diagnostic::error("too-many-entries", beyond.span, message)
                 .help("put GPUs that are alike into one"),
@@ -38,14 +44,17 @@ fn pool(policy: Written<'_>, name: &str, entry: &YamlNode, found: &mut Vec<Diagn
                 (None, names) => format!("the node pools are {}", listed(names, "and")),
             };
             let message = format!("there is no node pool {}", quoted(name));
-            found.push(Diagnostic::error("unknown-pool", span(entry, &["pool"]), message).help(help));
+            found.push(
+                Diagnostic::error("unknown-pool", span(entry, &["pool"]), message).help(help),
+            );
         }
         Some(place) if pools[place].allocator == NodeKind::DevicePlugin => {
             let message = format!(
                 "a device plugin allocates the GPUs of {}, and Stowage keeps none there",
                 quoted(name)
             );
-            let diagnostic = Diagnostic::error("spare-of-a-plugin", span(entry, &["pool"]), message);
+            let diagnostic =
+                Diagnostic::error("spare-of-a-plugin", span(entry, &["pool"]), message);
             let told = policy.entries("nodePools").get(place);
             let told = told.map(|pool| key(pool, "allocator"));
             let diagnostic = match told {

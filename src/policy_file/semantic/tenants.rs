@@ -64,21 +64,30 @@ impl TenantResource {
 pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
     let entries = policy.entries("tenants");
     for (tenant, entry) in policy.draft.tenants.iter().zip(entries) {
-        TenantResource::ALL.into_iter().for_each(|part| limit(part, tenant, entry, found));
+        TenantResource::ALL
+            .into_iter()
+            .for_each(|part| limit(part, tenant, entry, found));
         nothing_to_use(tenant, entry, found);
         selectors::of_namespaces(tenant.namespace_selector.as_ref(), entry, found);
     }
     namespaces(entries, found);
     patterns(policy, found);
-    TenantResource::ALL.into_iter().for_each(|part| capacity(policy, part, found));
+    TenantResource::ALL
+        .into_iter()
+        .for_each(|part| capacity(policy, part, found));
 }
 
 fn limit(part: TenantResource, tenant: &Tenant, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
-    let (Some(guarantee), Some(limit)) = (part.guarantee(tenant), part.limit(tenant)) else { return };
+    let (Some(guarantee), Some(limit)) = (part.guarantee(tenant), part.limit(tenant)) else {
+        return;
+    };
     let at = |what: &str| span(entry, &[what, part.field()]);
     let (less, more) = (part.text(limit), part.text(guarantee));
     if limit < guarantee {
-        let message = format!("{} is guaranteed {more} and may use {less} at most", quoted(&tenant.name));
+        let message = format!(
+            "{} is guaranteed {more} and may use {less} at most",
+            quoted(&tenant.name)
+        );
         found.push(
             Diagnostic::error("limit-below-guarantee", at("limit"), message)
                 .other(at("guarantee"), "the guarantee is more")
@@ -98,15 +107,22 @@ fn limit(part: TenantResource, tenant: &Tenant, entry: &YamlNode, found: &mut Ve
 }
 
 fn nothing_to_use(tenant: &Tenant, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
-    if let Some(part) = TenantResource::ALL.into_iter().find(|part| part.limit(tenant) == Some(0)) {
+    if let Some(part) = TenantResource::ALL
+        .into_iter()
+        .find(|part| part.limit(tenant) == Some(0))
+    {
         let message = format!(
             "{} may use {} at most, so none of its pods is ever placed",
             quoted(&tenant.name),
             part.nothing()
         );
         found.push(
-            Diagnostic::warning("nothing-to-use", span(entry, &["limit", part.field()]), message)
-                .help("raise the limit, or take the line away for no limit"),
+            Diagnostic::warning(
+                "nothing-to-use",
+                span(entry, &["limit", part.field()]),
+                message,
+            )
+            .help("raise the limit, or take the line away for no limit"),
         );
     }
     if tenant.borrowing == Borrowing::Never && tenant.guarantee == Default::default() {
@@ -120,10 +136,17 @@ fn nothing_to_use(tenant: &Tenant, entry: &YamlNode, found: &mut Vec<Diagnostic>
         );
     }
     if tenant.namespaces.is_empty() && tenant.namespace_selector.is_none() {
-        let message = format!("{} has no namespaces, so no pod counts for it", quoted(&tenant.name));
+        let message = format!(
+            "{} has no namespaces, so no pod counts for it",
+            quoted(&tenant.name)
+        );
         found.push(
-            Diagnostic::warning("tenant-without-namespaces", span(entry, &["namespaces"]), message)
-                .help("add `namespaces: [...]`"),
+            Diagnostic::warning(
+                "tenant-without-namespaces",
+                span(entry, &["namespaces"]),
+                message,
+            )
+            .help("add `namespaces: [...]`"),
         );
     }
 }
@@ -131,11 +154,19 @@ fn nothing_to_use(tenant: &Tenant, entry: &YamlNode, found: &mut Vec<Diagnostic>
 fn namespaces(entries: &[YamlNode], found: &mut Vec<Diagnostic>) {
     let mut owners: BTreeMap<&str, (Span, &YamlNode)> = BTreeMap::new();
     for entry in entries {
-        let names = entry.get("namespaces").map(YamlNode::items).unwrap_or_default();
+        let names = entry
+            .get("namespaces")
+            .map(YamlNode::items)
+            .unwrap_or_default();
         for (name, text) in names.iter().filter_map(|name| Some((name, name.text()?))) {
-            let Some((first, owner)) = owners.insert(text, (name.span, entry)) else { continue };
+            let Some((first, owner)) = owners.insert(text, (name.span, entry)) else {
+                continue;
+            };
             let (message, help) = match std::ptr::eq(owner, entry) {
-                true => (format!("the namespace {} is named twice", quoted(text)), "keep one of them"),
+                true => (
+                    format!("the namespace {} is named twice", quoted(text)),
+                    "keep one of them",
+                ),
                 false => (
                     format!("the namespace {} is of two tenants", quoted(text)),
                     "a pod counts for one tenant: take the namespace away from the other",
@@ -156,14 +187,23 @@ fn namespaces(entries: &[YamlNode], found: &mut Vec<Diagnostic>) {
 fn patterns(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
     let mut earlier: Vec<(&str, &YamlNode, &str)> = Vec::new();
     for (tenant, entry) in policy.draft.tenants.iter().zip(policy.entries("tenants")) {
-        let names = entry.get("namespaces").map(YamlNode::items).unwrap_or_default();
-        let written =
-            names.iter().filter_map(|name| Some((name, name.text().filter(|text| is_pattern(text))?)));
+        let names = entry
+            .get("namespaces")
+            .map(YamlNode::items)
+            .unwrap_or_default();
+        let written = names
+            .iter()
+            .filter_map(|name| Some((name, name.text().filter(|text| is_pattern(text))?)));
         for (node, text) in written.clone() {
-            let taker = earlier.iter().find(|(one, ..)| takes(one, text) && *one != text);
+            let taker = earlier
+                .iter()
+                .find(|(one, ..)| takes(one, text) && *one != text);
             if let Some((_, taken_by, owner)) = taker {
-                let message =
-                    format!("every namespace of {} is of the tenant {} before", quoted(text), quoted(owner));
+                let message = format!(
+                    "every namespace of {} is of the tenant {} before",
+                    quoted(text),
+                    quoted(owner)
+                );
                 found.push(
                     Diagnostic::error("unreachable-pattern", node.span, message)
                         .other(taken_by.span, "this takes them all")
@@ -190,7 +230,12 @@ fn capacity(policy: Written<'_>, part: TenantResource, found: &mut Vec<Diagnosti
         };
         (amount != u64::MAX).then_some(amount)
     };
-    let Some(whole) = pools.iter().map(capacity).sum::<Option<u64>>().filter(|_| !pools.is_empty()) else {
+    let Some(whole) = pools
+        .iter()
+        .map(capacity)
+        .sum::<Option<u64>>()
+        .filter(|_| !pools.is_empty())
+    else {
         return;
     };
     let mut guaranteed = 0u64;
@@ -206,13 +251,18 @@ fn capacity(policy: Written<'_>, part: TenantResource, found: &mut Vec<Diagnosti
             part.text(guaranteed),
             part.text(whole)
         );
-        let diagnostic =
-            Diagnostic::error("guarantee-above-capacity", span(entry, &["guarantee", part.field()]), message);
+        let diagnostic = Diagnostic::error(
+            "guarantee-above-capacity",
+            span(entry, &["guarantee", part.field()]),
+            message,
+        );
         let pools = policy.entries("nodePools").iter().take(MOST_POOLS_SHOWN);
         let told = pools.fold(diagnostic, |told, pool| {
             told.other(span(pool, &["capacity", part.field()]), "a pool's part")
         });
-        found.push(told.help("lower guarantees until they fit, or fix `capacity` if the pools have more"));
+        found.push(
+            told.help("lower guarantees until they fit, or fix `capacity` if the pools have more"),
+        );
         return;
     }
 }

@@ -17,8 +17,12 @@ const MOST_WINDOWS: usize = 64;
 pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
     let entries = policy.entries("classes");
     for one in &policy.draft.classes {
-        let Some(entry) = one.entry.and_then(|place| entries.get(place)) else { continue };
-        let Some(list) = entry.get("when") else { continue };
+        let Some(entry) = one.entry.and_then(|place| entries.get(place)) else {
+            continue;
+        };
+        let Some(list) = entry.get("when") else {
+            continue;
+        };
         if one.class.name == SERVING {
             found.push(
                 Diagnostic::error(
@@ -47,7 +51,10 @@ pub fn windows(list: &YamlNode, windows: &[Window], found: &mut Vec<Diagnostic>)
     }
     let entries = list.items();
     if let Some(beyond) = entries.get(MOST_WINDOWS) {
-        let message = format!("`when` has {} windows; {MOST_WINDOWS} are the most", entries.len());
+        let message = format!(
+            "`when` has {} windows; {MOST_WINDOWS} are the most",
+            entries.len()
+        );
         found.push(
             Diagnostic::error("too-many-entries", beyond.span, message)
                 .help("put windows of the same hours into one, with all their `days`"),
@@ -59,7 +66,8 @@ pub fn windows(list: &YamlNode, windows: &[Window], found: &mut Vec<Diagnostic>)
         hours(entry, window, found);
     }
     for (place, (later, window)) in entries.iter().zip(windows).enumerate() {
-        let is_overlapped = |other: &Window| other.time_zone == window.time_zone && overlap(other, window);
+        let is_overlapped =
+            |other: &Window| other.time_zone == window.time_zone && overlap(other, window);
         if let Some(earlier) = windows[..place].iter().position(is_overlapped) {
             found.push(overlapping(&entries[earlier], later, &windows[earlier]));
         }
@@ -67,11 +75,17 @@ pub fn windows(list: &YamlNode, windows: &[Window], found: &mut Vec<Diagnostic>)
 }
 
 fn days(entry: &YamlNode, window: &Window, found: &mut Vec<Diagnostic>) {
-    let Some(list) = entry.get("days") else { return };
+    let Some(list) = entry.get("days") else {
+        return;
+    };
     if window.days.is_empty() {
         found.push(
-            Diagnostic::error("window-never-opens", list.span, "`days` is empty, so the window never opens")
-                .help("take the line away for every day, or name some"),
+            Diagnostic::error(
+                "window-never-opens",
+                list.span,
+                "`days` is empty, so the window never opens",
+            )
+            .help("take the line away for every day, or name some"),
         );
     }
     let mut first: BTreeMap<u8, Span> = BTreeMap::new();
@@ -82,8 +96,10 @@ fn days(entry: &YamlNode, window: &Window, found: &mut Vec<Diagnostic>) {
             .flat_map(DayRange::days)
             .find_map(|day| Some((day, first.insert(day, range.span)?)));
         if let Some((day, before)) = again {
-            let message =
-                format!("the window overlaps itself: {} is said twice", quoted(DayRange::name_of(day)));
+            let message = format!(
+                "the window overlaps itself: {} is said twice",
+                quoted(DayRange::name_of(day))
+            );
             found.push(
                 Diagnostic::error("window-overlaps", range.span, message)
                     .label("again here")
@@ -98,8 +114,15 @@ fn hours(entry: &YamlNode, window: &Window, found: &mut Vec<Diagnostic>) {
     if window.from != window.to {
         return;
     }
-    let message = format!("the window closes at {} when it opens, so it never is open", window.to);
-    let at = if entry.get("to").is_some() { "to" } else { "from" };
+    let message = format!(
+        "the window closes at {} when it opens, so it never is open",
+        window.to
+    );
+    let at = if entry.get("to").is_some() {
+        "to"
+    } else {
+        "from"
+    };
     found.push(
         Diagnostic::error("window-never-opens", span(entry, &[at]), message)
             .help("for whole days leave `from` and `to` out, or write from \"00:00\" to \"24:00\""),
@@ -109,7 +132,10 @@ fn hours(entry: &YamlNode, window: &Window, found: &mut Vec<Diagnostic>) {
 /// Whether two windows of one time zone are ever open together, in a week in which its clock is not changed.
 fn overlap(a: &Window, b: &Window) -> bool {
     let (a, b) = (stretches(a), stretches(b));
-    a.iter().any(|(from, to)| b.iter().any(|(other_from, other_to)| from < other_to && other_from < to))
+    a.iter().any(|(from, to)| {
+        b.iter()
+            .any(|(other_from, other_to)| from < other_to && other_from < to)
+    })
 }
 
 /// The minutes of a week in which it is open; what goes over the end of the week is at its beginning, too.
@@ -119,7 +145,8 @@ fn stretches(window: &Window) -> Vec<(u32, u32)> {
         false => u32::from(window.to.minutes()) - u32::from(window.from.minutes()),
     };
     let begins = (0..7).filter(|day| window.days.contains(*day));
-    let begins = begins.map(|day| u32::from(day) * u32::from(DAY) + u32::from(window.from.minutes()));
+    let begins =
+        begins.map(|day| u32::from(day) * u32::from(DAY) + u32::from(window.from.minutes()));
     begins
         .flat_map(|begin| {
             let over = (begin + length).saturating_sub(WEEK);
@@ -130,8 +157,10 @@ fn stretches(window: &Window) -> Vec<(u32, u32)> {
 }
 
 fn overlapping(earlier: &YamlNode, later: &YamlNode, window: &Window) -> Diagnostic {
-    let message =
-        format!("the windows overlap: {} is open at some of these hours", quoted(&window.to_string()));
+    let message = format!(
+        "the windows overlap: {} is open at some of these hours",
+        quoted(&window.to_string())
+    );
     Diagnostic::error("window-overlaps", later.span, message)
         .other(earlier.span, "this one")
         .help("let one end where the other begins, or make one window of both")

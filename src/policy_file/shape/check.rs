@@ -18,7 +18,11 @@ pub fn check(
     name: &str,
     sources: &PolicySources<'_>,
 ) -> Vec<Diagnostic> {
-    let mut check = ShapeCheck { root: shape, sources, found: Vec::new() };
+    let mut check = ShapeCheck {
+        root: shape,
+        sources,
+        found: Vec::new(),
+    };
     check.node(document, shape, name);
     check.found
 }
@@ -35,14 +39,28 @@ impl ShapeCheck<'_> {
         match (&node.value, shape) {
             _ if self.found.len() >= MOST_FOUND => {}
             (Value::Broken, _) => {}
-            (Value::Scalar(scalar), _) if scalar.atom() == Atom::Null => self.nothing(node, shape, name),
-            (Value::Map(entries), SchemaShape::Fields(fields)) => self.fields(node, entries, fields, name),
-            (Value::Map(entries), SchemaShape::Table { keys, values }) => self.table(entries, *keys, values),
-            (Value::List(items), SchemaShape::List(shape)) => {
-                let each = if matches!(**shape, SchemaShape::Fields(_)) { "an entry of" } else { "each of" };
-                items.iter().for_each(|item| self.node(item, shape, &format!("{each} {name}")))
+            (Value::Scalar(scalar), _) if scalar.atom() == Atom::Null => {
+                self.nothing(node, shape, name)
             }
-            (Value::Scalar(scalar), SchemaShape::Words(words)) => self.word(node.span, scalar, words, name),
+            (Value::Map(entries), SchemaShape::Fields(fields)) => {
+                self.fields(node, entries, fields, name)
+            }
+            (Value::Map(entries), SchemaShape::Table { keys, values }) => {
+                self.table(entries, *keys, values)
+            }
+            (Value::List(items), SchemaShape::List(shape)) => {
+                let each = if matches!(**shape, SchemaShape::Fields(_)) {
+                    "an entry of"
+                } else {
+                    "each of"
+                };
+                items
+                    .iter()
+                    .for_each(|item| self.node(item, shape, &format!("{each} {name}")))
+            }
+            (Value::Scalar(scalar), SchemaShape::Words(words)) => {
+                self.word(node.span, scalar, words, name)
+            }
             (Value::Scalar(scalar), SchemaShape::Text { format, longest }) => {
                 self.text(node.span, scalar, *format, *longest, name)
             }
@@ -56,17 +74,26 @@ impl ShapeCheck<'_> {
 
     fn nothing(&mut self, node: &YamlNode, shape: &SchemaShape, name: &str) {
         let help = match shape {
-            SchemaShape::List(_) => "take the line away for the default, or write `[]` for an empty list",
+            SchemaShape::List(_) => {
+                "take the line away for the default, or write `[]` for an empty list"
+            }
             SchemaShape::Fields(_) | SchemaShape::Table { .. } => {
                 "take the line away for the defaults; what belongs to it is indented more than it"
             }
             _ => "take the line away for the default, or write a value",
         };
-        self.found
-            .push(Diagnostic::error("no-value", node.span, format!("{} has no value", name)).help(help));
+        self.found.push(
+            Diagnostic::error("no-value", node.span, format!("{} has no value", name)).help(help),
+        );
     }
 
-    fn fields(&mut self, node: &YamlNode, entries: &[(YamlKey, YamlNode)], fields: &[Field], name: &str) {
+    fn fields(
+        &mut self,
+        node: &YamlNode,
+        entries: &[(YamlKey, YamlNode)],
+        fields: &[Field],
+        name: &str,
+    ) {
         for (key, value) in entries {
             match fields.iter().find(|field| field.name == key.text) {
                 Some(field) => self.node(value, &field.shape, &quoted(&key.text)),
@@ -75,11 +102,16 @@ impl ShapeCheck<'_> {
                 None => self.unknown(key, fields, name),
             }
         }
-        let missing = |field: &&Field| field.needed == Needed::Always && node.entry(&field.name).is_none();
+        let missing =
+            |field: &&Field| field.needed == Needed::Always && node.entry(&field.name).is_none();
         for field in fields.iter().filter(missing) {
             let message = format!("{} is missing", quoted(&field.name));
             let help = format!("add `{}: …`", field.name);
-            self.found.push(Diagnostic::error("missing-field", node.span, message).label("here").help(help));
+            self.found.push(
+                Diagnostic::error("missing-field", node.span, message)
+                    .label("here")
+                    .help(help),
+            );
         }
     }
 
@@ -96,7 +128,11 @@ impl ShapeCheck<'_> {
             },
         };
         let message = format!("{parent} has no field {}", quoted(&key.text));
-        self.found.push(Diagnostic::error("unknown-field", key.span, message).label("unknown").help(help));
+        self.found.push(
+            Diagnostic::error("unknown-field", key.span, message)
+                .label("unknown")
+                .help(help),
+        );
     }
 
     /// Where a field of that name is allowed, as text.
@@ -112,11 +148,17 @@ impl ShapeCheck<'_> {
         }
     }
 
-    fn table(&mut self, entries: &[(YamlKey, YamlNode)], keys: Option<TextFormat>, values: &SchemaShape) {
+    fn table(
+        &mut self,
+        entries: &[(YamlKey, YamlNode)],
+        keys: Option<TextFormat>,
+        values: &SchemaShape,
+    ) {
         for (key, value) in entries {
             if let Some(Err(malformed)) = keys.map(|format| format.check(&key.text)) {
                 let message = format!("{} is {}", quoted(&key.text), malformed.is);
-                self.found.push(Diagnostic::error("malformed", key.span, message).help(malformed.help));
+                self.found
+                    .push(Diagnostic::error("malformed", key.span, message).help(malformed.help));
             }
             self.node(value, values, &quoted(&key.text));
         }
@@ -133,7 +175,8 @@ impl ShapeCheck<'_> {
             None => all,
         };
         let message = format!("{} cannot be {}", name, quoted(&scalar.text));
-        self.found.push(Diagnostic::error("unknown-word", span, message).help(help));
+        self.found
+            .push(Diagnostic::error("unknown-word", span, message).help(help));
     }
 
     fn text(
@@ -164,13 +207,16 @@ impl ShapeCheck<'_> {
         if longest.is_some_and(|longest| scalar.text.len() > longest) {
             let longest = longest.unwrap_or_default();
             let message = format!("{} is longer than {longest} bytes", name);
-            let help =
-                "say the simple conditions by `namespaces`, `labels` and the like, or make two classes of it";
-            self.found.push(Diagnostic::error("too-long", span, message).help(help));
+            let help = "say the simple conditions by `namespaces`, `labels` and the like, or make two classes of it";
+            self.found
+                .push(Diagnostic::error("too-long", span, message).help(help));
             return;
         }
-        if let Some((format, Err(malformed))) = format.map(|format| (format, format.check(&scalar.text))) {
-            self.found.push(self.malformed(span, scalar, format, malformed, name));
+        if let Some((format, Err(malformed))) =
+            format.map(|format| (format, format.check(&scalar.text)))
+        {
+            self.found
+                .push(self.malformed(span, scalar, format, malformed, name));
         }
     }
 
@@ -188,9 +234,13 @@ impl ShapeCheck<'_> {
             let span = part.map_or(span, |part| span.part(part));
             return Diagnostic::error("expression", span, wrong.is).help(wrong.help);
         }
-        Diagnostic::error("malformed", span, format!("{} is {}", quoted(&scalar.text), wrong.is))
-            .label(format!("{name} is {}", format.called()))
-            .help(wrong.help)
+        Diagnostic::error(
+            "malformed",
+            span,
+            format!("{} is {}", quoted(&scalar.text), wrong.is),
+        )
+        .label(format!("{name} is {}", format.called()))
+        .help(wrong.help)
     }
 
     fn needs_quotes(
@@ -201,8 +251,11 @@ impl ShapeCheck<'_> {
         number: bool,
         name: &str,
     ) {
-        let what =
-            if number || matches!(scalar.atom(), Atom::Float(_)) { "a number" } else { "a truth value" };
+        let what = if number || matches!(scalar.atom(), Atom::Float(_)) {
+            "a number"
+        } else {
+            "a truth value"
+        };
         let message = format!(
             "{} is {}, and {} is {what}",
             name,
@@ -210,24 +263,34 @@ impl ShapeCheck<'_> {
             quoted(&scalar.text)
         );
         let help = format!("put it in quotes: `\"{}\"`", scalar.text);
-        self.found.push(Diagnostic::error("wrong-type", span, message).help(help));
+        self.found
+            .push(Diagnostic::error("wrong-type", span, message).help(help));
     }
 
     fn whole(&mut self, span: Span, scalar: &Scalar, at_least: i128, at_most: i128, name: &str) {
         let Atom::Int(number) = scalar.atom() else {
-            let quoted_number = Scalar { text: scalar.text.clone(), style: Style::Plain };
+            let quoted_number = Scalar {
+                text: scalar.text.clone(),
+                style: Style::Plain,
+            };
             let help = match (scalar.style, quoted_number.atom()) {
                 (Style::Text, Atom::Int(_)) => format!("take the quotes away: `{}`", scalar.text),
                 _ => format!("write a number from {at_least} to {at_most}, without a unit"),
             };
-            let message = format!("{} is a whole number, and {} is not", name, quoted(&scalar.text));
-            self.found.push(Diagnostic::error("wrong-type", span, message).help(help));
+            let message = format!(
+                "{} is a whole number, and {} is not",
+                name,
+                quoted(&scalar.text)
+            );
+            self.found
+                .push(Diagnostic::error("wrong-type", span, message).help(help));
             return;
         };
         if !(at_least..=at_most).contains(&number) {
             let message = format!("{} cannot be {}", name, scalar.text);
             let help = format!("write a number from {at_least} to {at_most}");
-            self.found.push(Diagnostic::error("out-of-range", span, message).help(help));
+            self.found
+                .push(Diagnostic::error("out-of-range", span, message).help(help));
         }
     }
 
@@ -240,14 +303,21 @@ impl ShapeCheck<'_> {
             "no" | "off" | "n" | "0" | "false" | "never" => "write `false`",
             _ => "write `true` or `false`",
         };
-        let message = format!("{} is true or false, and {} is neither", name, quoted(&scalar.text));
-        self.found.push(Diagnostic::error("wrong-type", span, message).help(help));
+        let message = format!(
+            "{} is true or false, and {} is neither",
+            name,
+            quoted(&scalar.text)
+        );
+        self.found
+            .push(Diagnostic::error("wrong-type", span, message).help(help));
     }
 
     fn wrong_kind(&mut self, node: &YamlNode, shape: &SchemaShape, name: &str) {
         let message = format!("{} is {}, and this is {}", name, kind(shape), kind_of(node));
         let help = match (shape, node.text()) {
-            (SchemaShape::List(_), Some(text)) => format!("write `{}: [{text}]`", name.trim_matches('`')),
+            (SchemaShape::List(_), Some(text)) => {
+                format!("write `{}: [{text}]`", name.trim_matches('`'))
+            }
             (SchemaShape::List(_), None) => "begin each entry with `- `".into(),
             (SchemaShape::Fields(fields), _) => {
                 let names: Vec<&str> = fields.iter().map(|field| field.name.as_str()).collect();
@@ -256,7 +326,8 @@ impl ShapeCheck<'_> {
             (SchemaShape::Table { .. }, _) => "write `name: value`, one in a line".into(),
             _ => format!("write {}", kind(shape)),
         };
-        self.found.push(Diagnostic::error("wrong-type", node.span, message).help(help));
+        self.found
+            .push(Diagnostic::error("wrong-type", node.span, message).help(help));
     }
 }
 

@@ -62,7 +62,10 @@ pub struct Shapes {
 pub static SHAPES: LazyLock<Shapes> = LazyLock::new(|| {
     let read = |schema: Json| SchemaShape::read(&schema, &schema);
     let invariant = "schemas of our own types have only what is read here: a test reads them";
-    Shapes { policy: read(policy_schema()).expect(invariant), test: read(test_schema()).expect(invariant) }
+    Shapes {
+        policy: read(policy_schema()).expect(invariant),
+        test: read(test_schema()).expect(invariant),
+    }
 });
 
 /// The names that `kind` can have.
@@ -80,9 +83,15 @@ impl SchemaShape {
         let format = schema.get("format").and_then(Json::as_str);
         match schema.get("type")?.as_str().unwrap_or("string") {
             "object" => Self::object(schema, root),
-            "array" => Some(Self::List(Box::new(Self::read(schema.get("items")?, root)?))),
+            "array" => Some(Self::List(Box::new(Self::read(
+                schema.get("items")?,
+                root,
+            )?))),
             "string" => {
-                let longest = schema.get("maxLength").and_then(Json::as_u64).map(|n| n as usize);
+                let longest = schema
+                    .get("maxLength")
+                    .and_then(Json::as_u64)
+                    .map(|n| n as usize);
                 let format = match format {
                     Some(name) => Some(text_format(name, schema)?),
                     None => None,
@@ -97,8 +106,13 @@ impl SchemaShape {
 
     fn object(schema: &Json, root: &Json) -> Option<Self> {
         let Some(properties) = schema.get("properties") else {
-            let keys = schema.pointer("/propertyNames/format").and_then(Json::as_str);
-            let keys = keys.map(|name| TextFormat::named(name).ok_or(())).transpose().ok()?;
+            let keys = schema
+                .pointer("/propertyNames/format")
+                .and_then(Json::as_str);
+            let keys = keys
+                .map(|name| TextFormat::named(name).ok_or(()))
+                .transpose()
+                .ok()?;
             let values = Box::new(Self::read(schema.get("additionalProperties")?, root)?);
             return Some(Self::Table { keys, values });
         };
@@ -106,9 +120,18 @@ impl SchemaShape {
         let field = |(name, schema): (&String, &Json)| {
             let always = required.is_some_and(|names| names.iter().any(|one| one == name));
             let needed = if always { Needed::Always } else { Needed::No };
-            Some(Field { name: name.clone(), shape: Self::read(schema, root)?, needed })
+            Some(Field {
+                name: name.clone(),
+                shape: Self::read(schema, root)?,
+                needed,
+            })
         };
-        properties.as_object()?.iter().map(field).collect::<Option<_>>().map(Self::Fields)
+        properties
+            .as_object()?
+            .iter()
+            .map(field)
+            .collect::<Option<_>>()
+            .map(Self::Fields)
     }
 
     pub fn field(&self, name: &str) -> Option<&Field> {
@@ -128,15 +151,21 @@ fn words(schema: &Json) -> Option<Vec<String>> {
     if let Some(word) = schema.get("const") {
         return Some(vec![text(word)?]);
     }
-    let parts: Option<Vec<Vec<String>>> = schema.get("oneOf")?.as_array()?.iter().map(words).collect();
+    let parts: Option<Vec<Vec<String>>> =
+        schema.get("oneOf")?.as_array()?.iter().map(words).collect();
     Some(parts?.concat())
 }
 
 fn text_format(name: &str, schema: &Json) -> Option<TextFormat> {
     let format = TextFormat::named(name)?;
-    let most = schema.get("formatMaximum").and_then(Json::as_str).and_then(|most| most.strip_suffix('%'));
+    let most = schema
+        .get("formatMaximum")
+        .and_then(Json::as_str)
+        .and_then(|most| most.strip_suffix('%'));
     Some(match (format, most) {
-        (TextFormat::Percent { .. }, Some(most)) => TextFormat::Percent { at_most: most.parse().ok()? },
+        (TextFormat::Percent { .. }, Some(most)) => TextFormat::Percent {
+            at_most: most.parse().ok()?,
+        },
         _ => format,
     })
 }
@@ -166,7 +195,9 @@ pub fn foreign_pod(document: &YamlNode) -> Option<Diagnostic> {
     let text = kind.text().filter(|text| !KINDS.contains(text))?;
     let help = match (nearest(text, &KINDS), text) {
         (Some(near), _) => format!("did you mean `{near}`?"),
-        (None, "ConfigMap") => "a file in a ConfigMap is a policy or its cases, not another ConfigMap".into(),
+        (None, "ConfigMap") => {
+            "a file in a ConfigMap is a policy or its cases, not another ConfigMap".into()
+        }
         _ => "policies are `kind: SchedulingPolicy`, their cases `kind: PolicyTest`".into(),
     };
     let message = format!("a document of kind {} is no policy", quoted(text));

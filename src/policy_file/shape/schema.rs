@@ -10,8 +10,10 @@ use stowage_scheduling::policy::{self, Policy};
 
 pub fn policy_schema() -> Json {
     let settings = settings().with_transform(RecursiveTransform(without_default));
-    let mut schema = schema::<file::PolicySpec<policy::Class>>("Stowage scheduling policy", settings);
-    let defaults = serde_json::to_value(defaults()).expect("a raw policy has text keys and no floats");
+    let mut schema =
+        schema::<file::PolicySpec<policy::Class>>("Stowage scheduling policy", settings);
+    let defaults =
+        serde_json::to_value(defaults()).expect("a raw policy has text keys and no floats");
     if let Json::Object(defaults) = defaults {
         add_defaults(&mut schema, "", &defaults);
     }
@@ -46,9 +48,13 @@ fn without_null(schema: &mut Schema) {
             schema.insert("type".into(), one);
         }
     }
-    let Some(Json::Array(choices)) = schema.get("anyOf") else { return };
-    let something: Vec<&Json> =
-        choices.iter().filter(|one| one.get("type") != Some(&"null".into())).collect();
+    let Some(Json::Array(choices)) = schema.get("anyOf") else {
+        return;
+    };
+    let something: Vec<&Json> = choices
+        .iter()
+        .filter(|one| one.get("type") != Some(&"null".into()))
+        .collect();
     if let [Json::Object(only)] = something.as_slice() {
         let only = only.clone();
         schema.remove("anyOf");
@@ -62,7 +68,9 @@ fn without_null(schema: &mut Schema) {
 fn defaults() -> file::PolicySpec<policy::Class> {
     let max = policy::StartGate::default().max;
     file::PolicySpec {
-        start_gate: Some(file::StartGateSpec { max: Some(file::Duration(max)) }),
+        start_gate: Some(file::StartGateSpec {
+            max: Some(file::Duration(max)),
+        }),
         classes: None,
         tenants: None,
         node_pools: None,
@@ -74,8 +82,15 @@ fn defaults() -> file::PolicySpec<policy::Class> {
 fn add_defaults(schema: &mut Json, at: &str, defaults: &Map<String, Json>) {
     for (field, default) in defaults.iter().filter(|(_, default)| !default.is_null()) {
         let place = format!("{at}/properties/{field}");
-        let reference = schema.pointer(&format!("{place}/$ref")).and_then(Json::as_str);
-        match (default, reference.and_then(|text| text.strip_prefix('#')).map(str::to_owned)) {
+        let reference = schema
+            .pointer(&format!("{place}/$ref"))
+            .and_then(Json::as_str);
+        match (
+            default,
+            reference
+                .and_then(|text| text.strip_prefix('#'))
+                .map(str::to_owned),
+        ) {
             (Json::Object(defaults), Some(fields)) => add_defaults(schema, &fields, defaults),
             _ => {
                 if let Some(Json::Object(field)) = schema.pointer_mut(&place) {

@@ -9,16 +9,27 @@ fn check_text(text: &str) -> Vec<Diagnostic> {
     let files = [SourceText::new("policy.yaml", text)];
     let (documents, broken) = tree::read(text.as_bytes(), FileId::at(0), &mut 1000);
     assert_eq!(broken, []);
-    check(&documents[0], &SHAPES.policy, "a policy", &PolicySources::new(&files))
+    check(
+        &documents[0],
+        &SHAPES.policy,
+        "a policy",
+        &PolicySources::new(&files),
+    )
 }
 
 /// Codes, and for each the text it marks.
 fn problems(text: &str) -> Vec<(&'static str, String)> {
-    check_text(text).iter().map(|one| (one.code, text[one.span.range()].to_owned())).collect()
+    check_text(text)
+        .iter()
+        .map(|one| (one.code, text[one.span.range()].to_owned()))
+        .collect()
 }
 
 fn helps(text: &str) -> Vec<String> {
-    check_text(text).into_iter().filter_map(|one| one.help).collect()
+    check_text(text)
+        .into_iter()
+        .filter_map(|one| one.help)
+        .collect()
 }
 
 #[test]
@@ -33,21 +44,36 @@ fn a_mistake_in_an_expression_is_marked_inside_its_text() {
 fn every_schema_of_ours_is_understood() {
     assert!(SHAPES.policy.field("classes").is_some());
     assert!(SHAPES.test.field("cases").is_some());
-    let pods = SHAPES.test.field("cluster").and_then(|cluster| cluster.shape.field("pods")).unwrap();
-    let SchemaShape::List(pod) = &pods.shape else { panic!("{pods:?}") };
+    let pods = SHAPES
+        .test
+        .field("cluster")
+        .and_then(|cluster| cluster.shape.field("pods"))
+        .unwrap();
+    let SchemaShape::List(pod) = &pods.shape else {
+        panic!("{pods:?}")
+    };
     assert!(pod.field("on").is_some() && pod.field("priority").is_some());
 }
 
 #[test]
 fn an_editor_is_told_the_defaults_that_hold() {
     let schema = policy_schema();
-    let default =
-        |place: &str| schema.pointer(&format!("{place}/default")).and_then(serde_json::Value::as_str);
+    let default = |place: &str| {
+        schema
+            .pointer(&format!("{place}/default"))
+            .and_then(serde_json::Value::as_str)
+    };
     assert_eq!(default("/properties/mode"), Some("enforce"));
     assert_eq!(default("/$defs/Headroom/properties/default"), Some("10%"));
     assert_eq!(default("/$defs/StartGateSpec/properties/max"), Some("10m"));
-    assert_eq!(default("/$defs/EvictionCosts/properties/maxLostWork"), Some("1h"));
-    assert_eq!(schema.pointer("/$defs/Weights/properties/kvHeadroom/default"), Some(&40.into()));
+    assert_eq!(
+        default("/$defs/EvictionCosts/properties/maxLostWork"),
+        Some("1h")
+    );
+    assert_eq!(
+        schema.pointer("/$defs/Weights/properties/kvHeadroom/default"),
+        Some(&40.into())
+    );
 }
 
 #[test]
@@ -60,7 +86,10 @@ fn all_problems_are_found_at_once_where_they_stand() {
         ("wrong-type", "chat"),
         ("missing-field", "match: {namespaces: chat}"),
     ];
-    assert_eq!(problems(text), expected.map(|(code, at)| (code, at.to_owned())));
+    assert_eq!(
+        problems(text),
+        expected.map(|(code, at)| (code, at.to_owned()))
+    );
 }
 
 #[test]
@@ -68,16 +97,28 @@ fn the_way_out_fits_the_mistake() {
     for (text, help) in [
         ("headroom: {default: 10}\n", "did you mean `10%`?"),
         ("telemetry: {fresh: 5}\n", "did you mean `5s`?"),
-        ("startGate: {max: 10min}\n", "write whole numbers with ms, s, m, h or d, such as `30s` or `1h30m`"),
+        (
+            "startGate: {max: 10min}\n",
+            "write whole numbers with ms, s, m, h or d, such as `30s` or `1h30m`",
+        ),
         ("classes: [{name: a, preemptible: yes}]\n", "write `true`"),
         ("classes: [{name: 7}]\n", "put it in quotes: `\"7\"`"),
         (
             "classes: [{name: a, priority: {min: 1}}]\n",
             "it belongs under `classes[].match`; check the indentation",
         ),
-        ("guarantee: {gpus: 1}\n", "it belongs under `tenants[]`; check the indentation"),
-        ("classes:\n", "take the line away for the default, or write `[]` for an empty list"),
-        ("tenants: [{name: a, weight: '3'}]\n", "take the quotes away: `3`"),
+        (
+            "guarantee: {gpus: 1}\n",
+            "it belongs under `tenants[]`; check the indentation",
+        ),
+        (
+            "classes:\n",
+            "take the line away for the default, or write `[]` for an empty list",
+        ),
+        (
+            "tenants: [{name: a, weight: '3'}]\n",
+            "take the quotes away: `3`",
+        ),
         ("loading: {disk: 3GB}\n", "did you mean `3GB/s`?"),
     ] {
         assert_eq!(helps(text), [help], "{text}");

@@ -67,7 +67,14 @@ impl TreeSize {
 impl Builder {
     pub fn new(file: FileId, nodes: usize) -> Self {
         let (open, anchors) = (Vec::new(), BTreeMap::new());
-        Self { file, left: nodes, open, anchors, root: None, diagnostics: Vec::new() }
+        Self {
+            file,
+            left: nodes,
+            open,
+            anchors,
+            root: None,
+            diagnostics: Vec::new(),
+        }
     }
 
     pub(crate) fn nodes_left(&self) -> usize {
@@ -93,7 +100,10 @@ impl Builder {
         match event {
             Event::Scalar(text, style, anchor, tag) => {
                 let style = self.scalar_style(style, tag.as_deref(), span);
-                let scalar = style.map(|style| Scalar { text: text.into_owned(), style });
+                let scalar = style.map(|style| Scalar {
+                    text: text.into_owned(),
+                    style,
+                });
                 self.count(1, at)?;
                 let value = scalar.map_or(Value::Broken, Value::Scalar);
                 self.close(YamlNode { value, span: at }, TreeSize::ONE, anchor)
@@ -119,7 +129,11 @@ impl Builder {
 
     /// The bracket that was opened last and is not closed yet.
     pub(crate) fn open_bracket(&self) -> Option<Span> {
-        let last = self.open.iter().rev().find(|open| open.style == StructureStyle::Flow);
+        let last = self
+            .open
+            .iter()
+            .rev()
+            .find(|open| open.style == StructureStyle::Flow);
         last.map(|open| open.span)
     }
 
@@ -135,29 +149,38 @@ impl Builder {
         if self.open.len() >= MAX_DEPTH {
             return Err(Stop::File(Box::new(too_deep(span))));
         }
-        self.open.push(OpenCollection { parts, style, span, anchor, size: TreeSize::ONE });
+        self.open.push(OpenCollection {
+            parts,
+            style,
+            span,
+            anchor,
+            size: TreeSize::ONE,
+        });
         Ok(())
     }
 
     /// A key that is a list or a map cannot name a setting.
     fn refuse_as_key(&self, span: Span) -> Result<(), Stop> {
         match self.open.last() {
-            Some(OpenCollection { parts: CollectionParts::Map(_, None), .. }) => {
-                Err(Stop::Document(Box::new(
-                    Diagnostic::error(
-                        "key-not-text",
-                        span,
-                        "a key is a list or a map; only texts can be keys",
-                    )
-                    .help("write `name: value`; a text that begins with `[` or `{` needs quotes"),
-                )))
-            }
+            Some(OpenCollection {
+                parts: CollectionParts::Map(_, None),
+                ..
+            }) => Err(Stop::Document(Box::new(
+                Diagnostic::error(
+                    "key-not-text",
+                    span,
+                    "a key is a list or a map; only texts can be keys",
+                )
+                .help("write `name: value`; a text that begins with `[` or `{` needs quotes"),
+            ))),
             _ => Ok(()),
         }
     }
 
     fn end(&mut self, at: Span) -> Result<(), Stop> {
-        let Some(open) = self.open.pop() else { return Ok(()) };
+        let Some(open) = self.open.pop() else {
+            return Ok(());
+        };
         let (value, last) = match open.parts {
             CollectionParts::List(items) => {
                 let last = items.last().map(|item| item.span);
@@ -170,15 +193,28 @@ impl Builder {
             }
         };
         // The end of a block is reported where the next thing begins; its content ends with its last part.
-        let end = if at.is_empty() { last.map_or(open.span.end, |last| last.end) } else { at.end };
-        let span = Span { end: end.max(open.span.end), ..open.span };
+        let end = if at.is_empty() {
+            last.map_or(open.span.end, |last| last.end)
+        } else {
+            at.end
+        };
+        let span = Span {
+            end: end.max(open.span.end),
+            ..open.span
+        };
         self.close(YamlNode { value, span }, open.size, open.anchor)
     }
 
     /// Inserts a complete node.
     fn close(&mut self, node: YamlNode, size: TreeSize, anchor: usize) -> Result<(), Stop> {
         if anchor != 0 {
-            self.anchors.insert(anchor, Anchored { node: node.clone(), size });
+            self.anchors.insert(
+                anchor,
+                Anchored {
+                    node: node.clone(),
+                    size,
+                },
+            );
         }
         self.put(node, size)
     }
@@ -194,7 +230,11 @@ impl Builder {
             CollectionParts::Map(entries, key) => match key.take() {
                 // A missing value has no place of its own: the key is used.
                 Some(key) => {
-                    let span = if node.span.is_empty() { key.span } else { node.span };
+                    let span = if node.span.is_empty() {
+                        key.span
+                    } else {
+                        node.span
+                    };
                     entries.push((key, YamlNode { span, ..node }));
                 }
                 None => *key = Some(self::key(node, &mut self.diagnostics)),
@@ -217,8 +257,12 @@ impl Builder {
     fn alias(&mut self, anchor: usize, at: Span) -> Result<(), Stop> {
         let Some(Anchored { node, size }) = self.anchors.get(&anchor) else {
             return Err(Stop::Document(Box::new(
-                Diagnostic::error("endless-alias", at, "this alias stands for something that it is part of")
-                    .help("write out what you mean"),
+                Diagnostic::error(
+                    "endless-alias",
+                    at,
+                    "this alias stands for something that it is part of",
+                )
+                .help("write out what you mean"),
             )));
         };
         let size = *size;
@@ -242,7 +286,14 @@ impl Builder {
             Diagnostic::error("unknown-alias", at, message)
                 .help("a text that begins with `*` needs quotes; an alias needs its anchor earlier in the same document"),
         );
-        self.close(YamlNode { value: Value::Broken, span: at }, TreeSize::ONE, 0)
+        self.close(
+            YamlNode {
+                value: Value::Broken,
+                span: at,
+            },
+            TreeSize::ONE,
+            0,
+        )
     }
 
     /// `None` for a scalar whose tag gives it an unsupported type.
@@ -254,7 +305,9 @@ impl Builder {
     ) -> Option<Style> {
         match tag {
             // `!` alone and `!!str` mean the same as quotes.
-            Some(tag) if tag.is_yaml_core_schema_tag("str") || tag.original() == "!" => Some(Style::Text),
+            Some(tag) if tag.is_yaml_core_schema_tag("str") || tag.original() == "!" => {
+                Some(Style::Text)
+            }
             Some(tag) => {
                 self.refuse_tag(tag, span);
                 None
@@ -273,8 +326,12 @@ impl Builder {
     fn refuse_tag(&mut self, tag: &Tag, span: granit_parser::Span) {
         let at = self.place(span.tag_span().unwrap_or(span));
         self.diagnostics.push(
-            Diagnostic::error("tag", at, format!("a policy has no tags such as {}", quoted(&tag.original())))
-                .help("take the tag away; a text that begins with `!` needs quotes"),
+            Diagnostic::error(
+                "tag",
+                at,
+                format!("a policy has no tags such as {}", quoted(&tag.original())),
+            )
+            .help("take the tag away; a text that begins with `!` needs quotes"),
         );
     }
 
@@ -297,7 +354,10 @@ impl Builder {
 fn key(node: YamlNode, diagnostics: &mut Vec<Diagnostic>) -> YamlKey {
     let span = node.span;
     let text = match node.value {
-        Value::Scalar(Scalar { text, style: Style::Plain }) if text == "<<" => {
+        Value::Scalar(Scalar {
+            text,
+            style: Style::Plain,
+        }) if text == "<<" => {
             diagnostics.push(
                 Diagnostic::error("merge-key", span, "merge keys (`<<`) are not read")
                     .help("repeat the settings, or give the whole map an anchor and use its alias"),
@@ -307,8 +367,9 @@ fn key(node: YamlNode, diagnostics: &mut Vec<Diagnostic>) -> YamlKey {
         // The parser writes `~` for a missing value.
         Value::Scalar(Scalar { text, .. }) if !text.is_empty() && !span.is_empty() => text,
         _ => {
-            diagnostics
-                .push(Diagnostic::error("empty-key", span, "a key is empty").help("write `name: value`"));
+            diagnostics.push(
+                Diagnostic::error("empty-key", span, "a key is empty").help("write `name: value`"),
+            );
             String::new()
         }
     };
@@ -320,12 +381,20 @@ fn is_empty(root: &YamlNode) -> bool {
 }
 
 pub fn too_deep(span: Span) -> Diagnostic {
-    Diagnostic::error("too-deep", span, format!("more than {MAX_DEPTH} lists and maps inside each other"))
-        .help("no policy is that deep; check the brackets and the indentation")
+    Diagnostic::error(
+        "too-deep",
+        span,
+        format!("more than {MAX_DEPTH} lists and maps inside each other"),
+    )
+    .help("no policy is that deep; check the brackets and the indentation")
 }
 
 fn too_many(span: Span) -> Diagnostic {
-    Diagnostic::error("too-many-values", span, format!("the policy has more than {MAX_NODES} values"))
-        .label("the limit is passed here")
-        .help("an alias counts as all that it stands for; no policy needs that many")
+    Diagnostic::error(
+        "too-many-values",
+        span,
+        format!("the policy has more than {MAX_NODES} values"),
+    )
+    .label("the limit is passed here")
+    .help("an alias counts as all that it stands for; no policy needs that many")
 }

@@ -81,9 +81,13 @@ fn number(text: &str) -> Option<Atom<'_>> {
     let whole = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
     match whole {
         // A number of forty digits is out of every range, and so is the largest that fits.
-        true if digits == "0" || !digits.starts_with('0') => {
-            Some(Atom::Int(text.parse().unwrap_or(if text.starts_with('-') { i128::MIN } else { i128::MAX })))
-        }
+        true if digits == "0" || !digits.starts_with('0') => Some(Atom::Int(
+            text.parse().unwrap_or(if text.starts_with('-') {
+                i128::MIN
+            } else {
+                i128::MAX
+            }),
+        )),
         true => None,
         false => float(text, digits),
     }
@@ -91,7 +95,10 @@ fn number(text: &str) -> Option<Atom<'_>> {
 
 /// `inf` and `nan`, which Rust would parse as numbers too, are words.
 fn float<'a>(text: &'a str, digits: &str) -> Option<Atom<'a>> {
-    let begins = digits.strip_prefix('.').unwrap_or(digits).starts_with(|c: char| c.is_ascii_digit());
+    let begins = digits
+        .strip_prefix('.')
+        .unwrap_or(digits)
+        .starts_with(|c: char| c.is_ascii_digit());
     begins.then(|| text.parse().ok())?.map(Atom::Float)
 }
 
@@ -131,9 +138,10 @@ impl YamlNode {
         match &self.value {
             Value::Scalar(scalar) => scalar.to_json(),
             Value::List(items) => items.iter().map(Self::to_json).collect(),
-            Value::Map(entries) => {
-                entries.iter().map(|(key, node)| (key.text.clone(), node.to_json())).collect()
-            }
+            Value::Map(entries) => entries
+                .iter()
+                .map(|(key, node)| (key.text.clone(), node.to_json()))
+                .collect(),
             Value::Broken => Json::Null,
         }
     }

@@ -39,12 +39,21 @@ const REPLACEMENT: usize = 3;
 
 fn not_utf8(bytes: &[u8], at: usize, file: FileId) -> Diagnostic {
     let (what, help) = match bytes {
-        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => ("UTF-16", "save it as UTF-8; editors call it an encoding"),
-        _ => ("not UTF-8", "save it as UTF-8, or take the broken character out"),
+        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => {
+            ("UTF-16", "save it as UTF-8; editors call it an encoding")
+        }
+        _ => (
+            "not UTF-8",
+            "save it as UTF-8, or take the broken character out",
+        ),
     };
-    Diagnostic::error("not-utf8", Span::new(file, at..at + REPLACEMENT), format!("the file is {what}"))
-        .label("the first byte that is not UTF-8")
-        .help(help)
+    Diagnostic::error(
+        "not-utf8",
+        Span::new(file, at..at + REPLACEMENT),
+        format!("the file is {what}"),
+    )
+    .label("the first byte that is not UTF-8")
+    .help(help)
 }
 
 struct YamlReader<'a> {
@@ -56,7 +65,12 @@ struct YamlReader<'a> {
 
 impl<'a> YamlReader<'a> {
     fn new(text: &'a str, file: FileId) -> Self {
-        Self { text, file, documents: Vec::new(), diagnostics: Vec::new() }
+        Self {
+            text,
+            file,
+            documents: Vec::new(),
+            diagnostics: Vec::new(),
+        }
     }
 
     fn read(mut self, nodes: &mut usize) -> (Vec<YamlNode>, Vec<Diagnostic>) {

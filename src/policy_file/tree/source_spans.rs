@@ -35,7 +35,10 @@ pub fn places(source: &str, text: &str) -> Option<Places> {
     let mut end = offset(reader.at);
     for c in text.chars() {
         let place = reader.find(c)?;
-        bounds.extend(std::iter::repeat_n((offset(place.start), end), c.len_utf8()));
+        bounds.extend(std::iter::repeat_n(
+            (offset(place.start), end),
+            c.len_utf8(),
+        ));
         end = offset(place.end);
     }
     bounds.push((end, end));
@@ -46,7 +49,10 @@ impl Places {
     /// The bytes of the source that a range of the content comes from.
     pub fn of(&self, range: Range<usize>) -> Range<usize> {
         let last = self.bounds.len() - 1;
-        let (start, end) = (self.bounds[range.start.min(last)].0, self.bounds[range.end.min(last)].1);
+        let (start, end) = (
+            self.bounds[range.start.min(last)].0,
+            self.bounds[range.end.min(last)].1,
+        );
         start as usize..end.max(start) as usize
     }
 }
@@ -70,7 +76,10 @@ impl<'a> QuoteReader<'a> {
             Some(b'\'') => (1, Quotes::Single),
             Some(b'"') => (1, Quotes::Double),
             // The first line of a block only says how to parse it.
-            Some(b'|' | b'>') => (source.find('\n').map_or(source.len(), |end| end + 1), Quotes::None),
+            Some(b'|' | b'>') => (
+                source.find('\n').map_or(source.len(), |end| end + 1),
+                Quotes::None,
+            ),
             _ => (0, Quotes::None),
         };
         Self { source, at, quotes }
@@ -130,12 +139,28 @@ mod tests {
     fn a_part_is_found_however_the_text_is_written() {
         assert_eq!(place("a == bad", "a == bad", "bad"), Some("bad"));
         assert_eq!(place("\"a == bad\"", "a == bad", "bad"), Some("bad"));
-        assert_eq!(place("'x[''t''] == bad'", "x['t'] == bad", "bad"), Some("bad"));
-        assert_eq!(place("\"x[\\\"t\\\"] \\u003d= bad\"", "x[\"t\"] == bad", "bad"), Some("bad"));
-        assert_eq!(place("|\n    a &&\n    bad\n", "a &&\nbad\n", "bad"), Some("bad"));
-        assert_eq!(place(">-\n    a &&\n    bad\n", "a && bad", "bad"), Some("bad"));
+        assert_eq!(
+            place("'x[''t''] == bad'", "x['t'] == bad", "bad"),
+            Some("bad")
+        );
+        assert_eq!(
+            place("\"x[\\\"t\\\"] \\u003d= bad\"", "x[\"t\"] == bad", "bad"),
+            Some("bad")
+        );
+        assert_eq!(
+            place("|\n    a &&\n    bad\n", "a &&\nbad\n", "bad"),
+            Some("bad")
+        );
+        assert_eq!(
+            place(">-\n    a &&\n    bad\n", "a && bad", "bad"),
+            Some("bad")
+        );
         assert_eq!(place("a &&\n  bad", "a && bad", "bad"), Some("bad"));
-        assert_eq!(written("''", "''", 0..0), None, "a quote that ends the text stands for no character");
+        assert_eq!(
+            written("''", "''", 0..0),
+            None,
+            "a quote that ends the text stands for no character"
+        );
         assert_eq!(place("something else", "a && bad", "bad"), None);
     }
 

@@ -28,7 +28,10 @@ fn each_value_knows_its_place() {
     assert_eq!(at(root.get("a").unwrap()), "1");
     assert_eq!(at(&root.get("b").unwrap().items()[0]), "'x y'");
     assert_eq!(at(&root.get("b").unwrap().items()[1]), "{c: größe}");
-    assert_eq!(at(root.get("b").unwrap().items()[1].get("c").unwrap()), "größe");
+    assert_eq!(
+        at(root.get("b").unwrap().items()[1].get("c").unwrap()),
+        "größe"
+    );
     assert_eq!(at(root.get("b").unwrap()), "- 'x y'\n  - {c: größe}");
     assert_eq!(&text[root.entry("d").unwrap().0.span.range()], "d");
 }
@@ -57,7 +60,14 @@ fn a_file_of_comments_is_an_empty_policy() {
 
 #[test]
 fn scalars_are_what_yaml_1_2_says() {
-    let atom = |text: &str| Scalar { text: text.into(), style: Style::Plain }.atom().to_owned_debug();
+    let atom = |text: &str| {
+        Scalar {
+            text: text.into(),
+            style: Style::Plain,
+        }
+        .atom()
+        .to_owned_debug()
+    };
     for (text, expected) in [
         ("", "Null"),
         ("~", "Null"),
@@ -75,7 +85,14 @@ fn scalars_are_what_yaml_1_2_says() {
     ] {
         assert_eq!(atom(text), expected, "{text}");
     }
-    assert_eq!(Scalar { text: "12".into(), style: Style::Text }.atom(), Atom::Text("12"));
+    assert_eq!(
+        Scalar {
+            text: "12".into(),
+            style: Style::Text
+        }
+        .atom(),
+        Atom::Text("12")
+    );
 }
 
 impl Atom<'_> {
@@ -115,10 +132,17 @@ fn an_alias_without_an_anchor_is_told_and_the_rest_is_read() {
 #[test]
 fn what_is_nested_too_deep_is_refused_however_it_is_written() {
     let flow = "[".repeat(100_000);
-    let block: String = (0..100).map(|depth| format!("{}a:\n", " ".repeat(depth))).collect();
+    let block: String = (0..100)
+        .map(|depth| format!("{}a:\n", " ".repeat(depth)))
+        .collect();
     let mixed = format!("{}{}{}", "- ".repeat(20), "[".repeat(20), "]".repeat(20));
-    let aliased =
-        format!("a: &x {}{}\nb: {}*x{}\n", "[".repeat(20), "]".repeat(20), "[".repeat(20), "]".repeat(20));
+    let aliased = format!(
+        "a: &x {}{}\nb: {}*x{}\n",
+        "[".repeat(20),
+        "]".repeat(20),
+        "[".repeat(20),
+        "]".repeat(20)
+    );
     for text in [flow, block, mixed, aliased] {
         assert_eq!(codes(&text), ["too-deep"], "{}", &text[..60]);
     }
@@ -130,7 +154,10 @@ fn what_is_nested_too_deep_is_refused_however_it_is_written() {
 fn a_file_with_too_many_values_is_refused() {
     assert_eq!(codes(&"- 1\n".repeat(MAX_NODES - 1)), [""; 0]);
     assert_eq!(codes(&"- 1\n".repeat(MAX_NODES)), ["too-many-values"]);
-    assert_eq!(codes(&"- [[], {}]\n".repeat(MAX_NODES / 2)), ["too-many-values"]);
+    assert_eq!(
+        codes(&"- [[], {}]\n".repeat(MAX_NODES / 2)),
+        ["too-many-values"]
+    );
 }
 
 #[test]
@@ -143,12 +170,20 @@ fn a_file_above_the_limit_is_refused_unread() {
 fn a_key_twice_is_refused_with_both_places() {
     let (_, diagnostics) = read_text("mode: shadow\nmode: enforce\n");
     assert_eq!(diagnostics[0].code, "duplicate-key");
-    assert_eq!((diagnostics[0].span.range(), diagnostics[0].others[0].0.range()), (13..17, 0..4));
+    assert_eq!(
+        (
+            diagnostics[0].span.range(),
+            diagnostics[0].others[0].0.range()
+        ),
+        (13..17, 0..4)
+    );
 }
 
 #[test]
 fn many_keys_twice_are_found_quickly() {
-    let text: String = (0..20_000).map(|n| format!("k{}: 1\n", n % 15_000)).collect();
+    let text: String = (0..20_000)
+        .map(|n| format!("k{}: 1\n", n % 15_000))
+        .collect();
     assert_eq!(codes(&text).len(), 5_000);
 }
 
@@ -165,14 +200,20 @@ fn what_yaml_has_and_a_policy_has_not_is_refused() {
 fn a_broken_document_does_not_hide_the_next() {
     let (documents, diagnostics) = read_text("a: [1\n---\nb: 1\n---\nc: 'x\n---\nd: 1\n");
     assert_eq!(diagnostics.len(), 2, "{diagnostics:?}");
-    let keys: Vec<&str> = documents.iter().map(|one| one.entries()[0].0.text.as_str()).collect();
+    let keys: Vec<&str> = documents
+        .iter()
+        .map(|one| one.entries()[0].0.text.as_str())
+        .collect();
     assert_eq!(keys, ["b", "d"]);
 }
 
 #[test]
 fn text_that_is_not_utf8_is_marked_at_the_first_bad_byte() {
     let (_, diagnostics) = read(b"mode: sh\xffdow\n", FileId::at(0), &mut MAX_NODES.clone());
-    assert_eq!((diagnostics[0].code, diagnostics[0].span.range()), ("not-utf8", 8..11));
+    assert_eq!(
+        (diagnostics[0].code, diagnostics[0].span.range()),
+        ("not-utf8", 8..11)
+    );
     assert_eq!(
         read(b"\xff\xfem\0", FileId::at(0), &mut MAX_NODES.clone()).1[0].message,
         "the file is UTF-16"

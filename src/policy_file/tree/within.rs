@@ -21,7 +21,9 @@ pub(crate) fn read_within(
             None => outer,
         };
     };
-    documents.iter_mut().for_each(|document| each_span(document, &moved));
+    documents
+        .iter_mut()
+        .for_each(|document| each_span(document, &moved));
     for one in &mut diagnostics {
         moved(&mut one.span);
         one.others.iter_mut().for_each(|(span, _)| moved(span));

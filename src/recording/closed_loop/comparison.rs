@@ -108,7 +108,14 @@ pub struct PodPlace {
 
 impl<'d> Comparison<'d> {
     pub fn new(demand: &'d RecordedDemand, other: LoopPolicy) -> Self {
-        Self { demand, other, loads: RecordedLoads::new(demand), segment: None, next: 0, loops: None }
+        Self {
+            demand,
+            other,
+            loads: RecordedLoads::new(demand),
+            segment: None,
+            next: 0,
+            loops: None,
+        }
     }
 
     /// Takes in the next part. Answers whether the recording goes on without a gap.
@@ -117,14 +124,20 @@ impl<'d> Comparison<'d> {
             Part::Segment(header) => self.segment = Some(header.clone()),
             Part::Entry(Entry::Checkpoint(checkpoint)) if self.loops.is_none() => {
                 let at = self.calendar(checkpoint.state.now());
-                let begin = |rule| ClosedLoop::begin(self.demand, rule, checkpoint.state.clone(), at);
+                let begin =
+                    |rule| ClosedLoop::begin(self.demand, rule, checkpoint.state.clone(), at);
                 self.next = checkpoint.next;
                 self.loops = Some([begin(LoopPolicy::default())?, begin(self.other.clone())?]);
             }
-            Part::Entry(Entry::Checkpoint(checkpoint)) => return Ok(checkpoint.continues(self.next)),
+            Part::Entry(Entry::Checkpoint(checkpoint)) => {
+                return Ok(checkpoint.continues(self.next));
+            }
             Part::Entry(Entry::Clock(now)) => {
                 let at = self.calendar(*now);
-                self.loops.iter_mut().flatten().for_each(|one| one.advance(*now, at));
+                self.loops
+                    .iter_mut()
+                    .flatten()
+                    .for_each(|one| one.advance(*now, at));
             }
             Part::Entry(Entry::Input(numbered)) => {
                 self.next = numbered.number + 1;
@@ -140,7 +153,9 @@ impl<'d> Comparison<'d> {
         let now = loops[0].now();
         if let Input::ReadingReported(report) = input {
             self.loads.note(now, &report.node, &report.reading);
-            loops.iter_mut().for_each(|one| one.read(&report.node, &report.reading, &self.loads));
+            loops
+                .iter_mut()
+                .for_each(|one| one.read(&report.node, &report.reading, &self.loads));
             return;
         }
         let at = calendar(self.segment.as_ref(), now);
@@ -162,8 +177,16 @@ impl<'d> Comparison<'d> {
             let of = |one: &ClosedLoop<'_>| one.tally.pods.get(uid).cloned();
             let (old, new) = (of(recorded)?, of(other)?);
             let (recorded, other) = (PodPlace::of(&old, ended), PodPlace::of(&new, ended));
-            let (pod, recording) = (pod.key.to_string(), PodPlace::of(&pod.first_placement(), ended));
-            Some(PodComparison { pod, recording, recorded, other })
+            let (pod, recording) = (
+                pod.key.to_string(),
+                PodPlace::of(&pod.first_placement(), ended),
+            );
+            Some(PodComparison {
+                pod,
+                recording,
+                recorded,
+                other,
+            })
         });
         let mut pods: Vec<_> = pods.collect();
         pods.sort_by(|a, b| a.pod.cmp(&b.pod));
@@ -181,7 +204,9 @@ impl<'d> Comparison<'d> {
 /// A moment of the recorded clock, by the wall clock of the machine that recorded.
 fn calendar(segment: Option<&SegmentHeader>, now: Moment) -> Timestamp {
     let at = segment.map_or(0, |header| {
-        let since = i64::try_from(now.0).unwrap_or(i64::MAX).saturating_sub_unsigned(header.began.0);
+        let since = i64::try_from(now.0)
+            .unwrap_or(i64::MAX)
+            .saturating_sub_unsigned(header.began.0);
         header.wall_ms.saturating_add(since)
     });
     Timestamp::from_millisecond(at).unwrap_or_default()
@@ -197,8 +222,8 @@ impl Agreement {
             let Some(bound) = &pod.bound else { continue };
             let place = tally.pods.get(uid).and_then(|first| first.place.as_ref());
             let is_node = place.is_some_and(|place| place.node == bound.node);
-            let is_gpus =
-                is_node && place.is_some_and(|place| set_of(&place.devices) == set_of(&bound.devices));
+            let is_gpus = is_node
+                && place.is_some_and(|place| set_of(&place.devices) == set_of(&bound.devices));
             agreement.placements += 1;
             agreement.same_node += u64::from(is_node);
             agreement.same_gpus += u64::from(is_gpus);
@@ -257,7 +282,12 @@ impl Waits {
             waits.get(place).copied().unwrap_or_default()
         };
         let sum: u64 = waits.iter().map(|wait| wait.0).sum();
-        Self { mean: Millis(sum / waits.len().max(1) as u64), p50: at(50), p99: at(99), longest: at(100) }
+        Self {
+            mean: Millis(sum / waits.len().max(1) as u64),
+            p50: at(50),
+            p99: at(99),
+            longest: at(100),
+        }
     }
 }
 
@@ -270,7 +300,9 @@ impl PodPlace {
                 .into_iter()
                 .cloned()
                 .collect(),
-            waited: first.came.map_or(Millis::default(), |came| until.since(came)),
+            waited: first
+                .came
+                .map_or(Millis::default(), |came| until.since(came)),
             evictions: first.evictions,
         }
     }

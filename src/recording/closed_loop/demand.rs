@@ -15,7 +15,9 @@ use stowage_scheduling::verbs::binding::{BindingAnswer, PodRead};
 use stowage_scheduling::verbs::observe::{FilterPod, FilterPodObserved};
 use stowage_scheduling::verbs::{Cluster, Input};
 use stowage_scheduling::vocabulary::demand::Demand;
-use stowage_scheduling::vocabulary::disruption_info::{Checkpoint as Saved, ObservedDisruptionInfo};
+use stowage_scheduling::vocabulary::disruption_info::{
+    Checkpoint as Saved, ObservedDisruptionInfo,
+};
 
 /// Every pod that asks for GPUs, over the whole recording.
 #[derive(Debug, Default)]
@@ -79,7 +81,11 @@ pub struct RecordedBinding {
 /// A bound pod, shown.
 #[derive(Debug)]
 pub enum Show {
-    Pod { is_starting: bool, disruption: Box<ObservedDisruptionInfo>, saved: Saved },
+    Pod {
+        is_starting: bool,
+        disruption: Box<ObservedDisruptionInfo>,
+        saved: Saved,
+    },
     Start(StartProgress),
 }
 
@@ -87,7 +93,9 @@ impl RecordedDemand {
     /// Takes in the next part. Answers whether the recording goes on without a gap.
     pub fn note(&mut self, part: &Part) -> Result<bool, LoadError> {
         match part {
-            Part::Entry(Entry::Checkpoint(checkpoint)) if !self.has_begun => self.begin(checkpoint)?,
+            Part::Entry(Entry::Checkpoint(checkpoint)) if !self.has_begun => {
+                self.begin(checkpoint)?
+            }
             Part::Entry(Entry::Checkpoint(checkpoint)) if !checkpoint.continues(self.next) => {
                 self.stops_at_gap = true;
                 return Ok(false);
@@ -111,8 +119,14 @@ impl RecordedDemand {
         let cluster = Cluster::load(checkpoint.state.clone())?;
         let filters = cluster.kube_filters().snapshot();
         for (uid, state) in cluster.pod_states() {
-            let mut pod = RecordedPod { is_known: true, ..RecordedPod::new(&state.key, &state.demand, now) };
-            pod.wants = filters.wants(uid).or_else(|| filters.movable(uid)).map(|wants| (**wants).clone());
+            let mut pod = RecordedPod {
+                is_known: true,
+                ..RecordedPod::new(&state.key, &state.demand, now)
+            };
+            pod.wants = filters
+                .wants(uid)
+                .or_else(|| filters.movable(uid))
+                .map(|wants| (**wants).clone());
             pod.disruption.disruption_info = (*state.disruption_info).clone();
             pod.bound = binding(state, now);
             if let PodPhase::Waiting(waiting) = &state.phase {
@@ -152,14 +166,22 @@ impl RecordedDemand {
                 }
             }
             Input::EngineStartObserved(start) => {
-                if let Some(pod) = self.pods.get_mut(&start.uid).filter(|pod| pod.bound.is_some()) {
+                if let Some(pod) = self
+                    .pods
+                    .get_mut(&start.uid)
+                    .filter(|pod| pod.bound.is_some())
+                {
                     pod.shows.push((now, Show::Start(start.progress)));
                 }
             }
             Input::PodEvicted(evicted) => self.evicted(&evicted.0),
             Input::PreemptDecided(decided) => {
                 let victims = &decided.victims;
-                victims.victims.iter().chain(&victims.elsewhere).for_each(|victim| self.evicted(victim));
+                victims
+                    .victims
+                    .iter()
+                    .chain(&victims.elsewhere)
+                    .for_each(|victim| self.evicted(victim));
             }
             Input::PodDeleted(deleted) => self.gone(&deleted.0),
             Input::PodReleased(released) => self.gone(&released.0),
@@ -169,9 +191,21 @@ impl RecordedDemand {
 
     fn observe(&mut self, observation: &PodObservation, number: u64) {
         let now = self.ended;
-        let PodObservation { uid, key, demand, state, observed } = observation;
+        let PodObservation {
+            uid,
+            key,
+            demand,
+            state,
+            observed,
+        } = observation;
         if !self.pods.contains_key(uid) {
-            self.pods.insert(uid.clone(), RecordedPod { number, ..RecordedPod::new(key, demand, now) });
+            self.pods.insert(
+                uid.clone(),
+                RecordedPod {
+                    number,
+                    ..RecordedPod::new(key, demand, now)
+                },
+            );
             if let Some(first) = self.unknown.take().filter(|first| first.uid == *uid) {
                 self.observe_filters(&first);
             }
@@ -182,9 +216,16 @@ impl RecordedDemand {
             pod.leaving.get_or_insert(now.before(leaving.asked_ago));
         }
         match state {
-            ObservedPhase::Waiting(waiting) if pod.bound.is_none() => pod.observe_gate(now, waiting.gate),
+            ObservedPhase::Waiting(waiting) if pod.bound.is_none() => {
+                pod.observe_gate(now, waiting.gate)
+            }
             ObservedPhase::Waiting(_) => {}
-            ObservedPhase::Bound { node, devices, starting, .. } => {
+            ObservedPhase::Bound {
+                node,
+                devices,
+                starting,
+                ..
+            } => {
                 pod.bind(now, node, devices.clone());
                 pod.show(now, *starting, observed.as_ref());
             }
@@ -192,20 +233,34 @@ impl RecordedDemand {
         let Some(observed) = observed else { return };
         let is_first = pod.disruption.disruption_info.owner.is_none();
         pod.disruption.disruption_info = observed.disruption_info.clone();
-        if let Some(owner) = observed.disruption_info.owner.clone().filter(|_| is_first && !pod.is_known) {
+        if let Some(owner) = observed
+            .disruption_info
+            .owner
+            .clone()
+            .filter(|_| is_first && !pod.is_known)
+        {
             self.replace(&owner, uid);
         }
     }
 
     /// The pod of this owner that was evicted first is replaced by the one that comes now.
     fn replace(&mut self, owner: &OwnerUid, by: &PodUid) {
-        let Some(unreplaced) = self.unreplaced.get_mut(owner).filter(|unreplaced| !unreplaced.is_empty())
+        let Some(unreplaced) = self
+            .unreplaced
+            .get_mut(owner)
+            .filter(|unreplaced| !unreplaced.is_empty())
         else {
             return;
         };
         let evicted = unreplaced.remove(0);
-        self.pods.get_mut(by).into_iter().for_each(|pod| pod.is_replacement = true);
-        self.pods.get_mut(&evicted).into_iter().for_each(|pod| pod.replaced_by = Some(by.clone()));
+        self.pods
+            .get_mut(by)
+            .into_iter()
+            .for_each(|pod| pod.is_replacement = true);
+        self.pods
+            .get_mut(&evicted)
+            .into_iter()
+            .for_each(|pod| pod.replaced_by = Some(by.clone()));
     }
 
     fn observe_filters(&mut self, observed: &FilterPodObserved) {
@@ -215,7 +270,10 @@ impl RecordedDemand {
         };
         match &observed.pod {
             FilterPod::Waiting(wants) => pod.wants = Some(wants.clone()),
-            FilterPod::Bound { footprint, successor } => {
+            FilterPod::Bound {
+                footprint,
+                successor,
+            } => {
                 pod.footprint = Some(footprint.clone());
                 // A policy that moves no pods does not ask for it.
                 pod.successor = successor.clone().or(pod.successor.take());
@@ -226,11 +284,18 @@ impl RecordedDemand {
 
     fn bound(&mut self, uid: &PodUid, node: &NodeName, devices: Option<Arc<[GpuUuid]>>) {
         let now = self.ended;
-        self.pods.get_mut(uid).into_iter().for_each(|pod| pod.bind(now, node, devices.clone()));
+        self.pods
+            .get_mut(uid)
+            .into_iter()
+            .for_each(|pod| pod.bind(now, node, devices.clone()));
     }
 
     fn evicted(&mut self, uid: &PodUid) {
-        let Some(pod) = self.pods.get_mut(uid).filter(|pod| pod.bound.is_some() && !pod.was_evicted) else {
+        let Some(pod) = self
+            .pods
+            .get_mut(uid)
+            .filter(|pod| pod.bound.is_some() && !pod.was_evicted)
+        else {
             return;
         };
         pod.was_evicted = true;
@@ -241,13 +306,20 @@ impl RecordedDemand {
 
     fn gone(&mut self, uid: &PodUid) {
         let now = self.ended;
-        self.pods.get_mut(uid).into_iter().for_each(|pod| _ = pod.gone.get_or_insert(now));
+        self.pods
+            .get_mut(uid)
+            .into_iter()
+            .for_each(|pod| _ = pod.gone.get_or_insert(now));
     }
 
     /// How long pods that are evicted take to leave: half of those in the recording took less. `None` if it has none.
     pub(crate) fn usual_leave(&self) -> Option<Millis> {
-        let mut took: Vec<Millis> =
-            self.pods.values().filter(|pod| pod.was_evicted).filter_map(RecordedPod::took_to_leave).collect();
+        let mut took: Vec<Millis> = self
+            .pods
+            .values()
+            .filter(|pod| pod.was_evicted)
+            .filter_map(RecordedPod::took_to_leave)
+            .collect();
         took.sort_unstable();
         took.get(took.len() / 2).copied()
     }
@@ -306,14 +378,22 @@ impl RecordedPod {
     }
 
     fn bind(&mut self, at: Moment, node: &NodeName, devices: Option<Arc<[GpuUuid]>>) {
-        self.bound.get_or_insert_with(|| RecordedBinding { at, node: node.clone(), devices });
+        self.bound.get_or_insert_with(|| RecordedBinding {
+            at,
+            node: node.clone(),
+            devices,
+        });
     }
 
     fn show(&mut self, now: Moment, is_starting: bool, observed: Option<&ObservedDisruptionInfo>) {
         let disruption = observed.unwrap_or(&self.disruption).clone();
         let saved = disruption.at(now).checkpoint;
         let is_known = self.shows.iter().rev().find_map(|(_, show)| match show {
-            Show::Pod { is_starting: known, disruption: last, saved: at } => Some(
+            Show::Pod {
+                is_starting: known,
+                disruption: last,
+                saved: at,
+            } => Some(
                 *known == is_starting
                     && last.disruption_info == disruption.disruption_info
                     && is_near(*at, saved),
@@ -321,14 +401,23 @@ impl RecordedPod {
             Show::Start(_) => None,
         });
         if is_known != Some(true) {
-            self.shows.push((now, Show::Pod { is_starting, disruption: Box::new(disruption), saved }));
+            self.shows.push((
+                now,
+                Show::Pod {
+                    is_starting,
+                    disruption: Box::new(disruption),
+                    saved,
+                },
+            ));
         }
     }
 
     /// From kube-scheduler's question to the Binding; nothing if the recording does not show both.
     pub(crate) fn bind_delay(&self) -> Millis {
         let asked = self.asked.map(|_| self.last_asked);
-        asked.zip(self.bound.as_ref()).map_or(Millis::default(), |(asked, bound)| bound.at.since(asked))
+        asked
+            .zip(self.bound.as_ref())
+            .map_or(Millis::default(), |(asked, bound)| bound.at.since(asked))
     }
 
     /// From its deletion until it was gone.
@@ -344,12 +433,22 @@ impl RecordedPod {
 
     /// Its place when the recording begins.
     pub(crate) fn initial_place(&self, began: Moment) -> Option<&RecordedBinding> {
-        self.bound.as_ref().filter(|bound| self.is_known && bound.at == began && self.gates.is_empty())
+        self.bound
+            .as_ref()
+            .filter(|bound| self.is_known && bound.at == began && self.gates.is_empty())
     }
 
     /// Its engine's start shows in the recording, or nothing does that comes after its binding.
     pub fn starts(&self) -> bool {
-        let starting = |(_, show): &(Moment, Show)| matches!(show, Show::Pod { is_starting: true, .. });
+        let starting = |(_, show): &(Moment, Show)| {
+            matches!(
+                show,
+                Show::Pod {
+                    is_starting: true,
+                    ..
+                }
+            )
+        };
         self.shows.is_empty() || self.shows.iter().any(starting)
     }
 }
@@ -359,7 +458,10 @@ fn binding(state: &PodState, at: Moment) -> Option<RecordedBinding> {
     Some(RecordedBinding {
         at,
         node,
-        devices: state.devices().cloned().filter(|devices| !devices.is_empty()),
+        devices: state
+            .devices()
+            .cloned()
+            .filter(|devices| !devices.is_empty()),
     })
 }
 
@@ -367,7 +469,9 @@ fn binding(state: &PodState, at: Moment) -> Option<RecordedBinding> {
 fn is_near(one: Saved, other: Saved) -> bool {
     match (one, other) {
         (Saved::Never, Saved::Never) => true,
-        (Saved::At(one), Saved::At(other)) => one.since(other).max(other.since(one)) < Millis::seconds(2),
+        (Saved::At(one), Saved::At(other)) => {
+            one.since(other).max(other.since(one)) < Millis::seconds(2)
+        }
         _ => false,
     }
 }

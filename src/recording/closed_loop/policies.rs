@@ -24,7 +24,10 @@ impl LoopPolicy {
             }
             None => recorded.clone(),
         };
-        if let Some(packing) = self.packing.filter(|packing| *packing != policy.packing.policy) {
+        if let Some(packing) = self
+            .packing
+            .filter(|packing| *packing != policy.packing.policy)
+        {
             policy.settings.packing.policy = packing;
             policy = with_digest(policy);
         }
@@ -35,6 +38,8 @@ impl LoopPolicy {
 
     /// Whether the time alone may change it.
     pub(crate) fn has_windows(&self) -> bool {
-        self.given.as_ref().is_some_and(|given| given.windows().next().is_some())
+        self.given
+            .as_ref()
+            .is_some_and(|given| given.windows().next().is_some())
     }
 }

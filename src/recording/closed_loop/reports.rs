@@ -7,7 +7,9 @@ use super::demand::RecordedDemand;
 use std::collections::{BTreeMap, BTreeSet};
 use stowage_scheduling::ids::{GpuUuid, NodeName, PodUid};
 use stowage_scheduling::units::{Bytes, Moment};
-use stowage_scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, SleepState};
+use stowage_scheduling::vocabulary::node_reading::{
+    EngineLoad, GpuReading, NodeReading, SleepState,
+};
 
 /// The recorded pods as the latest reports showed them, and where they were.
 #[derive(Debug)]
@@ -42,9 +44,15 @@ impl<'d> RecordedLoads<'d> {
     pub fn new(demand: &'d RecordedDemand) -> Self {
         let mut on_node: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for (uid, pod) in &demand.pods {
-            pod.bound.iter().for_each(|bound| on_node.entry(&bound.node).or_default().push(uid));
+            pod.bound
+                .iter()
+                .for_each(|bound| on_node.entry(&bound.node).or_default().push(uid));
         }
-        Self { demand, on_node, pods: BTreeMap::new() }
+        Self {
+            demand,
+            on_node,
+            pods: BTreeMap::new(),
+        }
     }
 
     /// A report came.
@@ -68,9 +76,16 @@ impl<'d> RecordedLoads<'d> {
             let pod = &self.demand.pods[**uid];
             let bound = pod.bound.as_ref().filter(|bound| bound.at <= now);
             let devices = bound.and_then(|bound| bound.devices.as_ref());
-            devices.is_some_and(|devices| devices.contains(gpu)) && pod.gone.is_none_or(|gone| now < gone)
+            devices.is_some_and(|devices| devices.contains(gpu))
+                && pod.gone.is_none_or(|gone| now < gone)
         };
-        self.on_node.get(node).into_iter().flatten().filter(is_here).copied().collect()
+        self.on_node
+            .get(node)
+            .into_iter()
+            .flatten()
+            .filter(is_here)
+            .copied()
+            .collect()
     }
 
     /// The report as it would have been with these pods on the node.
@@ -81,7 +96,11 @@ impl<'d> RecordedLoads<'d> {
         recorded: &NodeReading,
         residents: &[Resident<'_>],
     ) -> NodeReading {
-        let gpus = recorded.gpus.iter().map(|gpu| self.gpu(now, node, gpu, residents)).collect();
+        let gpus = recorded
+            .gpus
+            .iter()
+            .map(|gpu| self.gpu(now, node, gpu, residents))
+            .collect();
         let known = |resident: &Resident<'_>| self.pods.get(resident.recorded);
         let mut in_flight: Vec<_> = residents
             .iter()
@@ -94,9 +113,9 @@ impl<'d> RecordedLoads<'d> {
         in_flight.sort_unstable();
         sleep.sort_unstable();
         let is_here = |pod: &PodUid, gpus: &[GpuUuid]| {
-            residents
-                .iter()
-                .any(|resident| resident.uid == pod && gpus.iter().all(|gpu| resident.devices.contains(gpu)))
+            residents.iter().any(|resident| {
+                resident.uid == pod && gpus.iter().all(|gpu| resident.devices.contains(gpu))
+            })
         };
         NodeReading {
             sampled: recorded.sampled,
@@ -116,7 +135,12 @@ impl<'d> RecordedLoads<'d> {
                 .filter(|unread| is_here(&unread.pod, &unread.gpus))
                 .cloned()
                 .collect(),
-            over_grant: recorded.over_grant.iter().filter(|over| is_here(&over.pod, &[])).cloned().collect(),
+            over_grant: recorded
+                .over_grant
+                .iter()
+                .filter(|over| is_here(&over.pod, &[]))
+                .cloned()
+                .collect(),
         }
     }
 
@@ -127,23 +151,39 @@ impl<'d> RecordedLoads<'d> {
         recorded: &GpuReading,
         residents: &[Resident<'_>],
     ) -> GpuReading {
-        let here: Vec<&Resident<'_>> =
-            residents.iter().filter(|resident| resident.devices.contains(&recorded.uuid)).collect();
+        let here: Vec<&Resident<'_>> = residents
+            .iter()
+            .filter(|resident| resident.devices.contains(&recorded.uuid))
+            .collect();
         let as_recorded = self.on(now, node, &recorded.uuid);
-        if here.iter().map(|resident| resident.uid).collect::<BTreeSet<_>>() == as_recorded {
+        if here
+            .iter()
+            .map(|resident| resident.uid)
+            .collect::<BTreeSet<_>>()
+            == as_recorded
+        {
             return recorded.clone();
         }
         let known = |resident: &&Resident<'_>| self.pods.get(resident.recorded);
-        let mut attributed: Vec<(PodUid, Bytes)> =
-            here.iter().filter_map(|resident| Some((resident.uid.clone(), known(resident)?.used?))).collect();
+        let mut attributed: Vec<(PodUid, Bytes)> = here
+            .iter()
+            .filter_map(|resident| Some((resident.uid.clone(), known(resident)?.used?)))
+            .collect();
         attributed.sort_unstable();
-        let sum = |attributed: &[(PodUid, Bytes)]| attributed.iter().map(|(_, used)| *used).sum::<Bytes>();
+        let sum = |attributed: &[(PodUid, Bytes)]| {
+            attributed.iter().map(|(_, used)| *used).sum::<Bytes>()
+        };
         let unknown = EngineLoad::of(None, None);
-        let loads =
-            here.iter().map(|resident| known(resident).and_then(|load| load.engine_load).unwrap_or(unknown));
+        let loads = here.iter().map(|resident| {
+            known(resident)
+                .and_then(|load| load.engine_load)
+                .unwrap_or(unknown)
+        });
         GpuReading {
             uuid: recorded.uuid.clone(),
-            used: recorded.used.map(|used| used.minus(sum(&recorded.attributed)) + sum(&attributed)),
+            used: recorded
+                .used
+                .map(|used| used.minus(sum(&recorded.attributed)) + sum(&attributed)),
             engine_load: loads.fold(EngineLoad::NONE, EngineLoad::beside),
             attributed,
         }

@@ -29,7 +29,9 @@ impl ClosedLoop<'_> {
     /// kube-scheduler asks about a pod that has no node, and binds it to the one that is ranked first, as long after that as it
     /// took in the recording: meanwhile it asks about others. A pod that is refused everywhere is the planner's.
     pub(super) fn ask(&mut self, uid: &PodUid) {
-        let Some(pod) = self.pods.get(uid).filter(|pod| pod.place.is_none()) else { return };
+        let Some(pod) = self.pods.get(uid).filter(|pod| pod.place.is_none()) else {
+            return;
+        };
         let delay = pod.recorded.bind_delay().min(LONGEST_DELAY);
         self.note_came(uid);
         if let Some(node) = self.best(uid) {
@@ -48,7 +50,10 @@ impl ClosedLoop<'_> {
     /// What is done once a second: what is due, relief, the planner's run, and learning.
     pub(super) fn round(&mut self) {
         let now = self.now();
-        self.cluster.apply(Tick { now, is_leading: true });
+        self.cluster.apply(Tick {
+            now,
+            is_leading: true,
+        });
         self.relieve();
         let over = loans_to_end(&self.cluster, &self.ordered, &BTreeSet::new());
         over.into_iter().for_each(|loan| self.evict(&loan.uid));
@@ -65,24 +70,43 @@ impl ClosedLoop<'_> {
     fn best(&mut self, uid: &PodUid) -> Option<NodeName> {
         let state = self.cluster.pod_state(uid)?;
         let reservation = state.reservation().cloned();
-        let waiting = ObservedWaiting { reservation, ..ObservedWaiting::default() };
+        let waiting = ObservedWaiting {
+            reservation,
+            ..ObservedWaiting::default()
+        };
         let (key, demand) = (state.key.clone(), state.demand.clone());
-        let request = VerbRequest { uid: uid.clone(), key, demand, waiting, disruption: None };
+        let request = VerbRequest {
+            uid: uid.clone(),
+            key,
+            demand,
+            waiting,
+            disruption: None,
+        };
         let view = self.cluster.apply(FilterAsked(request));
         let filters = self.cluster.kube_filters().snapshot();
-        let query = filters.wants(uid).map(|wants| filters.ask(Some(uid), wants));
+        let query = filters
+            .wants(uid)
+            .map(|wants| filters.ask(Some(uid), wants));
         let may_pass = |node: &&Node| {
-            let verdict =
-                query.as_ref().map(|query| query.verdict(&node.name, &AssumedNodeChange::default()));
+            let verdict = query
+                .as_ref()
+                .map(|query| query.verdict(&node.name, &AssumedNodeChange::default()));
             match verdict {
                 // A node that no watch showed refuses nothing, and what is not known here counts as met.
                 None | Some(FilterVerdict::Accepts | FilterVerdict::Unsupported(_)) => true,
                 Some(FilterVerdict::Rejects(why)) => why == FilterReason::UnknownNode,
             }
         };
-        let names: Vec<&str> =
-            view.snapshot.nodes().iter().filter(may_pass).map(|node| node.name.as_str()).collect();
-        let mut scores = self.scores.take(&view.snapshot, &view.request.demand, &view.policy);
+        let names: Vec<&str> = view
+            .snapshot
+            .nodes()
+            .iter()
+            .filter(may_pass)
+            .map(|node| node.name.as_str())
+            .collect();
+        let mut scores = self
+            .scores
+            .take(&view.snapshot, &view.request.demand, &view.policy);
         let list = filter::filter(&view, names.iter().copied(), &mut scores);
         self.scores.put(scores);
         let Some(best) = list.best.first() else {
@@ -95,13 +119,19 @@ impl ClosedLoop<'_> {
 
     /// Whether the pod gets GPUs there: then its Binding is written.
     fn bind(&mut self, uid: &PodUid, node: &NodeName) -> bool {
-        let Some(asked) = BindAsked::of(&self.cluster, uid, node) else { return false };
-        let Ok(BindAnswer::Write(decision)) = self.cluster.apply(asked) else { return false };
+        let Some(asked) = BindAsked::of(&self.cluster, uid, node) else {
+            return false;
+        };
+        let Ok(BindAnswer::Write(decision)) = self.cluster.apply(asked) else {
+            return false;
+        };
         let (placement, devices) = (decision.placement.clone(), decision.placement.recorded());
         self.cluster.apply(BindingAnswered {
             uid: uid.clone(),
             placement,
-            stage: BindingStage::Request { is_new: decision.is_new },
+            stage: BindingStage::Request {
+                is_new: decision.is_new,
+            },
             answer: BindingAnswer::Written,
             latest_landing: Millis::default(),
         });
@@ -120,7 +150,9 @@ impl ClosedLoop<'_> {
 
     /// The planner's run, and what follows from each reservation.
     fn plan(&mut self) {
-        let pending = self.cluster.apply(TakePending { limit: PODS_PER_RUN });
+        let pending = self.cluster.apply(TakePending {
+            limit: PODS_PER_RUN,
+        });
         if !pending.is_empty() {
             let kube_filters = self.cluster.kube_filters().snapshot();
             let generation = self.cluster.generation();
@@ -131,23 +163,43 @@ impl ClosedLoop<'_> {
                         self.cluster.apply(PodRequeued(uid.clone()));
                         self.ask(&uid);
                     }
-                    PlanStep::Wait { uid, .. } => self.cluster.apply(NoPlacementFound { uid, generation }),
+                    PlanStep::Wait { uid, .. } => {
+                        self.cluster.apply(NoPlacementFound { uid, generation })
+                    }
                 }
             }
         }
-        for held in self.cluster.reservation_status().into_iter().filter(|held| held.is_free) {
+        for held in self
+            .cluster
+            .reservation_status()
+            .into_iter()
+            .filter(|held| held.is_free)
+        {
             self.bind(&held.uid, &held.reservation.node);
         }
     }
 
     fn reserve(&mut self, places: Vec<PlannedPlacement>, generation: u64) {
-        if self.cluster.apply(ReservePlaces { places: places.clone(), generation }).is_err() {
+        if self
+            .cluster
+            .apply(ReservePlaces {
+                places: places.clone(),
+                generation,
+            })
+            .is_err()
+        {
             return;
         }
         for place in places {
-            let remaining = self.cluster.reservation_of(&place.uid).map(|status| status.remaining);
+            let remaining = self
+                .cluster
+                .reservation_of(&place.uid)
+                .map(|status| status.remaining);
             // Of the others nothing but their memory is there.
-            remaining.iter().flatten().for_each(|victim| self.evict(&victim.uid));
+            remaining
+                .iter()
+                .flatten()
+                .for_each(|victim| self.evict(&victim.uid));
         }
     }
 
@@ -164,7 +216,8 @@ impl ClosedLoop<'_> {
             if self.cluster.may_order(std::slice::from_ref(&relief.uid))
                 && !self.ordered.contains(&relief.uid)
             {
-                self.cluster.apply(EvictionsOrdered(vec![relief.uid.clone()]));
+                self.cluster
+                    .apply(EvictionsOrdered(vec![relief.uid.clone()]));
                 self.evict(&relief.uid);
             }
         }

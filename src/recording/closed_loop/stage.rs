@@ -134,10 +134,15 @@ impl<'d> ClosedLoop<'d> {
             windows_at: Moment::default(),
         };
         closed_loop.come_under(at);
-        let mut pods: Vec<_> = demand.pods.iter().filter(|(_, pod)| !pod.is_replacement).collect();
+        let mut pods: Vec<_> = demand
+            .pods
+            .iter()
+            .filter(|(_, pod)| !pod.is_replacement)
+            .collect();
         // Of those that come within a millisecond, first the first.
         pods.sort_by_key(|(_, pod)| pod.number);
-        pods.into_iter().for_each(|(uid, pod)| closed_loop.expect(uid, pod));
+        pods.into_iter()
+            .for_each(|(uid, pod)| closed_loop.expect(uid, pod));
         closed_loop.at(demand.began, Event::Sample);
         closed_loop.at(demand.began, Event::Round);
         Ok(closed_loop)
@@ -149,9 +154,14 @@ impl<'d> ClosedLoop<'d> {
 
     /// What happens before `now` happens, each at its time. `at` is `now` by the calendar.
     pub fn advance(&mut self, now: Moment, at: Timestamp) {
-        while let Some(first) = self.events.first_entry().filter(|first| first.key().0 < now) {
+        while let Some(first) = self
+            .events
+            .first_entry()
+            .filter(|first| first.key().0 < now)
+        {
             let ((when, _), event) = first.remove_entry();
-            self.cluster.apply(ClockAdvanced(when.max(self.cluster.now())));
+            self.cluster
+                .apply(ClockAdvanced(when.max(self.cluster.now())));
             self.happen(event);
         }
         self.cluster.apply(ClockAdvanced(now));
@@ -166,7 +176,11 @@ impl<'d> ClosedLoop<'d> {
         let now = self.now();
         self.advance(now + Millis(1), at);
         self.sample();
-        let waiting = self.pods.values().filter(|pod| pod.place.is_none()).filter_map(|pod| pod.came);
+        let waiting = self
+            .pods
+            .values()
+            .filter(|pod| pod.place.is_none())
+            .filter_map(|pod| pod.came);
         let waiting: Vec<Millis> = waiting.map(|came| now.since(came)).collect();
         self.tally.waits.extend(waiting);
     }
@@ -183,7 +197,10 @@ impl<'d> ClosedLoop<'d> {
 
     /// Pods that wait for a place.
     pub fn waiting(&self) -> usize {
-        self.pods.values().filter(|pod| pod.place.is_none() && pod.came.is_some()).count()
+        self.pods
+            .values()
+            .filter(|pod| pod.place.is_none() && pod.came.is_some())
+            .count()
     }
 
     /// A recorded input that follows from no decision comes in as it is.
@@ -199,7 +216,9 @@ impl<'d> ClosedLoop<'d> {
             | Input::NodeDeleted(_)
             | Input::NodeImagesObserved(_)
             | Input::FreeHostKnown(_) => true,
-            Input::NamespacesListed(_) | Input::NamespaceObserved(_) | Input::NamespaceDeleted(_) => true,
+            Input::NamespacesListed(_)
+            | Input::NamespaceObserved(_)
+            | Input::NamespaceDeleted(_) => true,
             Input::DevicesReported(_) | Input::SliceObserved(_) | Input::SliceDeleted(_) => true,
             Input::BudgetObserved(_) | Input::BudgetDeleted(_) | Input::BudgetsVisible(_) => true,
             Input::StorageObserved(_) | Input::StorageDeleted(_) => true,
@@ -218,11 +237,18 @@ impl<'d> ClosedLoop<'d> {
             .filter_map(|uid| {
                 let (uid, pod) = self.pods.get_key_value(uid)?;
                 let devices = pod.place.as_ref()?.devices.as_deref().unwrap_or_default();
-                Some(Resident { uid, recorded: pod.root, devices })
+                Some(Resident {
+                    uid,
+                    recorded: pod.root,
+                    devices,
+                })
             })
             .collect();
         let reading = loads.reading(self.now(), node, recorded, &residents);
-        self.cluster.apply(ReadingReported { node: node.clone(), reading: reading.into() });
+        self.cluster.apply(ReadingReported {
+            node: node.clone(),
+            reading: reading.into(),
+        });
     }
 
     pub(super) fn at(&mut self, when: Moment, event: Event) {
@@ -236,7 +262,10 @@ impl<'d> ClosedLoop<'d> {
         policy.version = self.cluster.policy().version;
         let known = Policy::clone(self.cluster.policy()).with_namespaces(&Default::default());
         if policy != known {
-            self.cluster.apply(PolicySet { policy, prepared: None });
+            self.cluster.apply(PolicySet {
+                policy,
+                prepared: None,
+            });
         }
     }
 
@@ -247,7 +276,11 @@ impl<'d> ClosedLoop<'d> {
             recorded,
             returns: 0,
             came: None,
-            gate: recorded.gates.first().map(|(_, gate)| *gate).unwrap_or_default(),
+            gate: recorded
+                .gates
+                .first()
+                .map(|(_, gate)| *gate)
+                .unwrap_or_default(),
             place: None,
             is_leaving: false,
             ran_before: Millis::default(),
@@ -256,7 +289,11 @@ impl<'d> ClosedLoop<'d> {
         if let Some(RecordedBinding { node, devices, .. }) =
             recorded.initial_place(self.demand.began).cloned()
         {
-            if self.cluster.pod_state(uid).is_some_and(PodState::is_assumed) {
+            if self
+                .cluster
+                .pod_state(uid)
+                .is_some_and(PodState::is_assumed)
+            {
                 let (uid, node, devices) = (uid.clone(), node.clone(), devices.clone());
                 self.cluster.apply(BindingWritten { uid, node, devices });
             }
@@ -273,10 +310,15 @@ impl<'d> ClosedLoop<'d> {
             self.at(*when, Event::Gated(uid.clone(), *gate));
         }
         // Of a pod that was asked about before the recording begins, the Binding is the first that shows.
-        let asked = recorded.asked.or(recorded.bound.as_ref().map(|bound| bound.at));
-        if let Some(asked) =
-            asked.filter(|_| !recorded.gates.iter().any(|(_, gate)| *gate == SchedulingGate::Planned))
-        {
+        let asked = recorded
+            .asked
+            .or(recorded.bound.as_ref().map(|bound| bound.at));
+        if let Some(asked) = asked.filter(|_| {
+            !recorded
+                .gates
+                .iter()
+                .any(|(_, gate)| *gate == SchedulingGate::Planned)
+        }) {
             self.at(asked, Event::Asks(uid.clone()));
         }
         if let (None, Some(gone)) = (&recorded.bound, recorded.gone) {
@@ -288,7 +330,10 @@ impl<'d> ClosedLoop<'d> {
         match event {
             Event::Arrives(uid) => self.arrive(&uid),
             Event::Gated(uid, gate) => {
-                self.pods.get_mut(&uid).into_iter().for_each(|pod| pod.gate = gate);
+                self.pods
+                    .get_mut(&uid)
+                    .into_iter()
+                    .for_each(|pod| pod.gate = gate);
                 self.show_waiting(&uid);
             }
             Event::Asks(uid) => self.ask(&uid),
@@ -301,21 +346,37 @@ impl<'d> ClosedLoop<'d> {
             }
             Event::Sample => {
                 self.sample();
-                let apart = Millis(self.demand.ended.since(self.demand.began).0.div_ceil(SAMPLES.1));
+                let apart = Millis(
+                    self.demand
+                        .ended
+                        .since(self.demand.began)
+                        .0
+                        .div_ceil(SAMPLES.1),
+                );
                 self.at(self.now() + apart.max(SAMPLES.0), Event::Sample);
             }
         }
     }
 
     fn arrive(&mut self, uid: &PodUid) {
-        let Some(pod) = self.pods.get(uid) else { return };
+        let Some(pod) = self.pods.get(uid) else {
+            return;
+        };
         let is_foreign = pod.recorded.is_foreign() && pod.returns == 0;
         if let Some(bound) = pod.recorded.bound.as_ref().filter(|_| is_foreign) {
             let (node, devices) = (bound.node.clone(), bound.devices.clone());
             return self.settle(uid, node, devices);
         }
-        if let Some(wants) = pod.recorded.wants.clone().or(pod.recorded.successor.clone()) {
-            self.cluster.apply(FilterPodObserved { uid: uid.clone(), pod: FilterPod::Waiting(wants) });
+        if let Some(wants) = pod
+            .recorded
+            .wants
+            .clone()
+            .or(pod.recorded.successor.clone())
+        {
+            self.cluster.apply(FilterPodObserved {
+                uid: uid.clone(),
+                pod: FilterPod::Waiting(wants),
+            });
         }
         if pod.recorded.is_known && pod.returns == 0 {
             self.note_came(uid);
@@ -326,9 +387,18 @@ impl<'d> ClosedLoop<'d> {
 
     /// The watch shows the pod, without a node.
     fn show_waiting(&mut self, uid: &PodUid) {
-        let Some(pod) = self.pods.get(uid).filter(|pod| pod.place.is_none()) else { return };
-        let reservation = self.cluster.reservation_of(uid).map(|status| status.reservation);
-        let waiting = ObservedWaiting { reservation, gate: pod.gate, nominated: None };
+        let Some(pod) = self.pods.get(uid).filter(|pod| pod.place.is_none()) else {
+            return;
+        };
+        let reservation = self
+            .cluster
+            .reservation_of(uid)
+            .map(|status| status.reservation);
+        let waiting = ObservedWaiting {
+            reservation,
+            gate: pod.gate,
+            nominated: None,
+        };
         let observation = self.observation(uid, pod, ObservedPhase::Waiting(waiting));
         self.cluster.apply(PodObserved(observation));
         if pod_is_planned(&self.pods[uid]) {
@@ -339,7 +409,9 @@ impl<'d> ClosedLoop<'d> {
     /// The pod may be placed from here on.
     pub(super) fn note_came(&mut self, uid: &PodUid) {
         let now = self.now();
-        let Some(pod) = self.pods.get_mut(uid) else { return };
+        let Some(pod) = self.pods.get_mut(uid) else {
+            return;
+        };
         pod.came.get_or_insert(now);
         let tally = self.tally.pods.entry(pod.root.clone()).or_default();
         tally.came.get_or_insert(now);
@@ -348,10 +420,20 @@ impl<'d> ClosedLoop<'d> {
     /// The pod is bound there.
     pub(super) fn settle(&mut self, uid: &PodUid, node: NodeName, devices: Option<Arc<[GpuUuid]>>) {
         let now = self.now();
-        self.on_node.entry(node.clone()).or_default().insert(uid.clone());
-        let Some(pod) = self.pods.get_mut(uid) else { return };
-        pod.place = Some(LoopPlace { since: now, node, devices });
-        let (recorded, root, ran_before, returns) = (pod.recorded, pod.root, pod.ran_before, pod.returns);
+        self.on_node
+            .entry(node.clone())
+            .or_default()
+            .insert(uid.clone());
+        let Some(pod) = self.pods.get_mut(uid) else {
+            return;
+        };
+        pod.place = Some(LoopPlace {
+            since: now,
+            node,
+            devices,
+        });
+        let (recorded, root, ran_before, returns) =
+            (pod.recorded, pod.root, pod.ran_before, pod.returns);
         if let Some(came) = pod.came {
             self.tally.waits.push(now.since(came));
         }
@@ -362,9 +444,15 @@ impl<'d> ClosedLoop<'d> {
         }
         // What it showed after its Binding it shows again, as long after this one.
         let bound = recorded.bound.as_ref().map(|bound| bound.at);
-        let last = if recorded.was_evicted { recorded.gone } else { None };
+        let last = if recorded.was_evicted {
+            recorded.gone
+        } else {
+            None
+        };
         for (place, (when, _)) in recorded.shows.iter().enumerate() {
-            if let Some(bound) = bound.filter(|_| returns == 0 && last.is_none_or(|last| *when < last)) {
+            if let Some(bound) =
+                bound.filter(|_| returns == 0 && last.is_none_or(|last| *when < last))
+            {
                 self.at(now + when.since(bound), Event::Shows(uid.clone(), place));
             }
         }
@@ -376,7 +464,9 @@ impl<'d> ClosedLoop<'d> {
 
     /// The watch shows the bound pod.
     fn show_bound(&mut self, uid: &PodUid, is_starting: bool, leaving: Option<PodDeletion>) {
-        let Some(pod) = self.pods.get(uid) else { return };
+        let Some(pod) = self.pods.get(uid) else {
+            return;
+        };
         let Some(place) = &pod.place else { return };
         let state = ObservedPhase::Bound {
             node: place.node.clone(),
@@ -385,7 +475,10 @@ impl<'d> ClosedLoop<'d> {
             ran: Some(self.now().since(place.since)),
         };
         let mut observation = self.observation(uid, pod, state);
-        let borrows = self.cluster.pod_state(uid).is_some_and(|state| state.borrows());
+        let borrows = self
+            .cluster
+            .pod_state(uid)
+            .is_some_and(|state| state.borrows());
         if let Some(observed) = &mut observation.observed {
             (observed.leaving, observed.loan.borrows) = (leaving, borrows);
         }
@@ -393,25 +486,56 @@ impl<'d> ClosedLoop<'d> {
             .recorded
             .footprint
             .clone()
-            .map(|footprint| NodeFootprint { node: place.node.clone(), ..footprint });
-        let successor = pod.recorded.successor.clone().or(pod.recorded.wants.clone());
+            .map(|footprint| NodeFootprint {
+                node: place.node.clone(),
+                ..footprint
+            });
+        let successor = pod
+            .recorded
+            .successor
+            .clone()
+            .or(pod.recorded.wants.clone());
         if let Some(footprint) = footprint {
-            let pod = FilterPod::Bound { footprint, successor };
-            self.cluster.apply(FilterPodObserved { uid: uid.clone(), pod });
+            let pod = FilterPod::Bound {
+                footprint,
+                successor,
+            };
+            self.cluster.apply(FilterPodObserved {
+                uid: uid.clone(),
+                pod,
+            });
         }
         self.cluster.apply(PodObserved(observation));
     }
 
     fn show(&mut self, uid: &PodUid, place: usize) {
-        let Some(pod) = self.pods.get(uid).filter(|pod| !pod.is_leaving && pod.place.is_some()) else {
+        let Some(pod) = self
+            .pods
+            .get(uid)
+            .filter(|pod| !pod.is_leaving && pod.place.is_some())
+        else {
             return;
         };
         match &pod.recorded.shows[place].1 {
             Show::Start(progress) => {
-                self.cluster.apply(EngineStartObserved { uid: uid.clone(), progress: *progress });
+                self.cluster.apply(EngineStartObserved {
+                    uid: uid.clone(),
+                    progress: *progress,
+                });
             }
-            Show::Pod { is_starting, disruption, .. } => {
-                let Some(LoopPlace { node, devices, since }) = &pod.place else { return };
+            Show::Pod {
+                is_starting,
+                disruption,
+                ..
+            } => {
+                let Some(LoopPlace {
+                    node,
+                    devices,
+                    since,
+                }) = &pod.place
+                else {
+                    return;
+                };
                 let state = ObservedPhase::Bound {
                     node: node.clone(),
                     devices: devices.clone(),
@@ -420,7 +544,10 @@ impl<'d> ClosedLoop<'d> {
                 };
                 let mut observation = self.observation(uid, pod, state);
                 let mut observed = (**disruption).clone();
-                observed.loan.borrows = self.cluster.pod_state(uid).is_some_and(|state| state.borrows());
+                observed.loan.borrows = self
+                    .cluster
+                    .pod_state(uid)
+                    .is_some_and(|state| state.borrows());
                 observation.observed = Some(observed);
                 self.cluster.apply(PodObserved(observation));
             }
@@ -428,51 +555,109 @@ impl<'d> ClosedLoop<'d> {
     }
 
     fn observation(&self, uid: &PodUid, pod: &LoopPod<'_>, state: ObservedPhase) -> PodObservation {
-        let RecordedPod { key, demand, disruption, .. } = pod.recorded;
+        let RecordedPod {
+            key,
+            demand,
+            disruption,
+            ..
+        } = pod.recorded;
         let observed = ObservedDisruptionInfo {
             disruption_info: disruption.disruption_info.clone(),
             ..ObservedDisruptionInfo::default()
         };
-        let demand = Demand { classified_by: UNCLASSIFIED, ..demand.clone() };
-        PodObservation { uid: uid.clone(), key: key.clone(), demand, state, observed: Some(observed) }
+        let demand = Demand {
+            classified_by: UNCLASSIFIED,
+            ..demand.clone()
+        };
+        PodObservation {
+            uid: uid.clone(),
+            key: key.clone(),
+            demand,
+            state,
+            observed: Some(observed),
+        }
     }
 
     /// The pod is being deleted; it is gone after its grace period.
     pub(super) fn leave(&mut self, uid: &PodUid) {
         let now = self.now();
-        let Some(pod) = self.pods.get_mut(uid).filter(|pod| !pod.is_leaving && pod.place.is_some()) else {
+        let Some(pod) = self
+            .pods
+            .get_mut(uid)
+            .filter(|pod| !pod.is_leaving && pod.place.is_some())
+        else {
             return;
         };
         pod.is_leaving = true;
         let grace = pod.recorded.grace;
         // Most are gone long before their grace period is over.
-        let took = pod.recorded.took_to_leave().filter(|_| pod.recorded.was_evicted).or(self.usual_leave);
-        self.tally.pods.entry(pod.root.clone()).or_default().evictions += 1;
+        let took = pod
+            .recorded
+            .took_to_leave()
+            .filter(|_| pod.recorded.was_evicted)
+            .or(self.usual_leave);
+        self.tally
+            .pods
+            .entry(pod.root.clone())
+            .or_default()
+            .evictions += 1;
         self.tally.evictions += 1;
-        self.show_bound(uid, false, Some(PodDeletion { asked_ago: Millis::default(), grace }));
-        self.at(now + took.unwrap_or(grace).min(grace), Event::Leaves(uid.clone()));
+        self.show_bound(
+            uid,
+            false,
+            Some(PodDeletion {
+                asked_ago: Millis::default(),
+                grace,
+            }),
+        );
+        self.at(
+            now + took.unwrap_or(grace).min(grace),
+            Event::Leaves(uid.clone()),
+        );
     }
 
     /// The pod is gone. One that was evicted comes back, if it has an owner.
     fn remove(&mut self, uid: &PodUid) {
         let now = self.now();
-        let Some(pod) = self.pods.remove(uid) else { return };
+        let Some(pod) = self.pods.remove(uid) else {
+            return;
+        };
         self.ordered.remove(uid);
         self.cluster.apply(PodDeleted(uid.clone()));
         let Some(place) = pod.place else { return };
-        self.on_node.get_mut(&place.node).into_iter().for_each(|here| _ = here.remove(uid));
+        self.on_node
+            .get_mut(&place.node)
+            .into_iter()
+            .for_each(|here| _ = here.remove(uid));
         let ran_before = pod.ran_before + now.since(place.since);
-        let is_over = self.demand.work(pod.root).is_some_and(|work| work <= ran_before);
+        let is_over = self
+            .demand
+            .work(pod.root)
+            .is_some_and(|work| work <= ran_before);
         if !pod.is_leaving || is_over || pod.recorded.disruption.disruption_info.owner.is_none() {
             return;
         }
         let returns = pod.returns + 1;
-        let next = PodUid::parse(&format!("{}-{returns}", pod.root)).unwrap_or_else(|_| pod.root.clone());
-        let gate = pod.recorded.gates.first().map(|(_, gate)| *gate).unwrap_or_default();
+        let next =
+            PodUid::parse(&format!("{}-{returns}", pod.root)).unwrap_or_else(|_| pod.root.clone());
+        let gate = pod
+            .recorded
+            .gates
+            .first()
+            .map(|(_, gate)| *gate)
+            .unwrap_or_default();
         let (came, is_leaving) = (None, false);
         self.pods.insert(
             next.clone(),
-            LoopPod { returns, came, gate, place: None, is_leaving, ran_before, ..pod },
+            LoopPod {
+                returns,
+                came,
+                gate,
+                place: None,
+                is_leaving,
+                ran_before,
+                ..pod
+            },
         );
         self.tally.returned += 1;
         self.at(now + OWNER_DELAY, Event::Arrives(next.clone()));

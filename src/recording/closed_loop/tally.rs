@@ -59,7 +59,10 @@ impl Tally {
 
     /// Of allocatable VRAM, the part that was allocated on average, in percent; `None` of a cluster without GPUs.
     pub fn allocated_percent(&self) -> Option<f64> {
-        let [allocated, capacity] = [self.sum(|sample| sample.allocated), self.sum(|sample| sample.capacity)];
+        let [allocated, capacity] = [
+            self.sum(|sample| sample.allocated),
+            self.sum(|sample| sample.capacity),
+        ];
         (capacity > 0).then(|| (allocated * 10_000 / capacity) as f64 / 100.0)
     }
 
@@ -67,10 +70,16 @@ impl Tally {
     pub fn stranded(&self) -> (Bytes, Bytes) {
         let mean = self.sum(|sample| sample.stranded) / (self.samples.len() as u128).max(1);
         let last = self.samples.last().map(|sample| sample.stranded);
-        (Bytes(u64::try_from(mean).unwrap_or(u64::MAX)), last.unwrap_or_default())
+        (
+            Bytes(u64::try_from(mean).unwrap_or(u64::MAX)),
+            last.unwrap_or_default(),
+        )
     }
 
     fn sum(&self, figure: impl Fn(&LoopSample) -> Bytes) -> u128 {
-        self.samples.iter().map(|sample| u128::from(figure(sample).0)).sum()
+        self.samples
+            .iter()
+            .map(|sample| u128::from(figure(sample).0))
+            .sum()
     }
 }

@@ -40,8 +40,20 @@ fn gib(gib: u64) -> Demand {
 
 /// What a pod takes of its node beside GPUs.
 fn nothing_of(node: NodeName) -> NodeFootprint {
-    let Requirements { amounts, ports, repels, .. } = Requirements::default();
-    NodeFootprint { node, amounts, ports: ports.into(), repels, volumes: 0, claims_devices: false }
+    let Requirements {
+        amounts,
+        ports,
+        repels,
+        ..
+    } = Requirements::default();
+    NodeFootprint {
+        node,
+        amounts,
+        ports: ports.into(),
+        repels,
+        volumes: 0,
+        claims_devices: false,
+    }
 }
 
 impl Recorded {
@@ -49,25 +61,50 @@ impl Recorded {
     fn new() -> Self {
         let mut cluster = LedgerCluster::by(Policy::default(), &[("a", 1), ("b", 2)]);
         for name in ["a", "b"] {
-            let allocatable =
-                Amounts { cpu: MilliCpu(1 << 40), memory: Bytes::gib(1 << 20), ..Amounts::default() };
+            let allocatable = Amounts {
+                cpu: MilliCpu(1 << 40),
+                memory: Bytes::gib(1 << 20),
+                ..Amounts::default()
+            };
             let (labels, taints) = (Arc::default(), Arc::new([]));
-            let machine = FilterNode { name: node(name), labels, taints, allocatable, pods: 110 };
+            let machine = FilterNode {
+                name: node(name),
+                labels,
+                taints,
+                allocatable,
+                pods: 110,
+            };
             cluster.apply(NodeObserved {
                 machine: Some(machine),
                 ..NodeObserved::new(node(name), NodeKind::Stowage)
             });
         }
-        let header = SegmentHeader { stowage: "0".into(), wall_ms: 1_700_000_000_000, began: cluster.now() };
-        let checkpoint = Checkpoint { next: 0, after: Gap::Start, state: cluster.export() };
-        let parts = vec![Part::Segment(header), Part::Entry(Entry::Checkpoint(Box::new(checkpoint)))];
-        Self { cluster, parts, numbered: 0 }
+        let header = SegmentHeader {
+            stowage: "0".into(),
+            wall_ms: 1_700_000_000_000,
+            began: cluster.now(),
+        };
+        let checkpoint = Checkpoint {
+            next: 0,
+            after: Gap::Start,
+            state: cluster.export(),
+        };
+        let parts = vec![
+            Part::Segment(header),
+            Part::Entry(Entry::Checkpoint(Box::new(checkpoint))),
+        ];
+        Self {
+            cluster,
+            parts,
+            numbered: 0,
+        }
     }
 
     fn note(&mut self, input: impl Into<Input>) {
         let (number, input) = (self.numbered, input.into());
         self.numbered += 1;
-        self.parts.push(Part::Entry(Entry::Input(Numbered { number, input })));
+        self.parts
+            .push(Part::Entry(Entry::Input(Numbered { number, input })));
     }
 
     fn pass(&mut self, time: Millis) {
@@ -79,8 +116,14 @@ impl Recorded {
     /// The pod comes, and is bound at once if a node takes it. A controller makes it again if it is evicted.
     fn come(&mut self, name: &str, demand: Demand) -> Option<String> {
         let owner = Some(OwnerUid::parse("batch").unwrap());
-        let disruption_info = DisruptionInfo { owner, ..DisruptionInfo::default() };
-        let wants = FilterPodObserved { uid: uid(name), pod: FilterPod::Waiting(Requirements::default()) };
+        let disruption_info = DisruptionInfo {
+            owner,
+            ..DisruptionInfo::default()
+        };
+        let wants = FilterPodObserved {
+            uid: uid(name),
+            pod: FilterPod::Waiting(Requirements::default()),
+        };
         self.note(wants.clone());
         self.cluster.apply(wants);
         let shown = PodObserved(PodObservation {
@@ -88,7 +131,10 @@ impl Recorded {
             key: key(name),
             demand: demand.clone(),
             state: ObservedPhase::Waiting(ObservedWaiting::default()),
-            observed: Some(ObservedDisruptionInfo { disruption_info, ..ObservedDisruptionInfo::default() }),
+            observed: Some(ObservedDisruptionInfo {
+                disruption_info,
+                ..ObservedDisruptionInfo::default()
+            }),
         });
         self.note(shown.clone());
         self.cluster.apply(shown);
@@ -101,8 +147,14 @@ impl Recorded {
         });
         self.note(asked.clone());
         let view = self.cluster.apply(asked);
-        let names: Vec<String> = view.snapshot.nodes().iter().map(|node| node.name.to_string()).collect();
-        let mut scores = ScoreCache::default().take(&view.snapshot, &view.request.demand, &view.policy);
+        let names: Vec<String> = view
+            .snapshot
+            .nodes()
+            .iter()
+            .map(|node| node.name.to_string())
+            .collect();
+        let mut scores =
+            ScoreCache::default().take(&view.snapshot, &view.request.demand, &view.policy);
         let list = filter(&view, names.iter().map(String::as_str), &mut scores);
         let Some(best) = list.best.first() else {
             let refused = refused(&view, &list);
@@ -114,9 +166,15 @@ impl Recorded {
         self.note(offered.clone());
         self.cluster.apply(offered);
         let at = view.snapshot.nodes()[best.node].name.clone();
-        let asked = BindAsked { uid: uid(name), key: key(name), node: at.clone() };
+        let asked = BindAsked {
+            uid: uid(name),
+            key: key(name),
+            node: at.clone(),
+        };
         self.note(asked.clone());
-        let Ok(BindAnswer::Write(decision)) = self.cluster.apply(asked) else { panic!("it passed filter") };
+        let Ok(BindAnswer::Write(decision)) = self.cluster.apply(asked) else {
+            panic!("it passed filter")
+        };
         let written = BindingAnswered {
             uid: uid(name),
             placement: decision.placement,
@@ -127,8 +185,14 @@ impl Recorded {
         self.note(written.clone());
         self.cluster.apply(written);
         let footprint = nothing_of(at.clone());
-        let pod = FilterPod::Bound { footprint, successor: None };
-        let bound = FilterPodObserved { uid: uid(name), pod };
+        let pod = FilterPod::Bound {
+            footprint,
+            successor: None,
+        };
+        let bound = FilterPodObserved {
+            uid: uid(name),
+            pod,
+        };
         self.note(bound.clone());
         self.cluster.apply(bound);
         Some(at.to_string())
@@ -157,7 +221,10 @@ impl Recorded {
 fn with_headroom(percent: u8) -> LoopPolicy {
     let mut given = Policy::default();
     given.settings.headroom = Headroom::all(Percent::new(percent).unwrap());
-    LoopPolicy { given: Some(given), packing: None }
+    LoopPolicy {
+        given: Some(given),
+        packing: None,
+    }
 }
 
 fn three_pods() -> Recorded {
@@ -178,8 +245,15 @@ fn the_recorded_policy_against_itself_differs_in_nothing_and_agrees_with_the_rec
     recorded.pass(Millis::seconds(20));
     let compared = recorded.under(LoopPolicy::default());
     assert_eq!(compared.recorded, compared.other);
-    assert!(compared.pods.iter().all(|pod| !pod.differs()), "{:#?}", compared.pods);
-    assert_eq!((compared.agreement.placements, compared.agreement.same_gpus), (3, 3));
+    assert!(
+        compared.pods.iter().all(|pod| !pod.differs()),
+        "{:#?}",
+        compared.pods
+    );
+    assert_eq!(
+        (compared.agreement.placements, compared.agreement.same_gpus),
+        (3, 3)
+    );
     assert_eq!(compared.lasted, Millis::seconds(55));
     let figures = &compared.recorded;
     assert_eq!(
@@ -198,8 +272,17 @@ fn a_policy_under_which_pods_do_not_fit_leaves_them_waiting() {
     let compared = three_pods().under(with_headroom(50));
     assert_eq!((compared.recorded.placed, compared.other.placed), (3, 0));
     assert_eq!(compared.other.waiting_at_the_end, 3);
-    assert_eq!(compared.other.waits.longest, Millis::seconds(30), "until the end");
-    assert!(compared.pods.iter().all(|pod| pod.differs() && pod.other.node.is_none()));
+    assert_eq!(
+        compared.other.waits.longest,
+        Millis::seconds(30),
+        "until the end"
+    );
+    assert!(
+        compared
+            .pods
+            .iter()
+            .all(|pod| pod.differs() && pod.other.node.is_none())
+    );
 }
 
 /// Nothing asked for what moved pods require of their nodes when it was recorded; they required it when they came.
@@ -212,15 +295,33 @@ fn a_policy_that_moves_pods_moves_those_of_a_recording_of_one_that_does_not() {
         recorded.pass(Millis::seconds(1));
     }
     recorded.end("ends");
-    let polite = Demand { may_preempt: false, ..demand_of(Bytes::gib(60).0, 1, Sharing::Shared, 100) };
+    let polite = Demand {
+        may_preempt: false,
+        ..demand_of(Bytes::gib(60).0, 1, Sharing::Shared, 100)
+    };
     assert_eq!(recorded.come("polite", polite), None);
     recorded.pass(Millis::seconds(60));
 
     let mut given = Policy::default();
-    given.planning.consolidation = Some(Consolidation { gain: Millis::seconds(36_000) });
-    let compared = recorded.under(LoopPolicy { given: Some(given), packing: None });
-    assert_eq!((compared.recorded.waiting_at_the_end, compared.recorded.evictions), (1, 0));
-    assert_eq!((compared.other.waiting_at_the_end, compared.other.evictions), (0, 1), "{compared:#?}");
+    given.planning.consolidation = Some(Consolidation {
+        gain: Millis::seconds(36_000),
+    });
+    let compared = recorded.under(LoopPolicy {
+        given: Some(given),
+        packing: None,
+    });
+    assert_eq!(
+        (
+            compared.recorded.waiting_at_the_end,
+            compared.recorded.evictions
+        ),
+        (1, 0)
+    );
+    assert_eq!(
+        (compared.other.waiting_at_the_end, compared.other.evictions),
+        (0, 1),
+        "{compared:#?}"
+    );
 }
 
 #[test]
@@ -245,7 +346,10 @@ fn what_a_pod_requires_of_its_node_is_in_its_first_event() {
 
 #[test]
 fn another_packing_is_played_without_a_policy_file() {
-    let other = LoopPolicy { given: None, packing: Some(PackingPolicy::BestFit) };
+    let other = LoopPolicy {
+        given: None,
+        packing: Some(PackingPolicy::BestFit),
+    };
     let compared = three_pods().under(other);
     assert_eq!(compared.other.placed, 3);
 }
@@ -256,8 +360,14 @@ fn what_comes_behind_a_gap_is_left_out_and_it_is_said() {
     for after in [Gap::None, Gap::Dropped(3)] {
         let mut recorded = three_pods();
         let state = recorded.cluster.export();
-        let checkpoint = Checkpoint { next: 900, after, state };
-        recorded.parts.push(Part::Entry(Entry::Checkpoint(Box::new(checkpoint))));
+        let checkpoint = Checkpoint {
+            next: 900,
+            after,
+            state,
+        };
+        recorded
+            .parts
+            .push(Part::Entry(Entry::Checkpoint(Box::new(checkpoint))));
         recorded.come("w", gib(1));
         let compared = recorded.under(LoopPolicy::default());
         assert!(compared.stops_at_gap, "{after:?}");
@@ -276,5 +386,8 @@ fn what_concerns_no_decision_comes_in_as_recorded() {
     let compared = recorded.under(LoopPolicy::default());
     assert_eq!(compared.pods[0].other.node, Some(node("a")));
     let began: Moment = recorded.demand().began;
-    assert_eq!(recorded.demand().pods[&PodUid::parse("x").unwrap()].arrived, began + Millis::seconds(1));
+    assert_eq!(
+        recorded.demand().pods[&PodUid::parse("x").unwrap()].arrived,
+        began + Millis::seconds(1)
+    );
 }

@@ -83,14 +83,22 @@ impl NamesSeen {
         while let Some(part) = next_whole(&mut reader)? {
             if let RawPart::Line(line) = part {
                 let line = with_policy(*line, self)?;
-                serde_json::to_writer(io::sink(), &Redacted::new(&line, self)).map_err(io::Error::from)?;
+                serde_json::to_writer(io::sink(), &Redacted::new(&line, self))
+                    .map_err(io::Error::from)?;
             }
         }
         Ok(())
     }
 
     pub fn pseudonyms(self) -> Pseudonyms {
-        let Seen { texts, keys, all_keys, images, namespaces, expressions } = self.0.into_inner();
+        let Seen {
+            texts,
+            keys,
+            all_keys,
+            images,
+            namespaces,
+            expressions,
+        } = self.0.into_inner();
         let numbered = expressions.into_iter().enumerate();
         Pseudonyms {
             names: order::pseudonyms(&texts, &keys),
@@ -99,7 +107,9 @@ impl NamesSeen {
             images: images.into_iter().zip(1..).collect(),
             namespaces,
             expressions: numbered
-                .map(|(number, (text, expression))| (text, (format!("{EXPRESSION}{number}"), expression)))
+                .map(|(number, (text, expression))| {
+                    (text, (format!("{EXPRESSION}{number}"), expression))
+                })
                 .collect(),
         }
     }
@@ -169,9 +179,15 @@ fn with_policy(line: Line, names: &dyn PolicyNames) -> Result<Line, PolicyError>
             checkpoint.state = checkpoint.state.with_policy(policy);
             Line::Checkpoint(checkpoint)
         }
-        Line::Input(Numbered { number, input: Input::PolicySet(mut set) }) => {
+        Line::Input(Numbered {
+            number,
+            input: Input::PolicySet(mut set),
+        }) => {
             set.policy = redacted(&set.policy, names)?;
-            Line::Input(Numbered { number, input: Input::PolicySet(set) })
+            Line::Input(Numbered {
+                number,
+                input: Input::PolicySet(set),
+            })
         }
         line => line,
     })
@@ -212,7 +228,10 @@ impl Names for NamesSeen {
 
 impl PolicyNames for NamesSeen {
     fn expression(&self, expression: &Expression) -> Option<String> {
-        self.0.borrow_mut().expressions.insert(expression.text().into(), expression.clone());
+        self.0
+            .borrow_mut()
+            .expressions
+            .insert(expression.text().into(), expression.clone());
         None
     }
 
@@ -236,7 +255,11 @@ impl Names for Pseudonyms {
 
     /// The labels that stand for expressions are keys that were not seen.
     fn key<'t>(&'t self, key: &'t str) -> Cow<'t, str> {
-        if order::is_known_key(key) { Cow::Borrowed(key) } else { self.name(key) }
+        if order::is_known_key(key) {
+            Cow::Borrowed(key)
+        } else {
+            self.name(key)
+        }
     }
 
     fn image(&self, image: u64) -> u64 {
@@ -245,10 +268,15 @@ impl Names for Pseudonyms {
 
     fn pod(&self, mut traits: PodTraits) -> PodTraits {
         let pod = ExpressionPod::new(&traits);
-        let hold = self.expressions.values().filter(|(_, expression)| expression.holds_for(&pod) == Ok(true));
+        let hold = self
+            .expressions
+            .values()
+            .filter(|(_, expression)| expression.holds_for(&pod) == Ok(true));
         let labels: Vec<String> = hold.map(|(label, _)| label.clone()).collect();
         drop(pod);
-        traits.labels.extend(labels.into_iter().map(|label| (label, HOLDS.to_owned())));
+        traits
+            .labels
+            .extend(labels.into_iter().map(|label| (label, HOLDS.to_owned())));
         traits
     }
 }
@@ -256,19 +284,31 @@ impl Names for Pseudonyms {
 impl PolicyNames for Pseudonyms {
     fn expression(&self, expression: &Expression) -> Option<String> {
         // One that was not seen holds for no pod.
-        let label = self.expressions.get(expression.text()).map(|(label, _)| label.clone());
+        let label = self
+            .expressions
+            .get(expression.text())
+            .map(|(label, _)| label.clone());
         Some(label.unwrap_or_else(|| format!("{EXPRESSION}{UNSEEN}")))
     }
 
     /// Patterns still, because a name counts before any of them.
     fn pattern(&self, pattern: &str) -> Vec<String> {
-        let taken = self.namespaces.iter().filter(|namespace| takes(pattern, namespace));
-        taken.map(|namespace| format!("{}*", self.name(namespace))).collect()
+        let taken = self
+            .namespaces
+            .iter()
+            .filter(|namespace| takes(pattern, namespace));
+        taken
+            .map(|namespace| format!("{}*", self.name(namespace)))
+            .collect()
     }
 
     fn resources(&self, pattern: &str) -> Vec<String> {
-        let seen = self.all_keys.iter().filter(|resource| takes(pattern, resource));
-        seen.map(|resource| self.key(resource).into_owned()).collect()
+        let seen = self
+            .all_keys
+            .iter()
+            .filter(|resource| takes(pattern, resource));
+        seen.map(|resource| self.key(resource).into_owned())
+            .collect()
     }
 }
 

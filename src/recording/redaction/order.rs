@@ -22,7 +22,13 @@ const WORDS: [&str; 12] = [
     "true",
 ];
 /// Who makes the keys that begin so, of labels, taints and resources: `topology.kubernetes.io/zone`.
-const DOMAINS: [&str; 5] = ["k8s.io", "karpenter.sh", "kubernetes.io", "nvidia.com", "stowage.dev"];
+const DOMAINS: [&str; 5] = [
+    "k8s.io",
+    "karpenter.sh",
+    "kubernetes.io",
+    "nvidia.com",
+    "stowage.dev",
+];
 const HUGE_PAGES: &str = "hugepages-";
 /// MIG slices are called so, and a device that its node does not list counts otherwise if it is one.
 const SLICE: &str = "MIG-";
@@ -37,7 +43,9 @@ pub fn stays(text: &str) -> bool {
     WORDS.contains(&text)
         || is_number(text)
         || text.strip_prefix(INDEX).is_some_and(is_number)
-        || text.strip_prefix(HUGE_PAGES).is_some_and(|size| Bytes::parse_quantity(size).is_ok())
+        || text
+            .strip_prefix(HUGE_PAGES)
+            .is_some_and(|size| Bytes::parse_quantity(size).is_ok())
 }
 
 /// Whether a key of a label, taint or resource is left as it is: it is one of [`DOMAINS`]. A name may look the same: a model may
@@ -45,14 +53,19 @@ pub fn stays(text: &str) -> bool {
 pub(crate) fn is_known_key(key: &str) -> bool {
     key.split_once('/').is_some_and(|(domain, _)| {
         DOMAINS.iter().any(|known| {
-            domain.strip_suffix(known).is_some_and(|before| before.is_empty() || before.ends_with('.'))
+            domain
+                .strip_suffix(known)
+                .is_some_and(|before| before.is_empty() || before.ends_with('.'))
         })
     })
 }
 
 /// What stands for each of these texts that neither stays nor is among `keys`, which are left as they are. Of any two texts, what
 /// is written for the lesser is the lesser.
-pub fn pseudonyms(texts: &BTreeSet<Box<str>>, keys: &BTreeSet<Box<str>>) -> FxHashMap<Box<str>, Box<str>> {
+pub fn pseudonyms(
+    texts: &BTreeSet<Box<str>>,
+    keys: &BTreeSet<Box<str>>,
+) -> FxHashMap<Box<str>, Box<str>> {
     let stays = |text: &str| stays(text) || keys.contains(text);
     let hidden = texts.iter().filter(|text| !stays(text)).count();
     let digits = hidden.max(1).ilog10() as usize + 1;
@@ -72,7 +85,10 @@ pub fn pseudonyms(texts: &BTreeSet<Box<str>>, keys: &BTreeSet<Box<str>>) -> FxHa
         }
     };
     for text in texts {
-        if gap.first().is_some_and(|first| is_slice(first) != is_slice(text)) {
+        if gap
+            .first()
+            .is_some_and(|first| is_slice(first) != is_slice(text))
+        {
             let edge = if is_slice(text) { SLICE } else { BEYOND_SLICES };
             close(&mut gap, above, Some(edge));
             above = edge;
@@ -94,12 +110,21 @@ fn between(above: &str, below: Option<&str>) -> String {
         text.as_str() > above
             && below.is_none_or(|below| text.as_str() < below && !below.starts_with(text.as_str()))
     };
-    let letters =
-        ('a'..='z').cycle().skip(usize::from(b'x' - b'a')).take(26).chain('A'..='Z').map(String::from);
-    let longer = ['x', '-', '.', '!'].into_iter().map(|end| format!("{above}{end}"));
+    let letters = ('a'..='z')
+        .cycle()
+        .skip(usize::from(b'x' - b'a'))
+        .take(26)
+        .chain('A'..='Z')
+        .map(String::from);
+    let longer = ['x', '-', '.', '!']
+        .into_iter()
+        .map(|end| format!("{above}{end}"));
     // Between a text and one that begins with it there are only such that go on with a lesser character, and `!` is the least
     // that a name may have.
-    letters.chain(longer).find(fits).unwrap_or_else(|| format!("{above}!"))
+    letters
+        .chain(longer)
+        .find(fits)
+        .unwrap_or_else(|| format!("{above}!"))
 }
 
 #[cfg(test)]
@@ -109,27 +134,63 @@ mod tests {
 
     /// All texts that look like known keys are keys.
     fn written(texts: &[&str]) -> Vec<String> {
-        written_with(texts, &texts.iter().copied().filter(|text| is_known_key(text)).collect::<Vec<_>>())
+        written_with(
+            texts,
+            &texts
+                .iter()
+                .copied()
+                .filter(|text| is_known_key(text))
+                .collect::<Vec<_>>(),
+        )
     }
 
     fn written_with(texts: &[&str], keys: &[&str]) -> Vec<String> {
-        let set = |texts: &[&str]| texts.iter().map(|text| Box::from(*text)).collect::<BTreeSet<Box<str>>>();
+        let set = |texts: &[&str]| {
+            texts
+                .iter()
+                .map(|text| Box::from(*text))
+                .collect::<BTreeSet<Box<str>>>()
+        };
         let (texts, keys) = (set(texts), set(keys));
         let pseudonyms = pseudonyms(&texts, &keys);
-        texts.iter().map(|text| pseudonyms.get(text).unwrap_or(text).to_string()).collect()
+        texts
+            .iter()
+            .map(|text| pseudonyms.get(text).unwrap_or(text).to_string())
+            .collect()
     }
 
     #[test]
     fn names_are_numbered_in_their_order_and_known_words_stay() {
-        let texts = ["team-a", "true", "17", "node-b", "kubernetes.io/hostname", "node-a"];
-        assert_eq!(written(&texts), ["17", "kubernetes.io/hostname", "l1", "l2", "l3", "true"]);
+        let texts = [
+            "team-a",
+            "true",
+            "17",
+            "node-b",
+            "kubernetes.io/hostname",
+            "node-a",
+        ];
+        assert_eq!(
+            written(&texts),
+            ["17", "kubernetes.io/hostname", "l1", "l2", "l3", "true"]
+        );
     }
 
     /// A GPU's name says whether it is a slice of one, and what an unknown device costs depends on that.
     #[test]
     fn mig_slices_stay_mig_slices() {
-        let texts = ["Acme", "GPU-b", "MIG-a", "MIG-b", "NVIDIA-H100", "TCP", "node-a"];
-        assert_eq!(written(&texts), ["A1", "A2", "MIG-3", "MIG-4", "N5", "TCP", "x6"]);
+        let texts = [
+            "Acme",
+            "GPU-b",
+            "MIG-a",
+            "MIG-b",
+            "NVIDIA-H100",
+            "TCP",
+            "node-a",
+        ];
+        assert_eq!(
+            written(&texts),
+            ["A1", "A2", "MIG-3", "MIG-4", "N5", "TCP", "x6"]
+        );
         assert_eq!(written(&["MIG-a"]), ["MIG-1"]);
     }
 
@@ -140,21 +201,39 @@ mod tests {
 
     #[test]
     fn keys_of_known_domains_stay_and_such_that_only_end_alike_do_not() {
-        assert!(["hugepages-2Mi", "index-3", "-4"].iter().all(|text| stays(text)));
         assert!(
-            ["nvidia.com/gpu.present", "node-role.kubernetes.io/gpu"].iter().all(|key| is_known_key(key))
+            ["hugepages-2Mi", "index-3", "-4"]
+                .iter()
+                .all(|text| stays(text))
         );
-        let go = ["evilnvidia.com/gpu", "nvidia.com", "gpu-1.nvidia.com", "index-a", "1.5", "True"];
+        assert!(
+            ["nvidia.com/gpu.present", "node-role.kubernetes.io/gpu"]
+                .iter()
+                .all(|key| is_known_key(key))
+        );
+        let go = [
+            "evilnvidia.com/gpu",
+            "nvidia.com",
+            "gpu-1.nvidia.com",
+            "index-a",
+            "1.5",
+            "True",
+        ];
         assert!(go.iter().all(|text| !stays(text) && !is_known_key(text)));
     }
 
     #[test]
     fn a_name_that_looks_like_a_key_goes() {
-        let texts = ["models.nvidia.com/secret", "nvidia.com/gpu"].map(Box::from).into();
+        let texts = ["models.nvidia.com/secret", "nvidia.com/gpu"]
+            .map(Box::from)
+            .into();
         let pseudonyms = pseudonyms(&texts, &["nvidia.com/gpu".into()].into());
         assert!(!pseudonyms.contains_key("nvidia.com/gpu"));
         let pseudonym = &*pseudonyms["models.nvidia.com/secret"];
-        assert!(pseudonym < "nvidia.com/gpu" && !pseudonym.contains("models"), "{pseudonym}");
+        assert!(
+            pseudonym < "nvidia.com/gpu" && !pseudonym.contains("models"),
+            "{pseudonym}"
+        );
     }
 
     proptest! {

@@ -5,8 +5,8 @@ use super::serializer::Names;
 use std::collections::BTreeMap;
 use stowage_scheduling::policy::selection::is_pattern;
 use stowage_scheduling::policy::{
-    Class, Expression, LabelExpression, Match, ModelRules, NamespaceSelector, Policy, PolicyError, Pool,
-    SpareRule, Tenant,
+    Class, Expression, LabelExpression, Match, ModelRules, NamespaceSelector, Policy, PolicyError,
+    Pool, SpareRule, Tenant,
 };
 
 /// What a policy asks beside names.
@@ -38,15 +38,42 @@ pub fn redacted(policy: &Policy, names: &dyn PolicyNames) -> Result<Policy, Poli
     }
     settings.planning.scheduler_names = by.all(&settings.planning.scheduler_names);
     settings.dra.gpu_drivers = by.all(&settings.dra.gpu_drivers);
-    for patterns in [&mut settings.nodes.gpu_resources, &mut settings.nodes.harmless_resources] {
-        *patterns = patterns.iter().flat_map(|pattern| names.resources(pattern)).collect();
+    for patterns in [
+        &mut settings.nodes.gpu_resources,
+        &mut settings.nodes.harmless_resources,
+    ] {
+        *patterns = patterns
+            .iter()
+            .flat_map(|pattern| names.resources(pattern))
+            .collect();
     }
-    settings.nodes.ignored_labels = settings.nodes.ignored_labels.iter().map(|key| by.key(key)).collect();
-    settings.autoscaling.models =
-        settings.autoscaling.models.iter().map(|(model, rules)| (by.one(model), by.model(rules))).collect();
+    settings.nodes.ignored_labels = settings
+        .nodes
+        .ignored_labels
+        .iter()
+        .map(|key| by.key(key))
+        .collect();
+    settings.autoscaling.models = settings
+        .autoscaling
+        .models
+        .iter()
+        .map(|(model, rules)| (by.one(model), by.model(rules)))
+        .collect();
     let renamed = renamed
-        .with_classes(policy.classes().iter().map(|class| by.class(class)).collect())?
-        .with_tenants(policy.tenants().iter().map(|tenant| by.tenant(tenant)).collect())?
+        .with_classes(
+            policy
+                .classes()
+                .iter()
+                .map(|class| by.class(class))
+                .collect(),
+        )?
+        .with_tenants(
+            policy
+                .tenants()
+                .iter()
+                .map(|tenant| by.tenant(tenant))
+                .collect(),
+        )?
         .with_pools(policy.pools().iter().map(|pool| by.pool(pool)).collect())?;
     Ok(renamed.with_open_windows(policy.open_windows().clone()))
 }
@@ -73,11 +100,18 @@ impl Renaming<'_> {
     }
 
     fn labels(&self, labels: &BTreeMap<String, String>) -> BTreeMap<String, String> {
-        labels.iter().map(|(key, value)| (self.key(key), self.one(value))).collect()
+        labels
+            .iter()
+            .map(|(key, value)| (self.key(key), self.one(value)))
+            .collect()
     }
 
     fn expressions(&self, expressions: &[LabelExpression]) -> Vec<LabelExpression> {
-        let renamed = |LabelExpression { key, operator, values }: &LabelExpression| LabelExpression {
+        let renamed = |LabelExpression {
+                           key,
+                           operator,
+                           values,
+                       }: &LabelExpression| LabelExpression {
             key: self.key(key),
             operator: *operator,
             values: self.all(values),
@@ -121,8 +155,10 @@ impl Renaming<'_> {
 
     fn conditions(&self, matches: &Match) -> Match {
         let mut labels = self.labels(&matches.labels);
-        let held =
-            matches.expression.as_ref().map(|expression| (expression, self.names.expression(expression)));
+        let held = matches
+            .expression
+            .as_ref()
+            .map(|expression| (expression, self.names.expression(expression)));
         let expression = match held {
             Some((expression, None)) => Some(expression.clone()),
             Some((_, Some(label))) => {
@@ -138,14 +174,21 @@ impl Renaming<'_> {
             match_expressions: self.expressions(&matches.match_expressions),
             priority_classes: self.all(&matches.priority_classes),
             priority: matches.priority.clone(),
-            resources: matches.resources.iter().map(|resource| self.key(resource)).collect(),
+            resources: matches
+                .resources
+                .iter()
+                .map(|resource| self.key(resource))
+                .collect(),
             sharing: matches.sharing,
             expression,
         }
     }
 
     fn model(&self, rules: &ModelRules) -> ModelRules {
-        ModelRules { namespaces: self.narrowed(&rules.namespaces), ..rules.clone() }
+        ModelRules {
+            namespaces: self.narrowed(&rules.namespaces),
+            ..rules.clone()
+        }
     }
 
     fn tenant(&self, tenant: &Tenant) -> Tenant {

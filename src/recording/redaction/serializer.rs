@@ -4,8 +4,8 @@
 //! Fields' and variants' names are not texts: they reach a serializer by calls of their own.
 
 use serde::ser::{
-    Error, Serialize, SerializeMap, SerializeSeq, SerializeStruct, SerializeStructVariant, SerializeTuple,
-    SerializeTupleStruct, SerializeTupleVariant, Serializer,
+    Error, Serialize, SerializeMap, SerializeSeq, SerializeStruct, SerializeStructVariant,
+    SerializeTuple, SerializeTupleStruct, SerializeTupleVariant, Serializer,
 };
 use serde_json::{Map, Value};
 use std::borrow::Cow;
@@ -62,8 +62,11 @@ const KEPT_FIELDS: [(&str, &str); 5] = [
     ("KeptBind", "why"),
 ];
 /// Fields with names of objects in namespaces as one text.
-const IN_NAMESPACES: [(&str, &str); 3] =
-    [("StorageObserved", "name"), ("StorageDeleted", "name"), ("VolumeIndexState", "claims")];
+const IN_NAMESPACES: [(&str, &str); 3] = [
+    ("StorageObserved", "name"),
+    ("StorageDeleted", "name"),
+    ("VolumeIndexState", "claims"),
+];
 const TRAITS: &str = "PodTraits";
 
 /// A value whose names are replaced while it is serialized.
@@ -75,13 +78,21 @@ pub(crate) struct Redacted<'a, T: ?Sized> {
 
 impl<'a, T: ?Sized> Redacted<'a, T> {
     pub fn new(value: &'a T, names: &'a dyn Names) -> Self {
-        Self { value, names, place: Place::Name }
+        Self {
+            value,
+            names,
+            place: Place::Name,
+        }
     }
 }
 
 impl<T: Serialize + ?Sized> Serialize for Redacted<'_, T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.value.serialize(RedactingSerializer { inner: serializer, names: self.names, place: self.place })
+        self.value.serialize(RedactingSerializer {
+            inner: serializer,
+            names: self.names,
+            place: self.place,
+        })
     }
 }
 
@@ -145,11 +156,22 @@ impl<'a, S> RedactingSerializer<'a, S> {
     where
         'a: 'v,
     {
-        Redacted { value, names: self.names, place }
+        Redacted {
+            value,
+            names: self.names,
+            place,
+        }
     }
 
-    fn parts<C, E>(self, begin: impl FnOnce(S) -> Result<C, E>) -> Result<RedactingParts<'a, C>, E> {
-        Ok(RedactingParts { inner: begin(self.inner)?, names: self.names, place: self.place })
+    fn parts<C, E>(
+        self,
+        begin: impl FnOnce(S) -> Result<C, E>,
+    ) -> Result<RedactingParts<'a, C>, E> {
+        Ok(RedactingParts {
+            inner: begin(self.inner)?,
+            names: self.names,
+            place: self.place,
+        })
     }
 }
 
@@ -192,7 +214,11 @@ impl<'a, S: Serializer> Serializer for RedactingSerializer<'a, S> {
     );
 
     fn serialize_u64(self, value: u64) -> Result<S::Ok, S::Error> {
-        let value = if self.place == Place::Image { self.names.image(value) } else { value };
+        let value = if self.place == Place::Image {
+            self.names.image(value)
+        } else {
+            value
+        };
         self.inner.serialize_u64(value)
     }
 
@@ -230,7 +256,8 @@ impl<'a, S: Serializer> Serializer for RedactingSerializer<'a, S> {
         value: &T,
     ) -> Result<S::Ok, S::Error> {
         let redacted = self.redacted(value, self.place.of_field(name, variant));
-        self.inner.serialize_newtype_variant(name, index, variant, &redacted)
+        self.inner
+            .serialize_newtype_variant(name, index, variant, &redacted)
     }
 
     fn serialize_seq(self, length: Option<usize>) -> Result<Self::SerializeSeq, S::Error> {
@@ -263,13 +290,26 @@ impl<'a, S: Serializer> Serializer for RedactingSerializer<'a, S> {
         self.parts(|inner| inner.serialize_map(length))
     }
 
-    fn serialize_struct(self, of: &'static str, length: usize) -> Result<Self::SerializeStruct, S::Error> {
+    fn serialize_struct(
+        self,
+        of: &'static str,
+        length: usize,
+    ) -> Result<Self::SerializeStruct, S::Error> {
         if of == TRAITS && self.place != Place::SeenPod {
             return Ok(RedactingStruct::Traits(self, Map::new()));
         }
-        let Self { inner, names, place } = self;
+        let Self {
+            inner,
+            names,
+            place,
+        } = self;
         let inner = inner.serialize_struct(of, length)?;
-        Ok(RedactingStruct::Plain(RedactingFields { inner, names, place, of }))
+        Ok(RedactingStruct::Plain(RedactingFields {
+            inner,
+            names,
+            place,
+            of,
+        }))
     }
 
     fn serialize_struct_variant(
@@ -279,9 +319,18 @@ impl<'a, S: Serializer> Serializer for RedactingSerializer<'a, S> {
         variant: &'static str,
         length: usize,
     ) -> Result<Self::SerializeStructVariant, S::Error> {
-        let Self { inner, names, place } = self;
+        let Self {
+            inner,
+            names,
+            place,
+        } = self;
         let inner = inner.serialize_struct_variant(of, index, variant, length)?;
-        Ok(RedactingFields { inner, names, place, of })
+        Ok(RedactingFields {
+            inner,
+            names,
+            place,
+            of,
+        })
     }
 
     fn is_human_readable(&self) -> bool {
@@ -319,11 +368,19 @@ impl<C: SerializeMap> SerializeMap for RedactingParts<'_, C> {
 
     fn serialize_key<T: Serialize + ?Sized>(&mut self, key: &T) -> Result<(), C::Error> {
         let place = self.place.of_map_key();
-        self.inner.serialize_key(&Redacted { value: key, names: self.names, place })
+        self.inner.serialize_key(&Redacted {
+            value: key,
+            names: self.names,
+            place,
+        })
     }
 
     fn serialize_value<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), C::Error> {
-        self.inner.serialize_value(&Redacted { value, names: self.names, place: self.place })
+        self.inner.serialize_value(&Redacted {
+            value,
+            names: self.names,
+            place: self.place,
+        })
     }
 
     fn end(self) -> Result<C::Ok, C::Error> {
@@ -341,7 +398,14 @@ impl<C: SerializeStructVariant> SerializeStructVariant for RedactingFields<'_, C
         value: &T,
     ) -> Result<(), C::Error> {
         let place = self.place.of_field(self.of, field);
-        self.inner.serialize_field(field, &Redacted { value, names: self.names, place })
+        self.inner.serialize_field(
+            field,
+            &Redacted {
+                value,
+                names: self.names,
+                place,
+            },
+        )
     }
 
     fn end(self) -> Result<C::Ok, C::Error> {
@@ -361,7 +425,14 @@ impl<S: Serializer> SerializeStruct for RedactingStruct<'_, S> {
         match self {
             Self::Plain(fields) => {
                 let place = fields.place.of_field(fields.of, field);
-                fields.inner.serialize_field(field, &Redacted { value, names: fields.names, place })
+                fields.inner.serialize_field(
+                    field,
+                    &Redacted {
+                        value,
+                        names: fields.names,
+                        place,
+                    },
+                )
             }
             Self::Traits(_, fields) => {
                 let value = serde_json::to_value(value).map_err(S::Error::custom)?;
@@ -384,10 +455,10 @@ impl<S: Serializer> SerializeStruct for RedactingStruct<'_, S> {
             Self::Traits(serializer, fields) => {
                 let traits: PodTraits =
                     serde_json::from_value(Value::Object(fields)).map_err(S::Error::custom)?;
-                serializer
-                    .names
-                    .pod(traits)
-                    .serialize(RedactingSerializer { place: Place::SeenPod, ..serializer })
+                serializer.names.pod(traits).serialize(RedactingSerializer {
+                    place: Place::SeenPod,
+                    ..serializer
+                })
             }
         }
     }

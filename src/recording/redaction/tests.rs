@@ -57,17 +57,20 @@ fn texts(recording: &[u8]) -> Vec<String> {
             Value::String(text) => texts.push(text),
             Value::Array(values) => values.into_iter().for_each(|value| walk(value, texts)),
             // A policy's headroom has a field `default`.
-            Value::Object(values) => {
-                values.into_iter().filter(|(key, _)| key != "headroom").for_each(|(key, value)| {
+            Value::Object(values) => values
+                .into_iter()
+                .filter(|(key, _)| key != "headroom")
+                .for_each(|(key, value)| {
                     texts.push(key);
                     walk(value, texts);
-                })
-            }
+                }),
             _ => {}
         }
     }
     let mut texts = Vec::new();
-    text(recording).lines().for_each(|line| walk(serde_json::from_str(line).unwrap(), &mut texts));
+    text(recording)
+        .lines()
+        .for_each(|line| walk(serde_json::from_str(line).unwrap(), &mut texts));
     texts
 }
 
@@ -78,13 +81,26 @@ fn names() -> Vec<String> {
         let gpus = (0..4).map(move |index| unit_gpu(node, index).uuid.to_string());
         gpus.chain([node_name(node).to_string()])
     });
-    let others =
-        ["default", "other-1", "other-2", "team", "data", "team/data", "own-1", "lease/1/nonce", "m"];
+    let others = [
+        "default",
+        "other-1",
+        "other-2",
+        "team",
+        "data",
+        "team/data",
+        "own-1",
+        "lease/1/nonce",
+        "m",
+    ];
     pods.chain(nodes).chain(others.map(String::from)).collect()
 }
 
 fn class(name: &str, matches: Match) -> Class {
-    Class { matches, eviction: Preemptibility::ForHigherPriority, ..Class::named(name) }
+    Class {
+        matches,
+        eviction: Preemptibility::ForHigherPriority,
+        ..Class::named(name)
+    }
 }
 
 /// A policy that asks of names what pseudonyms cannot answer.
@@ -98,13 +114,28 @@ fn asking() -> Policy {
                 ..Match::default()
             },
         ),
-        class("by-model", Match { expression: expression("pod.model.contains('m')"), ..Match::default() }),
-        class("of-nobody", Match { namespaces: vec!["nobody-*".into()], ..Match::default() }),
+        class(
+            "by-model",
+            Match {
+                expression: expression("pod.model.contains('m')"),
+                ..Match::default()
+            },
+        ),
+        class(
+            "of-nobody",
+            Match {
+                namespaces: vec!["nobody-*".into()],
+                ..Match::default()
+            },
+        ),
         Class {
             pools: Some(vec!["left".into()]),
             ..class(
                 "by-pattern",
-                Match { namespaces: vec!["de*".into(), "elsewhere".into()], ..Match::default() },
+                Match {
+                    namespaces: vec!["de*".into(), "elsewhere".into()],
+                    ..Match::default()
+                },
             )
         },
         class(
@@ -120,16 +151,30 @@ fn asking() -> Policy {
         ),
     ];
     classes.extend(built_in_classes());
-    let tenants = vec![Tenant::named("everyone", &["*"]), Tenant::named("ours", &["default", "oth*"])];
-    let pool = Pool { selector: [("side".into(), "left".into())].into(), ..Pool::named("left") };
-    let policy = Policy::default().with_classes(classes).unwrap().with_tenants(tenants).unwrap();
+    let tenants = vec![
+        Tenant::named("everyone", &["*"]),
+        Tenant::named("ours", &["default", "oth*"]),
+    ];
+    let pool = Pool {
+        selector: [("side".into(), "left".into())].into(),
+        ..Pool::named("left")
+    };
+    let policy = Policy::default()
+        .with_classes(classes)
+        .unwrap()
+        .with_tenants(tenants)
+        .unwrap();
     let mut policy = policy.with_pools(vec![pool]).unwrap();
     policy.version = 1000;
     policy
 }
 
 fn set(policy: Policy) -> String {
-    let set: Input = PolicySet { policy, prepared: None }.into();
+    let set: Input = PolicySet {
+        policy,
+        prepared: None,
+    }
+    .into();
     serde_json::to_string(&set).unwrap()
 }
 
@@ -181,19 +226,36 @@ fn a_name_in_a_known_domain_is_hidden_and_a_key_is_not() {
     let mut demand = demand_of(1, 1, Sharing::Shared, 0);
     demand.model = Some(ModelId::parse("models.nvidia.com/secret").unwrap());
     let labels = [
-        ("apps.kubernetes.io/pod-index".into(), "values.k8s.io/secret".into()),
+        (
+            "apps.kubernetes.io/pod-index".into(),
+            "values.k8s.io/secret".into(),
+        ),
         ("keys.example.com/secret".into(), "a".into()),
     ];
     let resources = ["nvidia.com/gpu".into()].into();
-    demand.traits = PodTraits { labels: labels.into(), resources, ..PodTraits::default() }.into();
+    demand.traits = PodTraits {
+        labels: labels.into(),
+        resources,
+        ..PodTraits::default()
+    }
+    .into();
     let (waiting, disruption) = (ObservedWaiting::default(), None);
-    let asked: Input =
-        FilterAsked(VerbRequest { uid: uid(0), key: key(0), demand, waiting, disruption }).into();
+    let asked: Input = FilterAsked(VerbRequest {
+        uid: uid(0),
+        key: key(0),
+        demand,
+        waiting,
+        disruption,
+    })
+    .into();
     let recording = written(&entries(&[serde_json::to_string(&asked).unwrap()], 1000), 7);
     let redacted = redacted(&recording);
     let text = text(&redacted);
     assert!(!text.contains("secret"), "{text}");
-    assert!(text.contains("apps.kubernetes.io/pod-index") && text.contains("nvidia.com/gpu"), "{text}");
+    assert!(
+        text.contains("apps.kubernetes.io/pod-index") && text.contains("nvidia.com/gpu"),
+        "{text}"
+    );
     let [before, after] = [&recording, &redacted].map(|bytes| replay(bytes).unwrap().progress);
     assert_eq!(after, before);
 }
@@ -202,23 +264,47 @@ fn a_name_in_a_known_domain_is_hidden_and_a_key_is_not() {
 #[test]
 fn a_node_of_another_allocator_stays_one_by_other_names() {
     let observed = |resource: &str, value: &str| -> Input {
-        let changes = vec![NodeLabel { key: "nvidia.com/mig.config.state".into(), value: value.into() }];
-        let signs =
-            NodeSigns { resources: [(resource.into(), true)].into(), changes, ..NodeSigns::default() };
+        let changes = vec![NodeLabel {
+            key: "nvidia.com/mig.config.state".into(),
+            value: value.into(),
+        }];
+        let signs = NodeSigns {
+            resources: [(resource.into(), true)].into(),
+            changes,
+            ..NodeSigns::default()
+        };
         let labelled = Some(vec![unit_gpu(0, 0)]);
-        NodeObserved { signs, labelled, ..NodeObserved::new(node_name(0), NodeKind::Stowage) }.into()
+        NodeObserved {
+            signs,
+            labelled,
+            ..NodeObserved::new(node_name(0), NodeKind::Stowage)
+        }
+        .into()
     };
     let mut policy = Policy::default();
     policy.version = 1000;
     policy.nodes.harmless_resources = vec!["secret.example.com/*".into()];
     policy.nodes.ignored_labels = vec!["nvidia.com/mig.config.state".into()];
-    let (waiting, demand) = (ObservedWaiting::default(), demand_of(1, 1, Sharing::Shared, 0));
+    let (waiting, demand) = (
+        ObservedWaiting::default(),
+        demand_of(1, 1, Sharing::Shared, 0),
+    );
     let asked = || -> Input {
         let (waiting, demand) = (waiting.clone(), demand.clone());
-        FilterAsked(VerbRequest { uid: uid(0), key: key(0), demand, waiting, disruption: None }).into()
+        FilterAsked(VerbRequest {
+            uid: uid(0),
+            key: key(0),
+            demand,
+            waiting,
+            disruption: None,
+        })
+        .into()
     };
     let inputs = [observed("secret.example.com/gpu", "secret"), asked()];
-    let mut inputs: Vec<String> = inputs.iter().map(|input| serde_json::to_string(input).unwrap()).collect();
+    let mut inputs: Vec<String> = inputs
+        .iter()
+        .map(|input| serde_json::to_string(input).unwrap())
+        .collect();
     inputs.push(set(policy));
     inputs.push(serde_json::to_string(&asked()).unwrap());
     let recording = written(&entries(&inputs, 2), 7);
@@ -239,12 +325,25 @@ fn a_node_of_another_allocator_stays_one_by_other_names() {
 fn what_a_pod_asks_of_its_gpus_by_labels_is_kept() {
     let product = Requirement::is("nvidia.com/gpu.product", "NVIDIA-A100-80GB");
     let wish = GpuWish::of([vec![product]]).map(Arc::new);
-    let demand = Demand { wish, ..demand_of(1, 1, Sharing::Shared, 0) };
+    let demand = Demand {
+        wish,
+        ..demand_of(1, 1, Sharing::Shared, 0)
+    };
     let waiting = ObservedWaiting::default();
-    let asked = VerbRequest { uid: uid(0), key: key(0), demand, waiting, disruption: None };
+    let asked = VerbRequest {
+        uid: uid(0),
+        key: key(0),
+        demand,
+        waiting,
+        disruption: None,
+    };
     let input = serde_json::to_string(&Input::from(FilterAsked(asked))).unwrap();
     let redacted = redacted(&written(&entries(&[input], 1), 7));
-    assert!(text(&redacted).contains("NVIDIA-A100-80GB"), "{}", text(&redacted));
+    assert!(
+        text(&redacted).contains("NVIDIA-A100-80GB"),
+        "{}",
+        text(&redacted)
+    );
 }
 
 /// A redacted recording is redacted once more to what it is: its names are in order already.
@@ -252,7 +351,10 @@ fn what_a_pod_asks_of_its_gpus_by_labels_is_kept() {
 fn pseudonyms_are_the_same_whatever_the_names_were() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let inputs = proptest::strategy::Strategy::new_tree(&taken_inputs(60), &mut runner).unwrap();
-    let recording = written(&entries(&proptest::strategy::ValueTree::current(&inputs), 1000), 7);
+    let recording = written(
+        &entries(&proptest::strategy::ValueTree::current(&inputs), 1000),
+        7,
+    );
     let once = redacted(&recording);
     assert_eq!(text(&redacted(&once)), text(&once));
 }

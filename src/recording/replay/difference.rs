@@ -7,7 +7,10 @@ use stowage_scheduling::verbs::ClusterState;
 const SHOWN: usize = 400;
 
 /// The place of the first difference, as a JSON pointer, and what either has there.
-pub(crate) fn first_difference(one: &ClusterState, other: &ClusterState) -> Option<(String, String, String)> {
+pub(crate) fn first_difference(
+    one: &ClusterState,
+    other: &ClusterState,
+) -> Option<(String, String, String)> {
     // As values, because maps without an order are stored, too.
     let value = |state: &ClusterState| serde_json::to_value(state).unwrap_or_default();
     difference(&value(one), &value(other), &mut String::new())
@@ -18,14 +21,21 @@ fn difference(one: &Value, other: &Value, place: &mut String) -> Option<(String,
         let length = place.len();
         place.push('/');
         place.push_str(key);
-        let found = difference(one.unwrap_or(&Value::Null), other.unwrap_or(&Value::Null), place);
+        let found = difference(
+            one.unwrap_or(&Value::Null),
+            other.unwrap_or(&Value::Null),
+            place,
+        );
         place.truncate(length);
         found
     };
     match (one, other) {
         (Value::Object(one), Value::Object(other)) => {
-            let keys = one.keys().chain(other.keys().filter(|key| !one.contains_key(*key)));
-            keys.into_iter().find_map(|key| inner(key, one.get(key), other.get(key), place))
+            let keys = one
+                .keys()
+                .chain(other.keys().filter(|key| !one.contains_key(*key)));
+            keys.into_iter()
+                .find_map(|key| inner(key, one.get(key), other.get(key), place))
         }
         (Value::Array(one), Value::Array(other)) => (0..one.len().max(other.len()))
             .find_map(|index| inner(&index.to_string(), one.get(index), other.get(index), place)),

@@ -43,25 +43,65 @@ enum OpenQuestion {
 impl OpenQuestions {
     pub fn filter(&mut self, number: u64, view: DecisionView) {
         let (pod, generation) = (view.request.key.clone(), view.snapshot.generation());
-        self.open(number, Unanswered { pod, generation, question: OpenQuestion::Filter(Box::new(view)) });
+        self.open(
+            number,
+            Unanswered {
+                pod,
+                generation,
+                question: OpenQuestion::Filter(Box::new(view)),
+            },
+        );
     }
 
     pub fn prioritize(&mut self, number: u64, view: DecisionView) {
         let (pod, generation) = (view.request.key.clone(), view.snapshot.generation());
-        self.open(number, Unanswered { pod, generation, question: OpenQuestion::Prioritize(Box::new(view)) });
+        self.open(
+            number,
+            Unanswered {
+                pod,
+                generation,
+                question: OpenQuestion::Prioritize(Box::new(view)),
+            },
+        );
     }
 
-    pub fn preempt(&mut self, number: u64, pod: PodKey, generation: u64, view: Option<PreemptView>) {
+    pub fn preempt(
+        &mut self,
+        number: u64,
+        pod: PodKey,
+        generation: u64,
+        view: Option<PreemptView>,
+    ) {
         let question = match view {
             Some(view) => OpenQuestion::Preempt(Box::new(view)),
             None => OpenQuestion::Decided(Box::new(Decision::Preempt(None))),
         };
-        self.open(number, Unanswered { pod, generation, question });
+        self.open(
+            number,
+            Unanswered {
+                pod,
+                generation,
+                question,
+            },
+        );
     }
 
-    pub fn narrow(&mut self, number: u64, pod: PodKey, generation: u64, narrowed: NarrowedCandidates) {
+    pub fn narrow(
+        &mut self,
+        number: u64,
+        pod: PodKey,
+        generation: u64,
+        narrowed: NarrowedCandidates,
+    ) {
         let question = OpenQuestion::Decided(Box::new(Decision::Narrow(narrowed)));
-        self.open(number, Unanswered { pod, generation, question });
+        self.open(
+            number,
+            Unanswered {
+                pod,
+                generation,
+                question,
+            },
+        );
     }
 
     pub fn bind(
@@ -72,7 +112,14 @@ impl OpenQuestions {
         answer: Result<BindAnswer, AssumeConflict>,
     ) {
         let question = OpenQuestion::Decided(Box::new(Decision::Bind(answer)));
-        self.open(number, Unanswered { pod, generation, question });
+        self.open(
+            number,
+            Unanswered {
+                pod,
+                generation,
+                question,
+            },
+        );
     }
 
     fn open(&mut self, number: u64, unanswered: Unanswered) {
@@ -90,10 +137,16 @@ impl OpenQuestions {
     /// The same question's answer now; `None` if it is not known here.
     pub fn answer(&mut self, recorded: &Answer) -> Option<Answer> {
         let number = recorded.asked.number;
-        let Unanswered { generation, question, .. } = self.open.remove(&number)?;
+        let Unanswered {
+            generation,
+            question,
+            ..
+        } = self.open.remove(&number)?;
         let decision = match (question, &recorded.answer) {
             (OpenQuestion::Filter(view), KeptAnswer::Filter(kept)) => {
-                let mut scores = self.scores.take(&view.snapshot, &view.request.demand, &view.policy);
+                let mut scores =
+                    self.scores
+                        .take(&view.snapshot, &view.request.demand, &view.policy);
                 let list = filter(&view, names(&view, kept).into_iter(), &mut scores);
                 self.scores.put(scores);
                 Decision::Filter(list)
@@ -113,7 +166,10 @@ impl OpenQuestions {
                 Decision::Prioritize(prioritize(&view, std::iter::empty()))
             }
         };
-        Some(Answer { asked: Asked { number, generation }, answer: KeptAnswer::of(decision) })
+        Some(Answer {
+            asked: Asked { number, generation },
+            answer: KeptAnswer::of(decision),
+        })
     }
 }
 
@@ -125,7 +181,9 @@ fn names<'a>(view: &'a DecisionView, kept: &KeptRanking) -> Vec<&'a str> {
     places
         .map(|place| match place {
             UNKNOWN_PLACE => "",
-            place => nodes.get(place as usize).map_or("", |node| node.name.as_str()),
+            place => nodes
+                .get(place as usize)
+                .map_or("", |node| node.name.as_str()),
         })
         .collect()
 }

@@ -6,7 +6,9 @@
 use super::scan::{Label, MetricLine, Sample, Scan, WantedMetrics};
 use std::borrow::Cow;
 use std::sync::LazyLock;
-use stowage_scheduling::engines::{DECLARATIONS, Dialect, Engine, GATEWAYS, MetricQuantity, MetricReading};
+use stowage_scheduling::engines::{
+    DECLARATIONS, Dialect, Engine, GATEWAYS, MetricQuantity, MetricReading,
+};
 use stowage_scheduling::ids::ModelId;
 
 /// One page's figures of its engine; by default of one that reports nothing yet.
@@ -64,7 +66,14 @@ const SHOWN: usize = 60;
 /// Labels that distinguish units with a KV cache and a queue of their own: data-parallel ranks (`engine`, `dp_rank`), workers
 /// (`WorkerId` is Ray's), models of one Triton. Samples that differ only in other labels are views of the same, such as those of
 /// each tensor-parallel rank.
-const RANK_LABELS: [&str; 6] = ["engine", "dp_rank", "worker_id", "WorkerId", "model", "version"];
+const RANK_LABELS: [&str; 6] = [
+    "engine",
+    "dp_rank",
+    "worker_id",
+    "WorkerId",
+    "model",
+    "version",
+];
 
 /// The values that a quantity may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,7 +114,9 @@ pub fn read(page: &[u8], hint: Option<Engine>) -> Result<Figures, UnknownPage> {
         };
         match (is, sample) {
             (Wanted::Gateway(name), _) => return Err(UnknownPage::Gateway { name }),
-            (Wanted::Metric(metric), Some(sample)) => collected[metric.dialect].take(metric, sample),
+            (Wanted::Metric(metric), Some(sample)) => {
+                collected[metric.dialect].take(metric, sample)
+            }
             (Wanted::Metric(metric), None) => collected[metric.dialect].garbled(metric),
         }
     }
@@ -116,7 +127,12 @@ pub fn read(page: &[u8], hint: Option<Engine>) -> Result<Figures, UnknownPage> {
         .filter(Collected::is_there)
         .map(Collected::figures)
         .reduce(Figures::or)
-        .or_else(|| engine_by_prefix(page).map(|engine| Figures { engine, ..Figures::default() }))
+        .or_else(|| {
+            engine_by_prefix(page).map(|engine| Figures {
+                engine,
+                ..Figures::default()
+            })
+        })
         .ok_or_else(|| unknown(page))
 }
 
@@ -136,23 +152,35 @@ struct Metric {
 }
 
 fn dialects() -> impl Iterator<Item = (Engine, &'static Dialect)> {
-    DECLARATIONS.iter().flat_map(|one| one.dialects.iter().map(|dialect| (one.engine, dialect)))
+    DECLARATIONS
+        .iter()
+        .flat_map(|one| one.dialects.iter().map(|dialect| (one.engine, dialect)))
 }
 
 static METRICS: LazyLock<Vec<Metric>> = LazyLock::new(|| {
     let rows = dialects().enumerate().flat_map(|(dialect, (_, row))| {
         row.metrics.iter().map(move |&(name, reading)| {
             let name = format!("{}{name}", row.prefix);
-            Metric { dialect, name, reading }
+            Metric {
+                dialect,
+                name,
+                reading,
+            }
         })
     });
     rows.collect()
 });
 
 static WANTED: LazyLock<WantedMetrics<Wanted>> = LazyLock::new(|| {
-    let metrics = METRICS.iter().map(|metric| (&*metric.name, Wanted::Metric(metric)));
+    let metrics = METRICS
+        .iter()
+        .map(|metric| (&*metric.name, Wanted::Metric(metric)));
     let gateways = GATEWAYS.iter();
-    let gateways = gateways.flat_map(|one| one.metrics.iter().map(|name| (*name, Wanted::Gateway(one.name))));
+    let gateways = gateways.flat_map(|one| {
+        one.metrics
+            .iter()
+            .map(|name| (*name, Wanted::Gateway(one.name)))
+    });
     WantedMetrics::new(&metrics.chain(gateways).collect::<Vec<_>>())
 });
 
@@ -191,7 +219,8 @@ impl<'p> Collected<'p> {
     fn is_there(&self) -> bool {
         let is_said = |quantity: &MetricQuantity| {
             let place = *quantity as usize;
-            self.spoiled[place].is_some() || self.ranks.iter().any(|rank| rank.values[place].is_some())
+            self.spoiled[place].is_some()
+                || self.ranks.iter().any(|rank| rank.values[place].is_some())
         };
         self.has_lines && self.dialect.needs.iter().all(is_said)
     }
@@ -205,15 +234,21 @@ impl<'p> Collected<'p> {
         match metric.reading {
             MetricReading::Value(quantity) => self.note(metric, sample, quantity, sample.value),
             MetricReading::ByLabel(label, quantities) => {
-                let Some(label) = sample.labels.get(label) else { return };
-                let quantity = quantities.iter().find(|(text, _)| label.raw == text.as_bytes());
+                let Some(label) = sample.labels.get(label) else {
+                    return;
+                };
+                let quantity = quantities
+                    .iter()
+                    .find(|(text, _)| label.raw == text.as_bytes());
                 quantity
                     .into_iter()
                     .for_each(|&(_, quantity)| self.note(metric, sample, quantity, sample.value));
             }
             MetricReading::Labels(quantities) => {
                 for (name, quantity) in quantities {
-                    let Some(label) = sample.labels.get(name).filter(|label| is_set(label)) else { continue };
+                    let Some(label) = sample.labels.get(name).filter(|label| is_set(label)) else {
+                        continue;
+                    };
                     match label.value().parse() {
                         Ok(value) => self.note(metric, sample, *quantity, value),
                         Err(_) => self.impossible(&metric.name, *quantity, label.value()),
@@ -233,14 +268,25 @@ impl<'p> Collected<'p> {
         let Some(value) = accept(range(quantity), value) else {
             return self.impossible(&metric.name, quantity, value.to_string().into());
         };
-        let key = RANK_LABELS.map(|name| sample.labels.get(name).map_or(&b""[..], |label| label.raw));
+        let key =
+            RANK_LABELS.map(|name| sample.labels.get(name).map_or(&b""[..], |label| label.raw));
         let place = match self.ranks.iter().position(|rank| rank.key == key) {
             Some(place) => place,
             None if self.ranks.len() < MAX_RANKS => {
-                self.ranks.push(Rank { key, values: [None; QUANTITIES] });
+                self.ranks.push(Rank {
+                    key,
+                    values: [None; QUANTITIES],
+                });
                 self.ranks.len() - 1
             }
-            None => return self.spoil(quantity, MetricsProblem::TooManyRanks { metric: &metric.name }),
+            None => {
+                return self.spoil(
+                    quantity,
+                    MetricsProblem::TooManyRanks {
+                        metric: &metric.name,
+                    },
+                );
+            }
         };
         let known = &mut self.ranks[place].values[quantity as usize];
         *known = Some(known.map_or(value, |known| known.max(value)));
@@ -248,7 +294,14 @@ impl<'p> Collected<'p> {
 
     fn garbled(&mut self, metric: &'static Metric) {
         self.has_lines = true;
-        let mut spoil = |quantity| self.spoil(quantity, MetricsProblem::Garbled { metric: &metric.name });
+        let mut spoil = |quantity| {
+            self.spoil(
+                quantity,
+                MetricsProblem::Garbled {
+                    metric: &metric.name,
+                },
+            )
+        };
         match metric.reading {
             MetricReading::Value(quantity) => spoil(quantity),
             MetricReading::ByLabel(_, quantities) | MetricReading::Labels(quantities) => {
@@ -258,7 +311,13 @@ impl<'p> Collected<'p> {
     }
 
     fn impossible(&mut self, metric: &'static str, quantity: MetricQuantity, value: Cow<'_, str>) {
-        self.spoil(quantity, MetricsProblem::Impossible { metric, value: shortened(&value) });
+        self.spoil(
+            quantity,
+            MetricsProblem::Impossible {
+                metric,
+                value: shortened(&value),
+            },
+        );
     }
 
     fn spoil(&mut self, quantity: MetricQuantity, problem: MetricsProblem) {
@@ -269,16 +328,20 @@ impl<'p> Collected<'p> {
     fn derive(&mut self) {
         for place in 0..self.ranks.len() {
             let rank = &self.ranks[place];
-            let usage =
-                self.value(rank, MetricQuantity::KvUsageFormerly).or_else(|| self.share_of_batch(rank));
+            let usage = self
+                .value(rank, MetricQuantity::KvUsageFormerly)
+                .or_else(|| self.share_of_batch(rank));
             self.fill(place, MetricQuantity::KvUsage, usage);
             // What waits for anything else would wait beside an empty cache, too.
             let for_capacity = self.value(&self.ranks[place], MetricQuantity::WaitingForCapacity);
             let waiting = &mut self.ranks[place].values;
-            let before = [MetricQuantity::WaitingToDecode, MetricQuantity::WaitingToPrefill]
-                .iter()
-                .filter_map(|&queue| waiting[queue as usize])
-                .reduce(|a, b| a + b);
+            let before = [
+                MetricQuantity::WaitingToDecode,
+                MetricQuantity::WaitingToPrefill,
+            ]
+            .iter()
+            .filter_map(|&queue| waiting[queue as usize])
+            .reduce(|a, b| a + b);
             let queue = &mut waiting[MetricQuantity::Waiting as usize];
             *queue = for_capacity.or(*queue);
             *queue = (*queue).into_iter().chain(before).reduce(|a, b| a + b);
@@ -289,7 +352,9 @@ impl<'p> Collected<'p> {
 
     fn fill(&mut self, place: usize, quantity: MetricQuantity, value: Option<f64>) {
         let known = &mut self.ranks[place].values[quantity as usize];
-        let (None, Some(value)) = (*known, value) else { return };
+        let (None, Some(value)) = (*known, value) else {
+            return;
+        };
         match accept(range(quantity), value) {
             Some(value) => *known = Some(value),
             None => self.impossible(derived_name(quantity), quantity, value.to_string().into()),
@@ -297,18 +362,29 @@ impl<'p> Collected<'p> {
     }
 
     fn share_of_batch(&self, rank: &Rank<'_>) -> Option<f64> {
-        let limit = self.value(rank, MetricQuantity::BatchTokensLimit).filter(|&limit| limit > 0.0)?;
+        let limit = self
+            .value(rank, MetricQuantity::BatchTokensLimit)
+            .filter(|&limit| limit > 0.0)?;
         Some(self.value(rank, MetricQuantity::BatchTokens)? / limit)
     }
 
     fn tokens_of_blocks(&self, rank: &Rank<'_>) -> Option<f64> {
-        Some(self.value(rank, MetricQuantity::KvBlocks)? * self.value(rank, MetricQuantity::BlockTokens)?)
+        Some(
+            self.value(rank, MetricQuantity::KvBlocks)?
+                * self.value(rank, MetricQuantity::BlockTokens)?,
+        )
     }
 
     fn figures(mut self) -> Figures {
         // A part of the queue that is not known makes the queue unknown.
-        let parts = [MetricQuantity::WaitingToDecode, MetricQuantity::WaitingToPrefill];
-        if let Some(problem) = parts.iter().find_map(|&part| self.spoiled[part as usize].clone()) {
+        let parts = [
+            MetricQuantity::WaitingToDecode,
+            MetricQuantity::WaitingToPrefill,
+        ];
+        if let Some(problem) = parts
+            .iter()
+            .find_map(|&part| self.spoiled[part as usize].clone())
+        {
             self.spoil(MetricQuantity::Waiting, problem);
         }
         self.derive();
@@ -320,10 +396,14 @@ impl<'p> Collected<'p> {
         }
         Figures {
             engine: self.engine,
-            model: self.model.and_then(|label| ModelId::parse(&label.value()).ok()),
+            model: self
+                .model
+                .and_then(|label| ModelId::parse(&label.value()).ok()),
             kv_cache_usage: self.values(MetricQuantity::KvUsage).reduce(f64::max),
             // A capacity of 0 means that the engine has not measured it yet.
-            kv_cache_tokens: self.sum(MetricQuantity::KvTokens).filter(|&tokens| tokens > 0),
+            kv_cache_tokens: self
+                .sum(MetricQuantity::KvTokens)
+                .filter(|&tokens| tokens > 0),
             waiting: self.sum(MetricQuantity::Waiting),
             running: self.sum(MetricQuantity::Running),
             preemptions: self.sum(MetricQuantity::Preemptions),
@@ -340,17 +420,28 @@ impl<'p> Collected<'p> {
 
     /// The value of each rank that reports it.
     fn values(&self, quantity: MetricQuantity) -> impl Iterator<Item = f64> {
-        self.ranks.iter().filter_map(move |rank| self.value(rank, quantity))
+        self.ranks
+            .iter()
+            .filter_map(move |rank| self.value(rank, quantity))
     }
 
     /// Nothing if no rank reports it. [`MAX_RANKS`] of at most [`MAX_COUNT`] fit.
     fn sum(&self, quantity: MetricQuantity) -> Option<u64> {
-        self.values(quantity).map(|value| value as u64).reduce(|a, b| a + b)
+        self.values(quantity)
+            .map(|value| value as u64)
+            .reduce(|a, b| a + b)
     }
 
     fn sleep_level(&self) -> Option<u8> {
-        let flags = [MetricQuantity::Awake, MetricQuantity::WeightsOffloaded, MetricQuantity::AllDiscarded];
-        if flags.iter().any(|&flag| self.spoiled[flag as usize].is_some()) {
+        let flags = [
+            MetricQuantity::Awake,
+            MetricQuantity::WeightsOffloaded,
+            MetricQuantity::AllDiscarded,
+        ];
+        if flags
+            .iter()
+            .any(|&flag| self.spoiled[flag as usize].is_some())
+        {
             return None;
         }
         // An engine that is not awake but keeps its memory only accepts no requests.
@@ -374,7 +465,11 @@ fn accept(kind: ValueRange, value: f64) -> Option<f64> {
         ValueRange::Count => (0.0..=MAX_COUNT).contains(&value) && value.fract() == 0.0,
         ValueRange::Flag => value == 0.0 || value == 1.0,
     };
-    let most = if kind == ValueRange::Share { 1.0 } else { MAX_COUNT };
+    let most = if kind == ValueRange::Share {
+        1.0
+    } else {
+        MAX_COUNT
+    };
     // Adding 0 turns a negative zero into a positive one.
     is_possible.then(|| value.min(most) + 0.0)
 }
@@ -397,10 +492,15 @@ impl Figures {
 
 /// The engine of a page that has its metrics, and none of those that are read: it has not served a request yet.
 fn engine_by_prefix(page: &[u8]) -> Option<Engine> {
-    let mut lines = page.split(|&byte| byte == b'\n').map(<[u8]>::trim_ascii_start);
+    let mut lines = page
+        .split(|&byte| byte == b'\n')
+        .map(<[u8]>::trim_ascii_start);
     lines.find_map(|line| {
-        let is_of = |row: &Dialect| !row.prefix.is_empty() && line.starts_with(row.prefix.as_bytes());
-        dialects().find(|(_, row)| is_of(row)).map(|(engine, _)| engine)
+        let is_of =
+            |row: &Dialect| !row.prefix.is_empty() && line.starts_with(row.prefix.as_bytes());
+        dialects()
+            .find(|(_, row)| is_of(row))
+            .map(|(engine, _)| engine)
     })
 }
 
@@ -411,7 +511,9 @@ fn unknown(page: &[u8]) -> UnknownPage {
         // A character takes four bytes at most.
         Some(line) => {
             let start = String::from_utf8_lossy(&line[..line.len().min(4 * SHOWN)]);
-            UnknownPage::NotAnEngine { first_line: shortened(&start) }
+            UnknownPage::NotAnEngine {
+                first_line: shortened(&start),
+            }
         }
     }
 }

@@ -4,7 +4,10 @@ use super::read;
 
 /// A page's figures in one line, or why it has none.
 fn said(page: &str) -> String {
-    let path = format!("{}/tests/fixtures/engines/{page}.txt", env!("CARGO_WORKSPACE_DIR"));
+    let path = format!(
+        "{}/tests/fixtures/engines/{page}.txt",
+        env!("CARGO_WORKSPACE_DIR")
+    );
     let page = std::fs::read(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
     let figures = match read(&page, None) {
         Ok(figures) => figures,
@@ -18,18 +21,37 @@ fn said(page: &str) -> String {
     };
     add("model", figures.model.map(|model| model.to_string()));
     add("kv", figures.kv_cache_usage.map(|share| share.to_string()));
-    add("tokens", figures.kv_cache_tokens.map(|tokens| tokens.to_string()));
-    add("waiting", figures.waiting.map(|waiting| waiting.to_string()));
-    add("running", figures.running.map(|running| running.to_string()));
-    add("preemptions", figures.preemptions.map(|count| count.to_string()));
-    add("generated", figures.generated_tokens.map(|count| count.to_string()));
-    figures.problems.iter().for_each(|problem| said.push_str(&format!("; {problem}")));
+    add(
+        "tokens",
+        figures.kv_cache_tokens.map(|tokens| tokens.to_string()),
+    );
+    add(
+        "waiting",
+        figures.waiting.map(|waiting| waiting.to_string()),
+    );
+    add(
+        "running",
+        figures.running.map(|running| running.to_string()),
+    );
+    add(
+        "preemptions",
+        figures.preemptions.map(|count| count.to_string()),
+    );
+    add(
+        "generated",
+        figures.generated_tokens.map(|count| count.to_string()),
+    );
+    figures
+        .problems
+        .iter()
+        .for_each(|problem| said.push_str(&format!("; {problem}")));
     said
 }
 
 #[test]
 fn every_page_of_the_world_is_read_right_or_is_unknown_with_a_reason() {
-    let opt = "model=facebook/opt-125m kv=0 tokens=116496 waiting=0 running=0 preemptions=0 generated=7";
+    let opt =
+        "model=facebook/opt-125m kv=0 tokens=116496 waiting=0 running=0 preemptions=0 generated=7";
     let ranks = |waiting, running, kv| {
         format!(
             "vllm model=Qwen/Qwen3-32B kv={kv} tokens=152064 waiting={waiting} running={running} generated=84211"
@@ -103,14 +125,23 @@ fn queues_that_wait_for_a_peer_or_for_kv_cache_are_part_of_the_queue() {
     let waiting = |page: &str| read(page.as_bytes(), None).unwrap().waiting;
     let prefill = "sglang:num_queue_reqs 3\nsglang:num_prefill_bootstrap_queue_reqs 40\n";
     assert_eq!(waiting(prefill), Some(43));
-    assert_eq!(waiting("sglang:num_queue_reqs 3\nsglang:num_prefill_prealloc_queue_reqs 2\n"), Some(5));
+    assert_eq!(
+        waiting("sglang:num_queue_reqs 3\nsglang:num_prefill_prealloc_queue_reqs 2\n"),
+        Some(5)
+    );
     let ranks = "sglang:num_queue_reqs{dp_rank=\"0\",tp_rank=\"0\"} 1\nsglang:num_queue_reqs{dp_rank=\"0\",tp_rank=\"1\"} 1\n\
         sglang:num_decode_prealloc_queue_reqs{dp_rank=\"0\",tp_rank=\"0\",priority=\"\"} 7\n\
         sglang:num_decode_prealloc_queue_reqs{dp_rank=\"0\",tp_rank=\"0\",priority=\"5\"} 4\n\
         sglang:num_decode_prealloc_queue_reqs{dp_rank=\"1\",tp_rank=\"0\",priority=\"\"} 2\n";
     assert_eq!(waiting(ranks), Some(10));
-    assert_eq!(waiting("sglang:num_queue_reqs 3\nsglang:num_decode_prealloc_queue_reqs NaN\n"), None);
-    assert_eq!(waiting("sglang:num_queue_reqs NaN\nsglang:num_decode_prealloc_queue_reqs 4\n"), None);
+    assert_eq!(
+        waiting("sglang:num_queue_reqs 3\nsglang:num_decode_prealloc_queue_reqs NaN\n"),
+        None
+    );
+    assert_eq!(
+        waiting("sglang:num_queue_reqs NaN\nsglang:num_decode_prealloc_queue_reqs 4\n"),
+        None
+    );
 }
 
 #[test]
@@ -124,13 +155,19 @@ fn replicas_of_one_page_have_a_kv_cache_and_a_queue_each() {
         })
         .concat();
     let figures = read(page.as_bytes(), None).unwrap();
-    assert_eq!((figures.kv_cache_usage, figures.waiting), (Some(0.7), Some(5)));
+    assert_eq!(
+        (figures.kv_cache_usage, figures.waiting),
+        (Some(0.7), Some(5))
+    );
 }
 
 #[test]
 fn names_without_a_prefix_are_an_engines_only_together() {
     let engine = |page: &str| read(page.as_bytes(), None).map(|figures| figures.engine.name());
-    assert_eq!(engine("gpu_cache_usage_perc 0.5\nnum_requests_waiting 0\n"), Ok("nim"));
+    assert_eq!(
+        engine("gpu_cache_usage_perc 0.5\nnum_requests_waiting 0\n"),
+        Ok("nim")
+    );
     assert!(
         engine("num_requests_running 3\nnum_requests_waiting 0\n").is_err(),
         "any server may print these"

@@ -21,7 +21,10 @@ fn scanned(page: &[u8]) -> Vec<Read> {
         MetricLine::Garbled(name) => (name.to_owned(), None),
         MetricLine::Sample(sample) => {
             let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
-            let labels = sample.labels.map(|label| (text(label.name), label.value().into_owned())).collect();
+            let labels = sample
+                .labels
+                .map(|label| (text(label.name), label.value().into_owned()))
+                .collect();
             (sample.is.to_owned(), Some((labels, sample.value.to_bits())))
         }
     });
@@ -53,7 +56,11 @@ fn naive_sample(text: &str) -> Option<(Vec<(String, String)>, u64)> {
                 rest.pop();
                 break;
             }
-            let name = if rest.last()? == &'"' { naive_quoted(&mut rest)?.0 } else { naive_word(&mut rest) };
+            let name = if rest.last()? == &'"' {
+                naive_quoted(&mut rest)?.0
+            } else {
+                naive_word(&mut rest)
+            };
             skip_blanks(&mut rest);
             if name.is_none() || rest.pop()? != '=' {
                 return None;
@@ -74,7 +81,9 @@ fn naive_sample(text: &str) -> Option<(Vec<(String, String)>, u64)> {
     let is_whole = match words.next() {
         None => true,
         Some(word) if word.starts_with('#') => true,
-        Some(word) => word.parse::<f64>().is_ok() && words.next().is_none_or(|word| word.starts_with('#')),
+        Some(word) => {
+            word.parse::<f64>().is_ok() && words.next().is_none_or(|word| word.starts_with('#'))
+        }
     };
     is_whole.then(|| (labels, value.to_bits()))
 }
@@ -87,7 +96,10 @@ fn skip_blanks(rest: &mut Vec<char>) {
 
 fn naive_word(rest: &mut Vec<char>) -> Option<String> {
     let mut word = String::new();
-    while rest.last().is_some_and(|c| c.is_ascii_alphanumeric() || "_:.".contains(*c)) {
+    while rest
+        .last()
+        .is_some_and(|c| c.is_ascii_alphanumeric() || "_:.".contains(*c))
+    {
         word.extend(rest.pop());
     }
     (!word.is_empty()).then_some(word)
@@ -125,9 +137,12 @@ fn blanks() -> impl Strategy<Value = String> {
 }
 
 fn labels() -> impl Strategy<Value = String> {
-    let label =
-        ("[a-z_]{1,6}|\"[a-z.]{1,4}\"", blanks(), "([a-z0-9{},#= é]|\\\\\\\\|\\\\\"|\\\\n|\\\\t){0,8}")
-            .prop_map(|(name, blank, value)| format!("{blank}{name}{blank}={blank}\"{value}\"{blank}"));
+    let label = (
+        "[a-z_]{1,6}|\"[a-z.]{1,4}\"",
+        blanks(),
+        "([a-z0-9{},#= é]|\\\\\\\\|\\\\\"|\\\\n|\\\\t){0,8}",
+    )
+        .prop_map(|(name, blank, value)| format!("{blank}{name}{blank}={blank}\"{value}\"{blank}"));
     let list = (prop::collection::vec(label, 0..4), any::<bool>()).prop_map(|(labels, comma)| {
         let comma = if comma && !labels.is_empty() { "," } else { "" };
         format!("{{{}{comma}}}", labels.join(","))
@@ -143,11 +158,18 @@ fn line() -> impl Strategy<Value = String> {
     ];
     let value = "[0-9]{1,4}|0\\.[0-9]{1,6}|-?[0-9]e[+-]?[0-9]{1,3}|NaN|[+-]Inf|[a-z]{1,3}|";
     let behind = "| 17[0-9]{11}| #  \\{trace_id=\"[a-z}\"]{1,4}\"\\} 1 2| 1\\.5 # x| x";
-    let sample = (blanks(), name, labels(), "[ \t]{1,2}", value, behind, "[ \t]{0,2}\r?").prop_map(
-        |(before, name, labels, blank, value, behind, after)| {
+    let sample = (
+        blanks(),
+        name,
+        labels(),
+        "[ \t]{1,2}",
+        value,
+        behind,
+        "[ \t]{0,2}\r?",
+    )
+        .prop_map(|(before, name, labels, blank, value, behind, after)| {
             format!("{before}{name}{labels}{blank}{value}{behind}{after}")
-        },
-    );
+        });
     prop_oneof![
         8 => sample,
         1 => "# (HELP|TYPE|EOF) ?[ -~]{0,20}",

@@ -55,7 +55,10 @@ pub struct Sample<'p, T> {
 impl<T: Copy> WantedMetrics<T> {
     /// Names without a blank or a brace, each once. An empty one matches nothing.
     pub fn new(names: &[(&str, T)]) -> Self {
-        let mut wanted = Self { starts: std::array::from_fn(|byte| start(byte as u8)), groups: Vec::new() };
+        let mut wanted = Self {
+            starts: std::array::from_fn(|byte| start(byte as u8)),
+            groups: Vec::new(),
+        };
         for (name, is) in names {
             wanted.add(name.as_bytes(), *is);
         }
@@ -68,8 +71,13 @@ impl<T: Copy> WantedMetrics<T> {
         let group = match self.starts[first as usize] {
             Start::Group(group) => group,
             _ => {
-                let group = u8::try_from(self.groups.len()).expect("names begin with fewer than 256 bytes");
-                self.groups.push(NameGroup { common: name.to_vec(), next: [false; 256], names: Vec::new() });
+                let group =
+                    u8::try_from(self.groups.len()).expect("names begin with fewer than 256 bytes");
+                self.groups.push(NameGroup {
+                    common: name.to_vec(),
+                    next: [false; 256],
+                    names: Vec::new(),
+                });
                 self.starts[first as usize] = Start::Group(group);
                 group
             }
@@ -90,13 +98,20 @@ fn start(byte: u8) -> Start {
 impl<T: Copy> NameGroup<T> {
     fn finish(&mut self) {
         for (name, _) in &self.names {
-            let same = self.common.iter().zip(name).take_while(|(a, b)| a == b).count();
+            let same = self
+                .common
+                .iter()
+                .zip(name)
+                .take_while(|(a, b)| a == b)
+                .count();
             self.common.truncate(same);
         }
         for (name, _) in &self.names {
             match name.get(self.common.len()) {
                 Some(&byte) => self.next[byte as usize] = true,
-                None => ENDS_NAME.iter().for_each(|&byte| self.next[byte as usize] = true),
+                None => ENDS_NAME
+                    .iter()
+                    .for_each(|&byte| self.next[byte as usize] = true),
             }
         }
     }
@@ -107,8 +122,14 @@ impl<T: Copy> NameGroup<T> {
         if !self.next[next as usize] {
             return None;
         }
-        let ends = |name: &[u8]| text.get(name.len()).is_some_and(|byte| ENDS_NAME.contains(byte));
-        let (name, is) = self.names.iter().find(|(name, _)| text.starts_with(name) && ends(name))?;
+        let ends = |name: &[u8]| {
+            text.get(name.len())
+                .is_some_and(|byte| ENDS_NAME.contains(byte))
+        };
+        let (name, is) = self
+            .names
+            .iter()
+            .find(|(name, _)| text.starts_with(name) && ends(name))?;
         Some((name.len(), *is))
     }
 }
@@ -126,7 +147,11 @@ pub struct Scan<'p, 'w, T> {
 
 impl<'p, 'w, T: Copy> Scan<'p, 'w, T> {
     pub fn new(page: &'p [u8], wanted: &'w WantedMetrics<T>) -> Self {
-        Self { rest: page, wanted, garbage: 0 }
+        Self {
+            rest: page,
+            wanted,
+            garbage: 0,
+        }
     }
 
     /// Lines so far that are not of this format. Lines of other metrics are not parsed.
@@ -247,7 +272,9 @@ impl<'p> Iterator for SampleLabels<'p> {
     type Item = Label<'p>;
 
     fn next(&mut self) -> Option<Label<'p>> {
-        let LabelStep::Label(label, after) = step(self.rest)? else { return None };
+        let LabelStep::Label(label, after) = step(self.rest)? else {
+            return None;
+        };
         self.rest = after;
         Some(label)
     }
@@ -257,7 +284,9 @@ impl<'p> Label<'p> {
     pub fn value(&self) -> Cow<'p, str> {
         match memchr(b'\\', self.raw) {
             None => String::from_utf8_lossy(self.raw),
-            Some(_) => String::from_utf8_lossy(&unescape(self.raw)).into_owned().into(),
+            Some(_) => String::from_utf8_lossy(&unescape(self.raw))
+                .into_owned()
+                .into(),
         }
     }
 }

@@ -6,7 +6,12 @@ use stowage_scheduling::ids::ModelId;
 
 macro_rules! page {
     ($name:literal) => {
-        include_bytes!(concat!(env!("CARGO_WORKSPACE_DIR"), "/tests/fixtures/engines/", $name, ".txt"))
+        include_bytes!(concat!(
+            env!("CARGO_WORKSPACE_DIR"),
+            "/tests/fixtures/engines/",
+            $name,
+            ".txt"
+        ))
     };
 }
 
@@ -27,22 +32,32 @@ fn figures(engine: Engine, model: &str) -> Figures {
 
 #[test]
 fn every_engine_and_version_is_read_to_the_last_figure() {
-    let load = |of: Figures, kv: Option<f64>, tokens: Option<u64>, waiting: u64, running: u64| Figures {
-        kv_cache_usage: kv,
-        kv_cache_tokens: tokens,
-        waiting: Some(waiting),
-        running: Some(running),
+    let load =
+        |of: Figures, kv: Option<f64>, tokens: Option<u64>, waiting: u64, running: u64| Figures {
+            kv_cache_usage: kv,
+            kv_cache_tokens: tokens,
+            waiting: Some(waiting),
+            running: Some(running),
+            ..of
+        };
+    let vllm = |model| figures(Engine::Vllm, model);
+    let generated = |tokens: u64, of: Figures| Figures {
+        generated_tokens: Some(tokens),
         ..of
     };
-    let vllm = |model| figures(Engine::Vllm, model);
-    let generated = |tokens: u64, of: Figures| Figures { generated_tokens: Some(tokens), ..of };
     let pages: [(&[u8], Figures); 13] = [
         // Two ranks; of eleven requests that wait, nine wait for something else than room.
         (
             page!("vllm-0.33"),
             Figures {
                 preemptions: Some(20),
-                ..load(vllm("Qwen/Qwen3-32B"), Some(0.9126984126984127), Some(2 * 152_064), 2, 99)
+                ..load(
+                    vllm("Qwen/Qwen3-32B"),
+                    Some(0.9126984126984127),
+                    Some(2 * 152_064),
+                    2,
+                    99,
+                )
             },
         ),
         (
@@ -60,9 +75,21 @@ fn every_engine_and_version_is_read_to_the_last_figure() {
         ),
         (
             page!("vllm-0.12-asleep"),
-            Figures { sleep_level: Some(1), ..load(vllm("Qwen/Qwen3-32B"), Some(0.0), None, 0, 0) },
+            Figures {
+                sleep_level: Some(1),
+                ..load(vllm("Qwen/Qwen3-32B"), Some(0.0), None, 0, 0)
+            },
         ),
-        (page!("vllm-0.10"), load(vllm("Qwen/Qwen2.5-7B-Instruct"), Some(0.0625), Some(61_440 * 16), 0, 4)),
+        (
+            page!("vllm-0.10"),
+            load(
+                vllm("Qwen/Qwen2.5-7B-Instruct"),
+                Some(0.0625),
+                Some(61_440 * 16),
+                0,
+                4,
+            ),
+        ),
         (
             page!("vllm-0.8"),
             load(
@@ -101,18 +128,57 @@ fn every_engine_and_version_is_read_to_the_last_figure() {
                 ),
             ),
         ),
-        (page!("triton"), load(figures(Engine::Triton, ""), Some(0.4375), Some(6272 * 64), 2, 14)),
-        (page!("dynamo"), load(figures(Engine::Dynamo, "Qwen/Qwen3-0.6B"), Some(0.15625), None, 2, 6)),
-        (page!("dynamo-vllm-worker"), load(vllm("Qwen/Qwen3-0.6B"), Some(0.16), None, 2, 6)),
+        (
+            page!("triton"),
+            load(
+                figures(Engine::Triton, ""),
+                Some(0.4375),
+                Some(6272 * 64),
+                2,
+                14,
+            ),
+        ),
+        (
+            page!("dynamo"),
+            load(
+                figures(Engine::Dynamo, "Qwen/Qwen3-0.6B"),
+                Some(0.15625),
+                None,
+                2,
+                6,
+            ),
+        ),
+        (
+            page!("dynamo-vllm-worker"),
+            load(vllm("Qwen/Qwen3-0.6B"), Some(0.16), None, 2, 6),
+        ),
         (
             page!("lmdeploy"),
             generated(
                 20_117,
-                load(figures(Engine::Lmdeploy, "internlm/internlm3-8b-instruct"), Some(0.875), None, 4, 7),
+                load(
+                    figures(Engine::Lmdeploy, "internlm/internlm3-8b-instruct"),
+                    Some(0.875),
+                    None,
+                    4,
+                    7,
+                ),
             ),
         ),
-        (page!("tgi"), generated(30_112, load(figures(Engine::Tgi, ""), Some(0.25), None, 11, 24))),
-        (page!("llama-cpp"), generated(29_201, load(figures(Engine::LlamaCpp, ""), None, None, 1, 3))),
+        (
+            page!("tgi"),
+            generated(
+                30_112,
+                load(figures(Engine::Tgi, ""), Some(0.25), None, 11, 24),
+            ),
+        ),
+        (
+            page!("llama-cpp"),
+            generated(
+                29_201,
+                load(figures(Engine::LlamaCpp, ""), None, None, 1, 3),
+            ),
+        ),
     ];
     for (page, expected) in pages {
         assert_eq!(read(page, None).unwrap(), expected);
@@ -124,54 +190,113 @@ fn every_engine_and_version_is_read_to_the_last_figure() {
 #[test]
 fn a_hint_decides_where_two_engines_write_one_page() {
     let read = read(page!("dynamo-vllm-worker"), Some(Engine::Dynamo)).unwrap();
-    assert_eq!((read.engine, read.kv_cache_usage), (Engine::Dynamo, Some(0.15625)));
-    assert_eq!((read.waiting, read.running), (Some(2), Some(6)), "its worker says what it does not");
+    assert_eq!(
+        (read.engine, read.kv_cache_usage),
+        (Engine::Dynamo, Some(0.15625))
+    );
+    assert_eq!(
+        (read.waiting, read.running),
+        (Some(2), Some(6)),
+        "its worker says what it does not"
+    );
 }
 
 #[test]
 fn what_waits_for_something_else_than_capacity_is_no_queue() {
     let waiting = |page: &str| read(page.as_bytes(), None).unwrap().waiting;
     let total = "vllm:num_requests_waiting 9\n";
-    let reason =
-        |reason: &str, n: &str| format!("vllm:num_requests_waiting_by_reason{{reason=\"{reason}\"}} {n}\n");
+    let reason = |reason: &str, n: &str| {
+        format!("vllm:num_requests_waiting_by_reason{{reason=\"{reason}\"}} {n}\n")
+    };
     assert_eq!(waiting(total), Some(9), "an engine that gives no reasons");
-    assert_eq!(waiting(&format!("{total}{}{}", reason("capacity", "2"), reason("deferred", "7"))), Some(2));
-    assert_eq!(waiting(&format!("{}{total}", reason("capacity", "0"))), Some(0));
-    assert_eq!(waiting(&format!("{total}{}", reason("deferred", "7"))), Some(9), "no capacity said");
-    assert_eq!(waiting(&format!("{total}{}", reason("capacity", "NaN"))), Some(9), "the most that it can be");
+    assert_eq!(
+        waiting(&format!(
+            "{total}{}{}",
+            reason("capacity", "2"),
+            reason("deferred", "7")
+        )),
+        Some(2)
+    );
+    assert_eq!(
+        waiting(&format!("{}{total}", reason("capacity", "0"))),
+        Some(0)
+    );
+    assert_eq!(
+        waiting(&format!("{total}{}", reason("deferred", "7"))),
+        Some(9),
+        "no capacity said"
+    );
+    assert_eq!(
+        waiting(&format!("{total}{}", reason("capacity", "NaN"))),
+        Some(9),
+        "the most that it can be"
+    );
 }
 
 #[test]
 fn a_value_that_cannot_be_gives_no_figure_and_is_named() {
     let problems = |page: &str| {
         let figures = read(page.as_bytes(), None).unwrap();
-        let got = (figures.kv_cache_usage, figures.waiting, figures.kv_cache_tokens);
-        (got, figures.problems.iter().map(ToString::to_string).collect::<Vec<_>>())
+        let got = (
+            figures.kv_cache_usage,
+            figures.waiting,
+            figures.kv_cache_tokens,
+        );
+        (
+            got,
+            figures
+                .problems
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>(),
+        )
     };
-    for (value, shown) in
-        [("NaN", "NaN"), ("+Inf", "inf"), ("-Inf", "-inf"), ("-0.5", "-0.5"), ("1.5", "1.5"), ("42", "42")]
-    {
-        let (figures, named) =
-            problems(&format!("vllm:num_requests_waiting 3\nvllm:kv_cache_usage_perc {value}\n"));
+    for (value, shown) in [
+        ("NaN", "NaN"),
+        ("+Inf", "inf"),
+        ("-Inf", "-inf"),
+        ("-0.5", "-0.5"),
+        ("1.5", "1.5"),
+        ("42", "42"),
+    ] {
+        let (figures, named) = problems(&format!(
+            "vllm:num_requests_waiting 3\nvllm:kv_cache_usage_perc {value}\n"
+        ));
         assert_eq!(figures, (None, Some(3), None), "{value}");
-        assert_eq!(named, [format!("vllm:kv_cache_usage_perc is {shown}, which cannot be")]);
+        assert_eq!(
+            named,
+            [format!(
+                "vllm:kv_cache_usage_perc is {shown}, which cannot be"
+            )]
+        );
     }
     for value in ["NaN", "Inf", "-1", "1e300", "2.5", "1000000000001"] {
-        let (figures, named) =
-            problems(&format!("vllm:num_requests_waiting {value}\nvllm:kv_cache_usage_perc 0.5\n"));
+        let (figures, named) = problems(&format!(
+            "vllm:num_requests_waiting {value}\nvllm:kv_cache_usage_perc 0.5\n"
+        ));
         assert_eq!(figures, (Some(0.5), None, None), "{value}");
         assert_eq!(named.len(), 1, "{named:?}");
     }
     for (labels, shown) in [
         (r#"num_gpu_blocks="many",block_size="16""#, "many"),
-        (r#"kv_cache_size_tokens="-5",num_gpu_blocks="10",block_size="16""#, "-5"),
-        (r#"num_gpu_blocks="1000000000000",block_size="16""#, "16000000000000"),
+        (
+            r#"kv_cache_size_tokens="-5",num_gpu_blocks="10",block_size="16""#,
+            "-5",
+        ),
+        (
+            r#"num_gpu_blocks="1000000000000",block_size="16""#,
+            "16000000000000",
+        ),
     ] {
         let (figures, named) = problems(&format!("vllm:cache_config_info{{{labels}}} 1\n"));
         assert_eq!(figures, (None, None, None));
-        assert!(named.len() == 1 && named[0].contains(&format!(" is {shown}, ")), "{named:?}");
+        assert!(
+            named.len() == 1 && named[0].contains(&format!(" is {shown}, ")),
+            "{named:?}"
+        );
     }
-    let (figures, named) = problems("tgi_batch_current_max_tokens 99\ntgi_batch_max_total_tokens 10\n");
+    let (figures, named) =
+        problems("tgi_batch_current_max_tokens 99\ntgi_batch_max_total_tokens 10\n");
     assert_eq!(figures, (None, None, None));
     assert_eq!(named, ["the KV cache's usage is 9.9, which cannot be"]);
 }
@@ -194,8 +319,11 @@ fn an_impossible_value_of_one_rank_invalidates_the_figure() {
 
 #[test]
 fn a_share_that_rounding_lifted_over_one_is_one() {
-    let usage =
-        |value: &str| read(format!("sglang:token_usage {value}").as_bytes(), None).unwrap().kv_cache_usage;
+    let usage = |value: &str| {
+        read(format!("sglang:token_usage {value}").as_bytes(), None)
+            .unwrap()
+            .kv_cache_usage
+    };
     assert_eq!(usage("1.0005"), Some(1.0));
     assert_eq!(usage("1.002"), None);
     assert!(usage("-0.0").unwrap().is_sign_positive());
@@ -210,31 +338,48 @@ fn a_former_name_does_not_make_good_what_the_present_one_gets_wrong() {
 #[test]
 fn sleep_has_a_level_only_if_the_memory_is_gone() {
     let level = |awake, offloaded, discarded| {
-        let page: String = [("awake", awake), ("weights_offloaded", offloaded), ("discard_all", discarded)]
-            .map(|(state, value)| format!("vllm:engine_sleep_state{{sleep_state=\"{state}\"}} {value}\n"))
-            .concat();
+        let page: String = [
+            ("awake", awake),
+            ("weights_offloaded", offloaded),
+            ("discard_all", discarded),
+        ]
+        .map(|(state, value)| {
+            format!("vllm:engine_sleep_state{{sleep_state=\"{state}\"}} {value}\n")
+        })
+        .concat();
         read(page.as_bytes(), None).unwrap().sleep_level
     };
     assert_eq!(level("1.0", "0.0", "0.0"), None);
     assert_eq!(level("0.0", "1.0", "0.0"), Some(1));
     assert_eq!(level("0.0", "0.0", "1.0"), Some(2));
-    assert_eq!(level("0.0", "0.0", "0.0"), None, "it takes no requests, and keeps its memory");
+    assert_eq!(
+        level("0.0", "0.0", "0.0"),
+        None,
+        "it takes no requests, and keeps its memory"
+    );
     assert_eq!(level("NaN", "1.0", "0.0"), None);
 }
 
 #[test]
 fn more_ranks_than_there_can_be_are_not_added_up() {
-    let page: String =
-        (0..100_000).map(|rank| format!("vllm:num_requests_waiting{{engine=\"{rank}\"}} 1\n")).collect();
+    let page: String = (0..100_000)
+        .map(|rank| format!("vllm:num_requests_waiting{{engine=\"{rank}\"}} 1\n"))
+        .collect();
     let figures = read(page.as_bytes(), None).unwrap();
     assert_eq!(figures.waiting, None);
-    assert_eq!(figures.problems[0].to_string(), "vllm:num_requests_waiting has more than 256 ranks");
+    assert_eq!(
+        figures.problems[0].to_string(),
+        "vllm:num_requests_waiting has more than 256 ranks"
+    );
 }
 
 #[test]
 fn a_page_of_no_engine_is_an_error_that_shows_it() {
     assert_eq!(read(b"", None), Err(UnknownPage::Empty));
-    assert_eq!(read(b" \r\n\n", Some(Engine::Vllm)), Err(UnknownPage::Empty));
+    assert_eq!(
+        read(b" \r\n\n", Some(Engine::Vllm)),
+        Err(UnknownPage::Empty)
+    );
     let html = format!("\n<!DOCTYPE html><title>{}</title>\n", "x".repeat(10_000));
     let error = read(html.as_bytes(), None).unwrap_err().to_string();
     assert!(
@@ -278,7 +423,11 @@ fn every_line_that_the_format_allows_is_parsed() {
     assert_eq!(value("a:bc 1"), Some(('c', 1.0)));
     assert_eq!(value("a:bcd 1"), None);
     assert_eq!(value("# d 1"), None);
-    assert_eq!(value("{\"d\",x=\"y\"} 1"), None, "a quoted name is passed over");
+    assert_eq!(
+        value("{\"d\",x=\"y\"} 1"),
+        None,
+        "a quoted name is passed over"
+    );
     assert_eq!(value("d +Inf"), Some(('d', f64::INFINITY)));
     assert!(value("d NaN").unwrap().1.is_nan());
 }
@@ -304,7 +453,10 @@ fn lines_that_the_format_does_not_allow_are_skipped_and_counted() {
         let page = format!("{line}\nd 7\n");
         let mut scan = Scan::new(page.as_bytes(), &wanted);
         assert_eq!(scan.next(), Some(MetricLine::Garbled(())), "{line}");
-        assert!(matches!(scan.next(), Some(MetricLine::Sample(sample)) if sample.value == 7.0), "{line}");
+        assert!(
+            matches!(scan.next(), Some(MetricLine::Sample(sample)) if sample.value == 7.0),
+            "{line}"
+        );
         assert_eq!((scan.next(), scan.garbage()), (None, 1));
     }
     let mut scan = Scan::new(b"<html>\n\xff\xfe\n4 d\nd\nother garbage\n", &wanted);
@@ -315,7 +467,12 @@ fn lines_that_the_format_does_not_allow_are_skipped_and_counted() {
 fn label_values_are_decoded_when_asked_for() {
     let wanted = WantedMetrics::new(&[("d", ())]);
     let page = "d{plain=\"a b\",escaped=\"\\\\ \\\" \\n \\t \\\\n\"} 1".as_bytes();
-    let Some(MetricLine::Sample(sample)) = Scan::new(page, &wanted).next() else { panic!("a sample") };
-    let values: Vec<_> = sample.labels.map(|label| label.value().into_owned()).collect();
+    let Some(MetricLine::Sample(sample)) = Scan::new(page, &wanted).next() else {
+        panic!("a sample")
+    };
+    let values: Vec<_> = sample
+        .labels
+        .map(|label| label.value().into_owned())
+        .collect();
     assert_eq!(values, ["a b", "\\ \" \n \\t \\n"]);
 }

@@ -19,19 +19,50 @@ use std::collections::{BTreeMap, BTreeSet};
 #[serde(rename_all = "kebab-case")]
 pub enum Violation {
     #[error("{node} {gpu}: {reserved} of {capacity} are allocated")]
-    OverPromised { node: NodeName, gpu: GpuUuid, reserved: Bytes, capacity: Bytes },
+    OverPromised {
+        node: NodeName,
+        gpu: GpuUuid,
+        reserved: Bytes,
+        capacity: Bytes,
+    },
     #[error("{node} {gpu}: {pod} is exclusive and shares the GPU with {}", plural(*others, "pod"))]
-    ExclusiveShared { node: NodeName, gpu: GpuUuid, pod: PodKey, others: usize },
+    ExclusiveShared {
+        node: NodeName,
+        gpu: GpuUuid,
+        pod: PodKey,
+        others: usize,
+    },
     #[error("{node} {gpu}: the ledger has {recorded} allocated, the pods add up to {added_up}")]
-    ChargesDiffer { node: NodeName, gpu: GpuUuid, recorded: Bytes, added_up: Bytes },
+    ChargesDiffer {
+        node: NodeName,
+        gpu: GpuUuid,
+        recorded: Bytes,
+        added_up: Bytes,
+    },
     #[error("{node} {resource}: the ledger has {recorded} in use, the pods add up to {added_up}")]
-    DevicesDiffer { node: NodeName, resource: PluginResource, recorded: u32, added_up: u32 },
+    DevicesDiffer {
+        node: NodeName,
+        resource: PluginResource,
+        recorded: u32,
+        added_up: u32,
+    },
     #[error("{node}: the ledger has pods that ask for {recorded}, the pods add up to {added_up}")]
-    AskedForDiffers { node: NodeName, recorded: Bytes, added_up: Bytes },
+    AskedForDiffers {
+        node: NodeName,
+        recorded: Bytes,
+        added_up: Bytes,
+    },
     #[error("the ledger has {recorded:?} as what all nodes have, they add up to {added_up:?}")]
-    WholeDiffers { recorded: TenantUsage, added_up: TenantUsage },
+    WholeDiffers {
+        recorded: TenantUsage,
+        added_up: TenantUsage,
+    },
     #[error("the ledger has {} in {group}, {shown} show that they are", plural(*recorded, "pod"))]
-    GroupsDiffer { group: GroupKey, recorded: usize, shown: usize },
+    GroupsDiffer {
+        group: GroupKey,
+        recorded: usize,
+        shown: usize,
+    },
 }
 
 /// A node's GPUs.
@@ -56,24 +87,39 @@ pub fn audit(ledger: &Ledger) -> Vec<Violation> {
     let all = ledger.pod_states();
     let mut by_node: BTreeMap<&NodeName, BTreeMap<&PodUid, &PodState>> = BTreeMap::new();
     for (uid, entry) in &all {
-        for node in entry.node().into_iter().chain(entry.reservation().map(|reservation| &reservation.node)) {
+        for node in entry
+            .node()
+            .into_iter()
+            .chain(entry.reservation().map(|reservation| &reservation.node))
+        {
             by_node.entry(node).or_default().insert(uid, entry);
         }
     }
     let mut violations = Vec::new();
     for (name, node) in ledger.node_states() {
         let pod_states = by_node.remove(name).unwrap_or_default();
-        let gpus = NodeGpus { name, devices: &node.devices, are_all: ledger.lists_all_devices(name) };
+        let gpus = NodeGpus {
+            name,
+            devices: &node.devices,
+            are_all: ledger.lists_all_devices(name),
+        };
         for (place, device) in node.devices.iter().enumerate() {
             let capacity = device.capacity(&ledger.policy().headroom);
-            let parts: Vec<GpuCharge<'_>> =
-                pod_states.values().filter_map(|entry| part(entry, gpus, device, capacity)).collect();
+            let parts: Vec<GpuCharge<'_>> = pod_states
+                .values()
+                .filter_map(|entry| part(entry, gpus, device, capacity))
+                .collect();
             let held = held(&pod_states, gpus, device, capacity);
             let added_up = parts.iter().map(|part| part.amount).sum::<Bytes>() + held;
             let recorded = node.gpus[place].charged;
             if recorded != added_up {
                 let gpu = device.uuid.clone();
-                violations.push(Violation::ChargesDiffer { node: name.clone(), gpu, recorded, added_up });
+                violations.push(Violation::ChargesDiffer {
+                    node: name.clone(),
+                    gpu,
+                    recorded,
+                    added_up,
+                });
             }
             if device.health != Health::Lost {
                 check_promises(name, device, capacity, &parts, &mut violations);
@@ -88,7 +134,9 @@ pub fn audit(ledger: &Ledger) -> Vec<Violation> {
 }
 
 fn check_whole(ledger: &Ledger, violations: &mut Vec<Violation>) {
-    let existing = ledger.node_states().filter(|(name, _)| ledger.has_node(name));
+    let existing = ledger
+        .node_states()
+        .filter(|(name, _)| ledger.has_node(name));
     let (recorded, added_up) = (ledger.whole(), existing.map(|(_, node)| node.whole()).sum());
     if recorded != added_up {
         violations.push(Violation::WholeDiffers { recorded, added_up });
@@ -102,16 +150,26 @@ fn check_asked_for(
     pod_states: &BTreeMap<&PodUid, &PodState>,
     violations: &mut Vec<Violation>,
 ) {
-    let here = pod_states.values().filter(|entry| entry.node() == Some(name));
+    let here = pod_states
+        .values()
+        .filter(|entry| entry.node() == Some(name));
     let asked = here.map(|entry| entry.demand.per_gpu.times(u64::from(entry.demand.gpus)));
     let (recorded, added_up) = (ledger.asked_for_on(name), asked.sum());
     if recorded != added_up {
-        violations.push(Violation::AskedForDiffers { node: name.clone(), recorded, added_up });
+        violations.push(Violation::AskedForDiffers {
+            node: name.clone(),
+            recorded,
+            added_up,
+        });
     }
 }
 
 /// The group index must agree with what the pods show.
-fn check_groups(ledger: &Ledger, all: &BTreeMap<&PodUid, &PodState>, violations: &mut Vec<Violation>) {
+fn check_groups(
+    ledger: &Ledger,
+    all: &BTreeMap<&PodUid, &PodState>,
+    violations: &mut Vec<Violation>,
+) {
     let mut shown: BTreeMap<&GroupKey, BTreeSet<&PodUid>> = BTreeMap::new();
     for (uid, entry) in all {
         if let Some(group) = &entry.disruption_info.group {
@@ -122,14 +180,22 @@ fn check_groups(ledger: &Ledger, all: &BTreeMap<&PodUid, &PodState>, violations:
         let shown = shown.remove(group).unwrap_or_default();
         if !recorded.iter().eq(shown.iter().copied()) {
             let (group, recorded) = (group.clone(), recorded.len());
-            violations.push(Violation::GroupsDiffer { group, recorded, shown: shown.len() });
+            violations.push(Violation::GroupsDiffer {
+                group,
+                recorded,
+                shown: shown.len(),
+            });
         }
     }
-    violations.extend(shown.into_iter().map(|(group, shown)| Violation::GroupsDiffer {
-        group: group.clone(),
-        recorded: 0,
-        shown: shown.len(),
-    }));
+    violations.extend(
+        shown
+            .into_iter()
+            .map(|(group, shown)| Violation::GroupsDiffer {
+                group: group.clone(),
+                recorded: 0,
+                shown: shown.len(),
+            }),
+    );
 }
 
 fn check_promises(
@@ -147,10 +213,17 @@ fn check_promises(
         let alike = placed.iter().filter(|part| part.entry.borrows() == borrows);
         let reserved: Bytes = alike.map(|part| part.amount).sum();
         if reserved > capacity {
-            violations.push(Violation::OverPromised { node: node(), gpu: gpu(), reserved, capacity });
+            violations.push(Violation::OverPromised {
+                node: node(),
+                gpu: gpu(),
+                reserved,
+                capacity,
+            });
         }
     }
-    let exclusive = placed.iter().find(|part| part.entry.demand.sharing == Sharing::Exclusive);
+    let exclusive = placed
+        .iter()
+        .find(|part| part.entry.demand.sharing == Sharing::Exclusive);
     if let Some(part) = exclusive.filter(|_| placed.len() > 1) {
         let pod = part.entry.key.clone();
         violations.push(Violation::ExclusiveShared {
@@ -169,19 +242,33 @@ fn check_devices(
     pod_states: &BTreeMap<&PodUid, &PodState>,
     violations: &mut Vec<Violation>,
 ) {
-    let mut added_up: BTreeMap<PluginResource, u32> =
-        node.plugin.iter().map(|share| (share.resource.clone(), 0)).collect();
-    for entry in pod_states.values().filter(|entry| entry.node() == Some(name)) {
+    let mut added_up: BTreeMap<PluginResource, u32> = node
+        .plugin
+        .iter()
+        .map(|share| (share.resource.clone(), 0))
+        .collect();
+    for entry in pod_states
+        .values()
+        .filter(|entry| entry.node() == Some(name))
+    {
         if let Ask::Plugin { resource, count } = &entry.demand.ask {
             let sum = added_up.entry(resource.clone()).or_default();
             *sum = sum.saturating_add(*count);
         }
     }
     for (resource, added_up) in added_up {
-        let recorded =
-            node.plugin.iter().find(|share| share.resource == resource).map_or(0, |share| share.used);
+        let recorded = node
+            .plugin
+            .iter()
+            .find(|share| share.resource == resource)
+            .map_or(0, |share| share.used);
         if recorded != added_up {
-            violations.push(Violation::DevicesDiffer { node: name.clone(), resource, recorded, added_up });
+            violations.push(Violation::DevicesDiffer {
+                node: name.clone(),
+                resource,
+                recorded,
+                added_up,
+            });
         }
     }
 }
@@ -195,12 +282,17 @@ fn part<'a>(
     if entry.node() != Some(node.name) || entry.demand.asks_plugin() {
         return None;
     }
-    let named = entry.devices().map(|uuids| uuids.iter().collect::<Vec<_>>()).unwrap_or_default();
+    let named = entry
+        .devices()
+        .map(|uuids| uuids.iter().collect::<Vec<_>>())
+        .unwrap_or_default();
     let mut distinct: Vec<&GpuUuid> = named
         .iter()
         .filter_map(|uuid| {
             let found = node.devices.iter().find(|device| is_named(device, uuid));
-            found.map(|device| &device.uuid).or_else(|| node.has_lost(uuid).then_some(*uuid))
+            found
+                .map(|device| &device.uuid)
+                .or_else(|| node.has_lost(uuid).then_some(*uuid))
         })
         .collect();
     distinct.sort_unstable();
@@ -209,9 +301,17 @@ fn part<'a>(
     if placed && !distinct.contains(&&device.uuid) {
         return None;
     }
-    let amount = if entry.demand.sharing == Sharing::Exclusive { capacity } else { entry.demand.per_gpu };
+    let amount = if entry.demand.sharing == Sharing::Exclusive {
+        capacity
+    } else {
+        entry.demand.per_gpu
+    };
     // Where an agent found a foreign pod is where it counts, but Stowage did not allocate that VRAM.
-    Some(GpuCharge { entry, amount, placed: placed && entry.recorded_devices().is_some() })
+    Some(GpuCharge {
+        entry,
+        amount,
+        placed: placed && entry.recorded_devices().is_some(),
+    })
 }
 
 /// VRAM that reservations keep of this GPU beyond what their victims still occupy there. A reservation with a GPU that no longer
@@ -223,10 +323,15 @@ fn held(
     capacity: Bytes,
 ) -> Bytes {
     let exists = |uuid: &GpuUuid| node.devices.iter().any(|device| is_named(device, uuid));
-    let holders = pod_states.values().filter_map(|entry| Some((entry, entry.reservation()?)));
+    let holders = pod_states
+        .values()
+        .filter_map(|entry| Some((entry, entry.reservation()?)));
     let here = holders.filter(|(_, reservation)| {
         reservation.node == *node.name
-            && reservation.devices.iter().any(|uuid| is_named(device, uuid))
+            && reservation
+                .devices
+                .iter()
+                .any(|uuid| is_named(device, uuid))
             && reservation.devices.iter().all(exists)
     });
     here.map(|(holder, reservation)| {
@@ -234,7 +339,10 @@ fn held(
             Sharing::Exclusive => capacity,
             Sharing::Shared => entry.demand.per_gpu,
         };
-        let victims = reservation.victims.iter().filter_map(|uid| pod_states.get(uid));
+        let victims = reservation
+            .victims
+            .iter()
+            .filter_map(|uid| pod_states.get(uid));
         // A victim of which it is not certain on which GPUs it is is counted on all of them, as everywhere.
         let still_there = victims.filter_map(|victim| part(victim, node, device, capacity));
         wanted(holder).minus(still_there.map(|part| part.amount).sum())

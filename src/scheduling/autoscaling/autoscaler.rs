@@ -37,7 +37,8 @@ impl Autoscaler {
         now: Moment,
     ) -> BTreeMap<ModelId, DesiredReplicas> {
         let window = rules.scale_down.window;
-        self.models.retain(|model, known| loads.contains_key(model) || now.since(known.seen) <= window);
+        self.models
+            .retain(|model, known| loads.contains_key(model) || now.since(known.seen) <= window);
         let named: Vec<ModelId> = rules.named_models().take(MOST_MODELS).collect();
         for model in self.models.keys().chain(&named) {
             loads.entry(model.clone()).or_default();
@@ -61,7 +62,13 @@ impl Autoscaler {
 fn keep_largest(loads: &mut BTreeMap<ModelId, ModelLoad>, named: &[ModelId]) {
     let mut order: Vec<_> = loads
         .iter()
-        .map(|(model, load)| (Reverse(named.contains(model)), Reverse(load.replicas()), model.clone()))
+        .map(|(model, load)| {
+            (
+                Reverse(named.contains(model)),
+                Reverse(load.replicas()),
+                model.clone(),
+            )
+        })
         .collect();
     order.sort_unstable();
     order.drain(..MOST_MODELS.min(order.len()));

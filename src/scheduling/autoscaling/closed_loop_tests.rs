@@ -69,7 +69,10 @@ impl Loop {
     fn evaluate(&mut self, now: u64) {
         let serving = self.serving;
         let kv_cache = (self.running / SLOTS * 1000.0) as u64;
-        let of = |sum| Reported { sum, replicas: serving };
+        let of = |sum| Reported {
+            sum,
+            replicas: serving,
+        };
         let load = ModelLoad {
             serving,
             starting: self.starting.len() as u32,
@@ -79,7 +82,10 @@ impl Loop {
             ready_in: Millis::seconds(self.start),
             ..ModelLoad::default()
         };
-        let desired = self.scaling.decide(&self.rules, &load, Moment(0) + Millis::seconds(now)).replicas;
+        let desired = self
+            .scaling
+            .decide(&self.rules, &load, Moment(0) + Millis::seconds(now))
+            .replicas;
         self.desired.push(desired);
         while serving + (self.starting.len() as u32) < desired {
             self.starting.push(now + self.start);
@@ -109,7 +115,10 @@ fn a_step_of_the_load_settles_without_swinging_however_slowly_replicas_start() {
         let ended = Loop::new(3, start).run(4 * 3600, |now| if now < 600 { 2.0 } else { 10.0 });
         // 10 full replicas are 14.3 at the target; the tolerance leaves 13.
         let last = ended.last_hour();
-        assert!(last.windows(2).all(|pair| pair[0] == pair[1]), "start {start} s: {last:?}");
+        assert!(
+            last.windows(2).all(|pair| pair[0] == pair[1]),
+            "start {start} s: {last:?}"
+        );
         assert!((13..=16).contains(&last[0]), "start {start} s: {}", last[0]);
         // After ten minutes at a third of what the load needs, thousands of requests wait, and are to be worked off, too.
         let factor = if start < 600 { 2 } else { 3 };
@@ -119,7 +128,11 @@ fn a_step_of_the_load_settles_without_swinging_however_slowly_replicas_start() {
             ended.most(),
             last[0]
         );
-        assert!(ended.waiting < 1.0, "start {start} s: {} still wait", ended.waiting);
+        assert!(
+            ended.waiting < 1.0,
+            "start {start} s: {} still wait",
+            ended.waiting
+        );
     }
 }
 
@@ -127,8 +140,14 @@ fn a_step_of_the_load_settles_without_swinging_however_slowly_replicas_start() {
 fn a_falling_load_settles_too() {
     let ended = Loop::new(30, 60).run(4 * 3600, |now| if now < 600 { 20.0 } else { 3.0 });
     let last = ended.last_hour();
-    assert!(last.iter().all(|replicas| *replicas == last[0]) && (4..=5).contains(&last[0]), "{last:?}");
-    assert!(ended.longest_queue < 1.0, "no request waited for a replica that was gone");
+    assert!(
+        last.iter().all(|replicas| *replicas == last[0]) && (4..=5).contains(&last[0]),
+        "{last:?}"
+    );
+    assert!(
+        ended.longest_queue < 1.0,
+        "no request waited for a replica that was gone"
+    );
 }
 
 #[test]
@@ -140,7 +159,10 @@ fn a_rise_over_half_an_hour_makes_no_request_wait_for_long() {
         driven.run(2 * 3600, rise).longest_queue
     };
     let (with, without) = (queue(Millis::seconds(300)), queue(Millis(0)));
-    assert!(with < 1.0, "{with} requests waited with the trend, {without} without");
+    assert!(
+        with < 1.0,
+        "{with} requests waited with the trend, {without} without"
+    );
     assert!(without >= with);
 }
 
@@ -148,7 +170,11 @@ fn a_rise_over_half_an_hour_makes_no_request_wait_for_long() {
 fn a_day_and_a_night_are_followed() {
     let day = |now: u64| 10.0 - 8.0 * (now as f64 / 86_400.0 * std::f64::consts::TAU).cos();
     let ended = Loop::new(4, 90).run(86_400, day);
-    let turns = ended.desired.windows(2).filter(|pair| pair[1] < pair[0]).count();
+    let turns = ended
+        .desired
+        .windows(2)
+        .filter(|pair| pair[1] < pair[0])
+        .count();
     assert!((24..=28).contains(&ended.most()), "{}", ended.most());
     assert!(*ended.desired.last().unwrap() <= 5 && ended.longest_queue < 1.0);
     assert!(turns <= 30, "it fell {turns} times");

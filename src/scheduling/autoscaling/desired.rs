@@ -62,8 +62,21 @@ pub struct SignalNeed {
 
 impl From<&Need> for SignalNeed {
     fn from(need: &Need) -> Self {
-        let Need { signal, now, predicted, missing, least, .. } = *need;
-        Self { signal, now, predicted, missing, milli_replicas: least }
+        let Need {
+            signal,
+            now,
+            predicted,
+            missing,
+            least,
+            ..
+        } = *need;
+        Self {
+            signal,
+            now,
+            predicted,
+            missing,
+            milli_replicas: least,
+        }
     }
 }
 
@@ -116,15 +129,24 @@ impl DesiredReplicas {
             Decisive::Step => format!("the load asks for {asked}, and this is the largest step"),
             Decisive::Min => format!("minReplicas; the load asks for {asked}"),
             Decisive::Max => format!("maxReplicas; the load asks for {asked}"),
-            Decisive::UnknownLoad => "no replica says how busy it is, so the number stays".to_owned(),
+            Decisive::UnknownLoad => {
+                "no replica says how busy it is, so the number stays".to_owned()
+            }
             Decisive::NoReplicas => "there is no replica that serves".to_owned(),
         };
-        let there = format!("{} serve, {} start, {} sleep", self.serving, self.starting, self.asleep);
+        let there = format!(
+            "{} serve, {} start, {} sleep",
+            self.serving, self.starting, self.asleep
+        );
         let wake = match self.wake {
             0 => String::new(),
             wake => format!(" {wake} of those that sleep would serve it when woken."),
         };
-        let needs: String = self.needs.iter().map(|need| format!(" {}.", self.sentence(need))).collect();
+        let needs: String = self
+            .needs
+            .iter()
+            .map(|need| format!(" {}.", self.sentence(need)))
+            .collect();
         format!("{replicas}: {why}. {there}.{wake}{needs}")
     }
 
@@ -137,14 +159,22 @@ impl DesiredReplicas {
         let ahead = match need.predicted == need.now {
             true => String::new(),
             false => {
-                format!(" ({} in {}, by the trend)", amount(need.predicted), duration_text(self.ready_in))
+                format!(
+                    " ({} in {}, by the trend)",
+                    amount(need.predicted),
+                    duration_text(self.ready_in)
+                )
             }
         };
         let missing = match need.missing {
             0 => String::new(),
             missing => format!("; {missing} replicas do not report it"),
         };
-        format!("{}{ahead} ask for {} replicas{missing}", amount(need.now), need.milli_replicas)
+        format!(
+            "{}{ahead} ask for {} replicas{missing}",
+            amount(need.now),
+            need.milli_replicas
+        )
     }
 }
 

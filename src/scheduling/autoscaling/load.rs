@@ -14,7 +14,9 @@ impl Permille {
 
     /// The nearest; `None` for what is no share of 1.
     pub fn from_share(share: f64) -> Option<Self> {
-        (0.0..=1.0).contains(&share).then(|| Self((share * 1000.0).round() as u16))
+        (0.0..=1.0)
+            .contains(&share)
+            .then(|| Self((share * 1000.0).round() as u16))
     }
 
     pub fn get(self) -> u64 {
@@ -97,7 +99,12 @@ impl ModelLoad {
             EngineFigures::Draining => return,
         };
         *count = count.saturating_add(1);
-        if let EngineFigures::Serving { kv_cache, waiting, running } = replica {
+        if let EngineFigures::Serving {
+            kv_cache,
+            waiting,
+            running,
+        } = replica
+        {
             self.kv_cache.add(kv_cache.map(Permille::get));
             self.waiting.add(waiting);
             self.running.add(running);
@@ -122,11 +129,21 @@ impl EngineFigures {
         let sum = |a: Option<u64>, b: Option<u64>| Some(a?.saturating_add(b?));
         match (self, other) {
             (
-                Serving { kv_cache: a, waiting: b, running: c },
-                Serving { kv_cache: x, waiting: y, running: z },
-            ) => {
-                Serving { kv_cache: a.zip(x).map(|(a, x)| a.max(x)), waiting: sum(b, y), running: sum(c, z) }
-            }
+                Serving {
+                    kv_cache: a,
+                    waiting: b,
+                    running: c,
+                },
+                Serving {
+                    kv_cache: x,
+                    waiting: y,
+                    running: z,
+                },
+            ) => Serving {
+                kv_cache: a.zip(x).map(|(a, x)| a.max(x)),
+                waiting: sum(b, y),
+                running: sum(c, z),
+            },
             (Serving { .. } | Silent, Serving { .. } | Silent) => Silent,
             (one @ (Serving { .. } | Silent), _) | (_, one @ (Serving { .. } | Silent)) => one,
             (Starting, _) | (_, Starting) => Starting,

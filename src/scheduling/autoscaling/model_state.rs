@@ -39,25 +39,35 @@ struct Asked {
 
 impl ModelScaling {
     /// How many replicas the model needs now. The same calls give the same answers; a time that goes back counts as no time.
-    pub fn decide(&mut self, rules: &AutoscalingRules, load: &ModelLoad, now: Moment) -> DesiredReplicas {
+    pub fn decide(
+        &mut self,
+        rules: &AutoscalingRules,
+        load: &ModelLoad,
+        now: Moment,
+    ) -> DesiredReplicas {
         let now = now.max(self.latest);
         if self.desired.is_some() && now.since(self.latest) > LONGEST_PAUSE {
             self.recommendations.clear();
         }
         self.latest = now;
         let (min, max) = bounds(rules);
-        let before = self.desired.unwrap_or_else(|| load.replicas()).clamp(min, max);
+        let before = self
+            .desired
+            .unwrap_or_else(|| load.replicas())
+            .clamp(min, max);
         if self.is_queued && load.serving > self.serving {
             self.trend.settle();
         }
         let needs = needs(rules, load, &self.trend, now);
         let asked = asked(rules, load, &needs, before);
         self.trend.add(load, now);
-        let queued =
-            |need: &Need| need.signal == Signal::Waiting && need.most > MilliReplicas::whole(load.awake());
+        let queued = |need: &Need| {
+            need.signal == Signal::Waiting && need.most > MilliReplicas::whole(load.awake())
+        };
         (self.serving, self.is_queued) = (load.serving, needs.iter().any(queued));
         let longest = rules.scale_up.window.max(rules.scale_down.window);
-        self.recommendations.add(asked.replicas.clamp(min, max), now, longest);
+        self.recommendations
+            .add(asked.replicas.clamp(min, max), now, longest);
         let (held, by) = self.held(rules, before, &asked, now);
         let (stepped, by) = self.stepped(rules, load, before, (held, by), now);
         let (replicas, by) = within(stepped, by, asked.replicas, (min, max));
@@ -79,11 +89,21 @@ impl ModelScaling {
     }
 
     /// The windows: it rises to the least and falls to the most that was asked for within them.
-    fn held(&self, rules: &AutoscalingRules, before: u32, asked: &Asked, now: Moment) -> (u32, Decisive) {
+    fn held(
+        &self,
+        rules: &AutoscalingRules,
+        before: u32,
+        asked: &Asked,
+        now: Moment,
+    ) -> (u32, Decisive) {
         let recent = &self.recommendations;
         let (up, down) = (rules.scale_up.window, rules.scale_down.window);
-        let least = recent.least_within(now, up).filter(|_| recent.covers(now, up));
-        let most = recent.most_within(now, down).filter(|_| recent.covers(now, down));
+        let least = recent
+            .least_within(now, up)
+            .filter(|_| recent.covers(now, up));
+        let most = recent
+            .most_within(now, down)
+            .filter(|_| recent.covers(now, down));
         match (least, most) {
             (Some(least), _) if least > before => (least, asked.by),
             (_, Some(most)) if most < before => (most, asked.by),
@@ -103,26 +123,42 @@ impl ModelScaling {
     ) -> (u32, Decisive) {
         if wanted > before {
             let most = highest(rules, load).max(before);
-            return if wanted > most { (most, Decisive::Step) } else { (wanted, by) };
+            return if wanted > most {
+                (most, Decisive::Step)
+            } else {
+                (wanted, by)
+            };
         }
         if wanted == before {
             return (wanted, by);
         }
         let down = &rules.scale_down;
-        let (_, from) = match self.falling.filter(|(since, _)| now.since(*since) < down.period) {
+        let (_, from) = match self
+            .falling
+            .filter(|(since, _)| now.since(*since) < down.period)
+        {
             Some(period) => period,
             None => *self.falling.insert((now, before)),
         };
         let share = u64::from(from) * u64::from(down.percent.get()) / 100;
         let step = u64::from(down.replicas).max(share);
-        let least = u32::try_from(u64::from(from).saturating_sub(step)).unwrap_or(from).min(before);
-        if wanted < least { (least, Decisive::Step) } else { (wanted, by) }
+        let least = u32::try_from(u64::from(from).saturating_sub(step))
+            .unwrap_or(from)
+            .min(before);
+        if wanted < least {
+            (least, Decisive::Step)
+        } else {
+            (wanted, by)
+        }
     }
 }
 
 /// A minimum above the maximum is the maximum.
 fn bounds(rules: &AutoscalingRules) -> (u32, u32) {
-    (rules.min_replicas.min(rules.max_replicas), rules.max_replicas)
+    (
+        rules.min_replicas.min(rules.max_replicas),
+        rules.max_replicas,
+    )
 }
 
 fn within(wanted: u32, by: Decisive, asked: u32, (min, max): (u32, u32)) -> (u32, Decisive) {
@@ -139,15 +175,22 @@ fn within(wanted: u32, by: Decisive, asked: u32, (min, max): (u32, u32)) -> (u32
 /// not let the number rise step by step. Those that sleep are there.
 fn highest(rules: &AutoscalingRules, load: &ModelLoad) -> u32 {
     let serving = u64::from(load.serving);
-    let step = u64::from(rules.scale_up.replicas).max(serving * u64::from(rules.scale_up.percent) / 100);
+    let step =
+        u64::from(rules.scale_up.replicas).max(serving * u64::from(rules.scale_up.percent) / 100);
     u32::try_from(serving + u64::from(load.asleep) + step).unwrap_or(u32::MAX)
 }
 
 fn asked(rules: &AutoscalingRules, load: &ModelLoad, needs: &[Need], before: u32) -> Asked {
     let is_known = knows_occupancy(rules, load) || load.awake() == 0;
-    let by = |need: Option<&Need>| need.map_or(Decisive::NoReplicas, |need| Decisive::Signal(need.signal));
-    let up = needs.iter().max_by_key(|need| (need.least, std::cmp::Reverse(need.signal)));
-    let down = needs.iter().max_by_key(|need| (need.most, std::cmp::Reverse(need.signal)));
+    let by = |need: Option<&Need>| {
+        need.map_or(Decisive::NoReplicas, |need| Decisive::Signal(need.signal))
+    };
+    let up = needs
+        .iter()
+        .max_by_key(|need| (need.least, std::cmp::Reverse(need.signal)));
+    let down = needs
+        .iter()
+        .max_by_key(|need| (need.most, std::cmp::Reverse(need.signal)));
     let least = with_reserve(rules, up.map_or(MilliReplicas(0), |need| need.least));
     let most = with_reserve(rules, down.map_or(MilliReplicas(0), |need| need.most));
     let (low, high) = tolerated(rules, before);
@@ -159,8 +202,16 @@ fn asked(rules: &AutoscalingRules, load: &ModelLoad, needs: &[Need], before: u32
     };
     let awake = load.awake();
     let (_, enough) = tolerated(rules, awake);
-    let more = if least > enough { least.rounded_up().saturating_sub(awake) } else { 0 };
-    Asked { replicas, by, wake: more.min(load.asleep) }
+    let more = if least > enough {
+        least.rounded_up().saturating_sub(awake)
+    } else {
+        0
+    };
+    Asked {
+        replicas,
+        by,
+        wake: more.min(load.asleep),
+    }
 }
 
 fn with_reserve(rules: &AutoscalingRules, need: MilliReplicas) -> MilliReplicas {
@@ -178,6 +229,13 @@ fn tolerated(rules: &AutoscalingRules, replicas: u32) -> (MilliReplicas, MilliRe
 /// All replicas, if so many are to be awake. Those that sleep stay: what they hold is lent or is worth keeping, and which ones
 /// an HPA would remove is not Stowage's to say. They are woken before others start.
 fn with_sleepers(load: &ModelLoad, awake: MilliReplicas) -> MilliReplicas {
-    let (there, asleep) = (MilliReplicas::whole(load.awake()), MilliReplicas::whole(load.asleep));
-    if awake <= there { awake.plus(asleep) } else { awake.max(there.plus(asleep)) }
+    let (there, asleep) = (
+        MilliReplicas::whole(load.awake()),
+        MilliReplicas::whole(load.asleep),
+    );
+    if awake <= there {
+        awake.plus(asleep)
+    } else {
+        awake.max(there.plus(asleep))
+    }
 }

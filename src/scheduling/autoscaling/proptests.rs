@@ -16,25 +16,37 @@ fn counts() -> impl Strategy<Value = u32> {
 
 fn loads() -> impl Strategy<Value = ModelLoad> {
     let reported = || (numbers(), 0u32..=100);
-    (counts(), counts(), counts(), reported(), reported(), reported(), numbers()).prop_map(
-        |(serving, starting, asleep, kv_cache, waiting, running, ready_in)| {
-            // Most replicas report; a figure is never that of more replicas than serve.
-            let of = |(sum, share): (u64, u32)| {
-                let share = if share > 40 { 100 } else { share };
-                let replicas = (u64::from(serving) * u64::from(share) / 100) as u32;
-                Reported { sum: if replicas == 0 { 0 } else { sum }, replicas }
-            };
-            ModelLoad {
-                serving,
-                starting,
-                asleep,
-                kv_cache: of(kv_cache),
-                waiting: of(waiting),
-                running: of(running),
-                ready_in: Millis(ready_in),
-            }
-        },
+    (
+        counts(),
+        counts(),
+        counts(),
+        reported(),
+        reported(),
+        reported(),
+        numbers(),
     )
+        .prop_map(
+            |(serving, starting, asleep, kv_cache, waiting, running, ready_in)| {
+                // Most replicas report; a figure is never that of more replicas than serve.
+                let of = |(sum, share): (u64, u32)| {
+                    let share = if share > 40 { 100 } else { share };
+                    let replicas = (u64::from(serving) * u64::from(share) / 100) as u32;
+                    Reported {
+                        sum: if replicas == 0 { 0 } else { sum },
+                        replicas,
+                    }
+                };
+                ModelLoad {
+                    serving,
+                    starting,
+                    asleep,
+                    kv_cache: of(kv_cache),
+                    waiting: of(waiting),
+                    running: of(running),
+                    ready_in: Millis(ready_in),
+                }
+            },
+        )
 }
 
 fn percents() -> impl Strategy<Value = Percent> {
@@ -88,8 +100,12 @@ fn moved(now: Moment, step: i64) -> Moment {
     Moment(now.0.saturating_add_signed(step))
 }
 
-fn played(rules: &AutoscalingRules, history: &[(i64, ModelLoad)]) -> (ModelScaling, Moment, Vec<u32>) {
-    let (mut scaling, mut now, mut answers) = (ModelScaling::default(), Moment(1_000_000_000), Vec::new());
+fn played(
+    rules: &AutoscalingRules,
+    history: &[(i64, ModelLoad)],
+) -> (ModelScaling, Moment, Vec<u32>) {
+    let (mut scaling, mut now, mut answers) =
+        (ModelScaling::default(), Moment(1_000_000_000), Vec::new());
     for (step, load) in history {
         now = moved(now, *step);
         answers.push(scaling.decide(rules, load, now).replicas);

@@ -31,16 +31,29 @@ impl Recommendations {
     /// Times do not go back.
     pub(super) fn add(&mut self, replicas: u32, now: Moment, window: Millis) {
         self.since.get_or_insert(now);
-        while self.parts.front().is_some_and(|part| now.since(part.last) > window) {
+        while self
+            .parts
+            .front()
+            .is_some_and(|part| now.since(part.last) > window)
+        {
             self.drop_oldest();
         }
         let width = window.0 / PARTS;
-        match self.parts.back_mut().filter(|part| now.since(part.first).0 < width) {
+        match self
+            .parts
+            .back_mut()
+            .filter(|part| now.since(part.first).0 < width)
+        {
             Some(part) => {
                 part.last = now;
                 (part.least, part.most) = (part.least.min(replicas), part.most.max(replicas));
             }
-            None => self.parts.push_back(Part { first: now, last: now, least: replicas, most: replicas }),
+            None => self.parts.push_back(Part {
+                first: now,
+                last: now,
+                least: replicas,
+                most: replicas,
+            }),
         }
         while self.parts.len() > MOST_PARTS {
             self.drop_oldest();
@@ -72,7 +85,9 @@ impl Recommendations {
     }
 
     fn within(&self, now: Moment, window: Millis) -> impl Iterator<Item = &Part> {
-        self.parts.iter().filter(move |part| now.since(part.last) <= window)
+        self.parts
+            .iter()
+            .filter(move |part| now.since(part.last) <= window)
     }
 }
 

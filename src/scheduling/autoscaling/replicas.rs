@@ -50,13 +50,23 @@ pub fn loads(ledger: &Ledger, engines: &[EngineSample]) -> BTreeMap<ModelId, Mod
         if is_believed(ledger, engine, pod_state) {
             // Several engines of one pod are one replica.
             let replicas = models.entry(named(&engine.model)).or_default();
-            add(replicas, Replica::Pod(&engine.pod), engine.figures, pod_state);
+            add(
+                replicas,
+                Replica::Pod(&engine.pod),
+                engine.figures,
+                pod_state,
+            );
             led.extend(pod_state.and_then(group));
         }
     }
     // Which of two comes first makes no difference: what they do together is a sum.
     for (uid, pod_state) in ledger.pods_in_no_order() {
-        let Some(model) = pod_state.demand.model.as_ref().filter(|_| serves(ledger, pod_state)) else {
+        let Some(model) = pod_state
+            .demand
+            .model
+            .as_ref()
+            .filter(|_| serves(ledger, pod_state))
+        else {
             continue;
         };
         let replicas = models.entry(named(model)).or_default();
@@ -77,7 +87,11 @@ pub fn loads(ledger: &Ledger, engines: &[EngineSample]) -> BTreeMap<ModelId, Mod
         load.ready_in = ready_in(ledger, files.get(model), &replicas, load.asleep > 0);
         (model.clone(), load)
     };
-    models.into_iter().map(load).filter(|(_, load)| load.is_anywhere()).collect()
+    models
+        .into_iter()
+        .map(load)
+        .filter(|(_, load)| load.is_anywhere())
+        .collect()
 }
 
 /// Every model once, whatever its names: of these the first in order.
@@ -86,9 +100,16 @@ fn model_names<'a>(
     engines: &'a [EngineSample],
     files: &BTreeMap<&'a ModelId, NodeModel>,
 ) -> BTreeSet<&'a ModelId> {
-    let of_pods = ledger.pods_in_no_order().filter_map(|(_, pod_state)| pod_state.demand.model.as_ref());
+    let of_pods = ledger
+        .pods_in_no_order()
+        .filter_map(|(_, pod_state)| pod_state.demand.model.as_ref());
     let of_engines = engines.iter().map(|engine| &engine.model);
-    let mut names: Vec<&ModelId> = files.keys().copied().chain(of_engines).chain(of_pods).collect();
+    let mut names: Vec<&ModelId> = files
+        .keys()
+        .copied()
+        .chain(of_engines)
+        .chain(of_pods)
+        .collect();
     names.sort_by_key(|model| (*model, model.as_str()));
     names.dedup();
     names.into_iter().collect()
@@ -112,7 +133,9 @@ fn is_believed(ledger: &Ledger, engine: &EngineSample, pod_state: Option<&PodSta
     match pod_state {
         Some(pod_state) => pod_state.node() == Some(&engine.node) && !is_leaving(pod_state),
         None => {
-            let is_dra = ledger.node(&engine.node).is_some_and(|node| node.kind == NodeKind::Dra);
+            let is_dra = ledger
+                .node(&engine.node)
+                .is_some_and(|node| node.kind == NodeKind::Dra);
             is_dra && engine.is_heard
         }
     }
@@ -141,8 +164,13 @@ fn is_leaving(pod_state: &PodState) -> bool {
 
 /// What a replica does of whose engine nothing is reported.
 fn without_engine(ledger: &Ledger, pod_state: &PodState) -> EngineFigures {
-    let PodPhase::Bound(bound) = &pod_state.phase else { return EngineFigures::Starting };
-    let expected = pod_state.start.as_deref().map(|start| (start.since, start.expected.total(), start.took));
+    let PodPhase::Bound(bound) = &pod_state.phase else {
+        return EngineFigures::Starting;
+    };
+    let expected = pod_state
+        .start
+        .as_deref()
+        .map(|start| (start.since, start.expected.total(), start.took));
     let (since, expected) = match expected {
         Some((.., Some(_))) => return EngineFigures::Silent,
         Some((since, expected, None)) => (since, expected),
@@ -158,21 +186,31 @@ fn without_engine(ledger: &Ledger, pod_state: &PodState) -> EngineFigures {
 /// Where the files of a model are at best, and what they weigh.
 fn files(ledger: &Ledger) -> BTreeMap<&ModelId, NodeModel> {
     let mut best: BTreeMap<&ModelId, NodeModel> = BTreeMap::new();
-    let readings = ledger.all_node_states().filter(|node_state| node_state.exists());
+    let readings = ledger
+        .all_node_states()
+        .filter(|node_state| node_state.exists());
     for holding in readings
         .filter_map(|node_state| node_state.believed_reading())
         .flat_map(|reading| reading.holdings.iter())
     {
         // What is in memory somewhere is on a disk elsewhere at best.
         let tier = holding.tier.min(ModelTier::Disk);
-        let known = best.entry(&holding.model).or_insert_with(|| NodeModel { tier, ..holding.clone() });
+        let known = best.entry(&holding.model).or_insert_with(|| NodeModel {
+            tier,
+            ..holding.clone()
+        });
         (known.tier, known.bytes) = (known.tier.max(tier), known.bytes.max(holding.bytes));
     }
     best
 }
 
 /// How long until one more replica would answer: one that sleeps and is woken, or one that starts where the files are.
-fn ready_in(ledger: &Ledger, files: Option<&NodeModel>, replicas: &Replicas<'_>, is_asleep: bool) -> Millis {
+fn ready_in(
+    ledger: &Ledger,
+    files: Option<&NodeModel>,
+    replicas: &Replicas<'_>,
+    is_asleep: bool,
+) -> Millis {
     let speeds = &ledger.policy().loading;
     let weights = files.map_or(Bytes::ZERO, |files| files.bytes);
     if is_asleep {
@@ -181,11 +219,19 @@ fn ready_in(ledger: &Ledger, files: Option<&NodeModel>, replicas: &Replicas<'_>,
     let pods = replicas.values().filter_map(|state| state.pod);
     let pod_state = pods.min_by_key(|pod_state| pod_state.demand.engine);
     let engine = pod_state.map_or(Engine::Other, |pod_state| pod_state.demand.engine);
-    let gpu = pod_state.and_then(PodState::node).and_then(|node| gpu_of(ledger, node));
+    let gpu = pod_state
+        .and_then(PodState::node)
+        .and_then(|node| gpu_of(ledger, node));
     let start_model: &StartModel = ledger.start_model();
-    start_model.usual_start(gpu, engine, files, weights, speeds).total()
+    start_model
+        .usual_start(gpu, engine, files, weights, speeds)
+        .total()
 }
 
 fn gpu_of<'a>(ledger: &'a Ledger, node: &crate::ids::NodeName) -> Option<&'a GpuModel> {
-    ledger.node(node)?.devices.first().map(|device| &device.model)
+    ledger
+        .node(node)?
+        .devices
+        .first()
+        .map(|device| &device.model)
 }

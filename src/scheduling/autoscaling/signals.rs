@@ -79,20 +79,32 @@ pub(super) struct Need {
 
 /// What each signal asks for that counts. A signal that no replica reports is left out, unless nothing else says how busy the
 /// replicas are.
-pub(super) fn needs(rules: &AutoscalingRules, load: &ModelLoad, trend: &LoadTrend, now: Moment) -> Vec<Need> {
+pub(super) fn needs(
+    rules: &AutoscalingRules,
+    load: &ModelLoad,
+    trend: &LoadTrend,
+    now: Moment,
+) -> Vec<Need> {
     let rise = load.ready_in.min(rules.look_ahead);
     // A replica that starts now helps only once it answers: a queue that is gone not long after that needs none.
-    let horizon = Horizon { rise, fall: rise + rules.look_ahead };
+    let horizon = Horizon {
+        rise,
+        fall: rise + rules.look_ahead,
+    };
     let is_occupancy_known = knows_occupancy(rules, load);
     let signals = [
         (Signal::KvCache, u64::from(rules.kv_cache.get()) * 10),
         (Signal::Waiting, rules.waiting.into()),
         (Signal::Running, rules.running.unwrap_or(0).into()),
     ];
+    let counted = signals
+        .into_iter()
+        .filter(|(signal, _)| *signal != Signal::Running || rules.running.is_some());
     let counted =
-        signals.into_iter().filter(|(signal, _)| *signal != Signal::Running || rules.running.is_some());
-    let counted = counted.filter(|(signal, _)| signal.reported(load).replicas > 0 || !is_occupancy_known);
-    counted.map(|(signal, target)| need(signal, target, load, trend, now, horizon)).collect()
+        counted.filter(|(signal, _)| signal.reported(load).replicas > 0 || !is_occupancy_known);
+    counted
+        .map(|(signal, target)| need(signal, target, load, trend, now, horizon))
+        .collect()
 }
 
 /// Whether any replica says how busy it is. A queue does not: it is empty at any load below the limit.
@@ -117,14 +129,23 @@ fn need(
     let highest = MilliReplicas::of(predicted.max(reported.sum), target);
     let least = match signal {
         // More replicas have just begun to work on it: first it is seen what they make of it.
-        Signal::Waiting if trend.is_settling(now) => highest.min(MilliReplicas::whole(load.awake())),
+        Signal::Waiting if trend.is_settling(now) => {
+            highest.min(MilliReplicas::whole(load.awake()))
+        }
         // A queue that will be gone in time asks for no replica.
         Signal::Waiting => MilliReplicas::of(predicted, target),
         // A cache is used and a request is worked on until it is done.
         Signal::KvCache | Signal::Running => highest,
     };
     let most = highest.plus(MilliReplicas::whole(missing));
-    Need { signal, now: reported.sum, predicted, missing, least, most }
+    Need {
+        signal,
+        now: reported.sum,
+        predicted,
+        missing,
+        least,
+        most,
+    }
 }
 
 impl Signal {
@@ -135,7 +156,10 @@ impl Signal {
             // Every request counts that the engine has. One that does not report its queue has at least those that run.
             Self::Running => {
                 let sum = load.running.sum.saturating_add(load.waiting.sum);
-                Reported { sum, replicas: load.running.replicas }
+                Reported {
+                    sum,
+                    replicas: load.running.replicas,
+                }
             }
         }
     }

@@ -42,10 +42,18 @@ pub(super) struct Horizon {
 
 impl LoadTrend {
     pub(super) fn add(&mut self, load: &ModelLoad, at: Moment) {
-        while self.samples.front().is_some_and(|first| at.since(first.at) > WINDOW) {
+        while self
+            .samples
+            .front()
+            .is_some_and(|first| at.since(first.at) > WINDOW)
+        {
             self.samples.pop_front();
         }
-        if self.samples.back().is_some_and(|last| at.since(last.at) < SPACING) {
+        if self
+            .samples
+            .back()
+            .is_some_and(|last| at.since(last.at) < SPACING)
+        {
             return;
         }
         let sums = Signal::ALL.map(|signal| {
@@ -64,7 +72,12 @@ impl LoadTrend {
     /// Whether it is unknown yet what more replicas make of a signal.
     pub(super) fn is_settling(&self, now: Moment) -> bool {
         self.is_settling
-            && self.samples.iter().filter(|sample| now.since(sample.at) >= LEAST_AGE).count() < LEAST_SAMPLES
+            && self
+                .samples
+                .iter()
+                .filter(|sample| now.since(sample.at) >= LEAST_AGE)
+                .count()
+                < LEAST_SAMPLES
     }
 
     /// What `sum` will be. It falls as far as it has fallen against every sample that is half a minute old. It rises as far as it
@@ -72,7 +85,10 @@ impl LoadTrend {
     /// trend, and noise goes both ways.
     pub(super) fn predicted(&self, signal: Signal, sum: u64, now: Moment, horizon: Horizon) -> u64 {
         let place = signal as usize;
-        let all = self.samples.iter().filter_map(|sample| Some((now.since(sample.at), sample.sums[place]?)));
+        let all = self
+            .samples
+            .iter()
+            .filter_map(|sample| Some((now.since(sample.at), sample.sums[place]?)));
         let all: Vec<(Millis, u64)> = all.filter(|(age, _)| *age <= WINDOW).collect();
         let old = || all.iter().filter(|(age, _)| *age >= LEAST_AGE);
         if old().count() < LEAST_SAMPLES {
@@ -86,7 +102,11 @@ impl LoadTrend {
         };
         let fall = old().map(change(horizon.fall)).max().unwrap_or(0).min(0);
         let rise = old().map(change(horizon.rise)).min().unwrap_or(0);
-        let change = if fall < 0 { fall } else { rise.min(between_halves(&all, horizon.rise)).max(0) };
+        let change = if fall < 0 {
+            fall
+        } else {
+            rise.min(between_halves(&all, horizon.rise)).max(0)
+        };
         u64::try_from((i128::from(sum) + change).max(0)).unwrap_or(u64::MAX)
     }
 }
@@ -94,13 +114,18 @@ impl LoadTrend {
 /// The change within `ahead` by that from the median of the older half of the window to that of the younger.
 fn between_halves(all: &[(Millis, u64)], ahead: Millis) -> i128 {
     let median = |is_older: bool| {
-        let half = all.iter().filter(|(age, _)| (age.0 * 2 >= WINDOW.0) == is_older);
-        let (mut ages, mut sums): (Vec<u64>, Vec<u64>) = half.map(|(age, sum)| (age.0, *sum)).unzip();
+        let half = all
+            .iter()
+            .filter(|(age, _)| (age.0 * 2 >= WINDOW.0) == is_older);
+        let (mut ages, mut sums): (Vec<u64>, Vec<u64>) =
+            half.map(|(age, sum)| (age.0, *sum)).unzip();
         ages.sort_unstable();
         sums.sort_unstable();
         let middle = |values: &[u64]| values.get(values.len() / 2).copied().map(i128::from);
         middle(&ages).zip(middle(&sums))
     };
-    let Some(((older, before), (younger, after))) = median(true).zip(median(false)) else { return 0 };
+    let Some(((older, before), (younger, after))) = median(true).zip(median(false)) else {
+        return 0;
+    };
     (after - before) * i128::from(ahead.0) / (older - younger).max(1)
 }

@@ -26,7 +26,10 @@ pub enum Engine {
     Other,
 }
 
-const HEALTH: Option<HealthEndpoint> = Some(HealthEndpoint { port: None, path: "/health" });
+const HEALTH: Option<HealthEndpoint> = Some(HealthEndpoint {
+    port: None,
+    path: "/health",
+});
 
 /// What an engine has that says nothing else.
 const PLAIN: EngineDeclaration = EngineDeclaration {
@@ -42,7 +45,12 @@ const PLAIN: EngineDeclaration = EngineDeclaration {
     versions: "",
 };
 
-const DIALECT: Dialect = Dialect { prefix: "", needs: &[], model_labels: &["model_name"], metrics: &[] };
+const DIALECT: Dialect = Dialect {
+    prefix: "",
+    needs: &[],
+    model_labels: &["model_name"],
+    metrics: &[],
+};
 
 /// In the order in which engines are tried on a page that several have written to, and in that of [`Engine`]. Those that wrap
 /// others come last: Dynamo forwards its worker's own page beside its own, and the worker reports more.
@@ -52,7 +60,11 @@ pub static DECLARATIONS: [EngineDeclaration; 12] = [
         name: "vllm",
         images: &["vllm"],
         ports: &[8000],
-        dialects: &[Dialect { prefix: "vllm:", metrics: VLLM, ..DIALECT }],
+        dialects: &[Dialect {
+            prefix: "vllm:",
+            metrics: VLLM,
+            ..DIALECT
+        }],
         versions: "0.2.7, 0.8, 0.10, 0.12, 0.33",
         ..PLAIN
     },
@@ -126,7 +138,10 @@ pub static DECLARATIONS: [EngineDeclaration; 12] = [
         images: &["tritonserver"],
         // Its metrics have a port of their own.
         ports: &[8002],
-        health: Some(HealthEndpoint { port: Some(8000), path: "/v2/health/ready" }),
+        health: Some(HealthEndpoint {
+            port: Some(8000),
+            path: "/v2/health/ready",
+        }),
         dialects: &[Dialect {
             prefix: "nv_trt_llm_",
             // Its label `model` names a step of the pipeline, such as `tensorrt_llm`.
@@ -136,10 +151,20 @@ pub static DECLARATIONS: [EngineDeclaration; 12] = [
                     "kv_cache_block_metrics",
                     ByLabel(
                         "kv_cache_block_type",
-                        &[("fraction", KvUsage), ("max", KvBlocks), ("tokens_per", BlockTokens)],
+                        &[
+                            ("fraction", KvUsage),
+                            ("max", KvBlocks),
+                            ("tokens_per", BlockTokens),
+                        ],
                     ),
                 ),
-                ("request_metrics", ByLabel("request_type", &[("waiting", Waiting), ("scheduled", Running)])),
+                (
+                    "request_metrics",
+                    ByLabel(
+                        "request_type",
+                        &[("waiting", Waiting), ("scheduled", Running)],
+                    ),
+                ),
             ],
             ..DIALECT
         }],
@@ -152,7 +177,11 @@ pub static DECLARATIONS: [EngineDeclaration; 12] = [
         images: &["lmdeploy"],
         ports: &[23333],
         health: None,
-        dialects: &[Dialect { prefix: "lmdeploy:", metrics: FEW, ..DIALECT }],
+        dialects: &[Dialect {
+            prefix: "lmdeploy:",
+            metrics: FEW,
+            ..DIALECT
+        }],
         versions: "of 2026",
         ..PLAIN
     },
@@ -207,7 +236,11 @@ pub static DECLARATIONS: [EngineDeclaration; 12] = [
         spellings: &["aphrodite-engine"],
         images: &["aphrodite"],
         ports: &[2242],
-        dialects: &[Dialect { prefix: "aphrodite:", metrics: VLLM, ..DIALECT }],
+        dialects: &[Dialect {
+            prefix: "aphrodite:",
+            metrics: VLLM,
+            ..DIALECT
+        }],
         versions: "0.24, and one with both names of the usage",
         ..PLAIN
     },
@@ -220,8 +253,16 @@ pub static DECLARATIONS: [EngineDeclaration; 12] = [
         ports: &[8080],
         health: None,
         dialects: &[
-            Dialect { prefix: "ray_vllm:", metrics: VLLM, ..DIALECT },
-            Dialect { prefix: "ray_vllm_", metrics: VLLM, ..DIALECT },
+            Dialect {
+                prefix: "ray_vllm:",
+                metrics: VLLM,
+                ..DIALECT
+            },
+            Dialect {
+                prefix: "ray_vllm_",
+                metrics: VLLM,
+                ..DIALECT
+            },
         ],
         versions: "2.32, 2.52, with vLLM",
         ..PLAIN
@@ -233,8 +274,15 @@ pub static DECLARATIONS: [EngineDeclaration; 12] = [
         images: &["nvcr.io/nim/"],
         ports: &[8000],
         path: "/v1/metrics",
-        health: Some(HealthEndpoint { port: None, path: "/v1/health/ready" }),
-        dialects: &[Dialect { needs: &[KvUsage, Waiting], metrics: FEW, ..DIALECT }],
+        health: Some(HealthEndpoint {
+            port: None,
+            path: "/v1/health/ready",
+        }),
+        dialects: &[Dialect {
+            needs: &[KvUsage, Waiting],
+            metrics: FEW,
+            ..DIALECT
+        }],
         versions: "1.x; later ones print vLLM's page",
         ..PLAIN
     },
@@ -251,7 +299,10 @@ pub static DECLARATIONS: [EngineDeclaration; 12] = [
             // `component_total_blocks` is not read: nothing on the page gives the tokens of a block.
             metrics: &[
                 ("component_gpu_cache_usage_percent", Value(KvUsage)),
-                ("component_kvstats_gpu_cache_usage_percent", Value(KvUsageFormerly)),
+                (
+                    "component_kvstats_gpu_cache_usage_percent",
+                    Value(KvUsageFormerly),
+                ),
                 ("frontend_queued_requests", Value(Waiting)),
                 ("component_queue_depth", Value(Waiting)),
                 ("frontend_inflight_requests", Value(Running)),
@@ -262,7 +313,10 @@ pub static DECLARATIONS: [EngineDeclaration; 12] = [
         versions: "0.5, 1.6",
         ..PLAIN
     },
-    EngineDeclaration { health: None, ..PLAIN },
+    EngineDeclaration {
+        health: None,
+        ..PLAIN
+    },
 ];
 
 /// vLLM's metrics, which engines that are made from it have under prefixes of their own.
@@ -272,7 +326,10 @@ const VLLM: &[(&str, MetricReading)] = &[
     ("gpu_cache_usage_perc", Value(KvUsageFormerly)),
     ("num_requests_waiting", Value(Waiting)),
     // It sums to the former; since 0.12.
-    ("num_requests_waiting_by_reason", ByLabel("reason", &[("capacity", WaitingForCapacity)])),
+    (
+        "num_requests_waiting_by_reason",
+        ByLabel("reason", &[("capacity", WaitingForCapacity)]),
+    ),
     ("num_requests_running", Value(Running)),
     // The counter's name as the page has it, and as a collector of the newer format writes it.
     ("num_preemptions_total", Value(Preemptions)),
@@ -292,7 +349,11 @@ const VLLM: &[(&str, MetricReading)] = &[
         "engine_sleep_state",
         ByLabel(
             "sleep_state",
-            &[("awake", Awake), ("weights_offloaded", WeightsOffloaded), ("discard_all", AllDiscarded)],
+            &[
+                ("awake", Awake),
+                ("weights_offloaded", WeightsOffloaded),
+                ("discard_all", AllDiscarded),
+            ],
         ),
     ),
 ];
@@ -312,7 +373,11 @@ pub static GATEWAYS: [Gateway; 3] = [
     },
     Gateway {
         name: "SGLang's model gateway",
-        metrics: &["sglang_cache_hit_rate", "smg_http_requests_total", "smg_router_requests_total"],
+        metrics: &[
+            "sglang_cache_hit_rate",
+            "smg_http_requests_total",
+            "smg_router_requests_total",
+        ],
     },
     Gateway {
         name: "an endpoint picker of the inference gateway",

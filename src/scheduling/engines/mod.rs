@@ -132,11 +132,15 @@ impl Engine {
     /// The engine that a label or the reference of an image names.
     pub fn named_in(text: &str) -> Self {
         let text = text.to_ascii_lowercase();
-        let is_named =
-            |one: &&EngineDeclaration| one.name == text || one.spellings.iter().any(|name| *name == text);
+        let is_named = |one: &&EngineDeclaration| {
+            one.name == text || one.spellings.iter().any(|name| *name == text)
+        };
         let by_image = |one: &&EngineDeclaration| one.images.iter().any(|part| text.contains(part));
         // An image of one of the later ones names the engine that it runs, too.
-        let named = DECLARATIONS.iter().find(is_named).or_else(|| DECLARATIONS.iter().rev().find(by_image));
+        let named = DECLARATIONS
+            .iter()
+            .find(is_named)
+            .or_else(|| DECLARATIONS.iter().rev().find(by_image));
         named.map_or(Self::Other, |one| one.engine)
     }
 }

@@ -61,8 +61,8 @@ pub trait CandidateSource {
     }
 }
 
-impl<R: Borrow<PreemptionCandidate>, F: FnMut(&NodeName) -> Option<ExaminedCandidate<R>>> CandidateSource
-    for F
+impl<R: Borrow<PreemptionCandidate>, F: FnMut(&NodeName) -> Option<ExaminedCandidate<R>>>
+    CandidateSource for F
 {
     type Candidate = R;
 
@@ -106,36 +106,68 @@ pub(crate) fn find_among<R: CandidateSource>(
     let mut near: BinaryHeap<Reverse<(NodeCostBound, usize)>> = BinaryHeap::new();
     loop {
         let next = near.peek().map(|Reverse((cost_bound, _))| cost_bound);
-        if let Some(cost_bound) = distant.next_if(|cost_bound| next.is_none_or(|next| cost_bound <= next)) {
+        if let Some(cost_bound) =
+            distant.next_if(|cost_bound| next.is_none_or(|next| cost_bound <= next))
+        {
             if !search.beats(cost_bound.floor, &cost_bound.node) {
                 // All others can only be more expensive.
                 break;
             }
-            if candidates.allowance().is_some_and(|allowance| !is_within(&cost_bound, &allowance)) {
+            if candidates
+                .allowance()
+                .is_some_and(|allowance| !is_within(&cost_bound, &allowance))
+            {
                 search.note_limited();
                 continue;
             }
             if !candidates.goes_on(LOOK) {
-                return VictimSearchResult { set: None, is_limited: false };
+                return VictimSearchResult {
+                    set: None,
+                    is_limited: false,
+                };
             }
-            let Some((floor, candidate)) = candidates.look(&cost_bound.node) else { continue };
+            let Some((floor, candidate)) = candidates.look(&cost_bound.node) else {
+                continue;
+            };
             debug_assert!(cost_bound.floor <= floor, "{cost_bound:?} {floor:?}");
-            near.push(Reverse((NodeCostBound { floor, ..cost_bound }, seen.len())));
+            near.push(Reverse((
+                NodeCostBound {
+                    floor,
+                    ..cost_bound
+                },
+                seen.len(),
+            )));
             seen.push(Some(candidate));
             continue;
         }
-        let Some(Reverse((cost_bound, place))) = near.pop() else { break };
-        let candidate = seen[place].take().expect("each candidate stands in the queue once");
+        let Some(Reverse((cost_bound, place))) = near.pop() else {
+            break;
+        };
+        let candidate = seen[place]
+            .take()
+            .expect("each candidate stands in the queue once");
         if !search.beats(cost_bound.floor, &cost_bound.node) {
             break;
         }
         let before = search.steps();
-        try_candidate(&mut search, candidate.borrow(), demand, rules, &mut candidates);
+        try_candidate(
+            &mut search,
+            candidate.borrow(),
+            demand,
+            rules,
+            &mut candidates,
+        );
         if !candidates.goes_on(search.steps() - before) {
-            return VictimSearchResult { set: None, is_limited: false };
+            return VictimSearchResult {
+                set: None,
+                is_limited: false,
+            };
         }
     }
-    VictimSearchResult { is_limited: search.is_limited(), set: search.best() }
+    VictimSearchResult {
+        is_limited: search.is_limited(),
+        set: search.best(),
+    }
 }
 
 /// The steps that the first examination of a candidate counts for, because it reads the state of each pod there.
@@ -144,7 +176,8 @@ const LOOK: u32 = 16;
 /// Whether the limits allow as many evictions as every set of the node has at least.
 fn is_within(cost_bound: &NodeCostBound, allowance: &EvictionAllowance<'_>) -> bool {
     let least = cost_bound.least_evicted;
-    least == 0 || (least <= allowance.left_in_cluster() && least <= allowance.left_on(&cost_bound.node))
+    least == 0
+        || (least <= allowance.left_in_cluster() && least <= allowance.left_on(&cost_bound.node))
 }
 
 fn try_candidate<R: CandidateSource>(
@@ -163,7 +196,10 @@ fn try_candidate<R: CandidateSource>(
                 candidates.learn(&candidate.node, Some(case.least));
             }
             search.try_candidate(&case);
-            if search.best_on(&candidate.node).is_some_and(|set| !candidates.accepts(set)) {
+            if search
+                .best_on(&candidate.node)
+                .is_some_and(|set| !candidates.accepts(set))
+            {
                 search.reject_best();
             }
         }
@@ -181,12 +217,20 @@ pub fn cheapest(
         .iter()
         .filter_map(|candidate| Some((&candidate.node, (floor(candidate, demand)?, candidate))));
     let known: BTreeMap<&NodeName, ExaminedCandidate<&PreemptionCandidate>> = known.collect();
-    let mut cost_bounds: Vec<NodeCostBound> =
-        known.iter().map(|(node, (floor, _))| cost_bound(node, *floor)).collect();
+    let mut cost_bounds: Vec<NodeCostBound> = known
+        .iter()
+        .map(|(node, (floor, _))| cost_bound(node, *floor))
+        .collect();
     cost_bounds.sort_unstable();
-    cheapest_among(cost_bounds, demand, rules, effort, |node: &NodeName| known.get(node).copied())
+    cheapest_among(cost_bounds, demand, rules, effort, |node: &NodeName| {
+        known.get(node).copied()
+    })
 }
 
 fn cost_bound(node: &NodeName, floor: EvictionCost) -> NodeCostBound {
-    NodeCostBound { floor, node: node.clone(), least_evicted: 0 }
+    NodeCostBound {
+        floor,
+        node: node.clone(),
+        least_evicted: 0,
+    }
 }

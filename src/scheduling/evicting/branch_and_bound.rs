@@ -66,7 +66,14 @@ struct ChosenSums {
 
 impl Search {
     pub fn new(effort: SearchEffort) -> Self {
-        Self { effort, steps: 0, is_cut_short: false, is_limited: false, best: None, before: None }
+        Self {
+            effort,
+            steps: 0,
+            is_cut_short: false,
+            is_limited: false,
+            best: None,
+            before: None,
+        }
     }
 
     pub fn steps(&self) -> u32 {
@@ -95,7 +102,11 @@ impl Search {
     pub(crate) fn try_candidate(&mut self, case: &VictimProblem<'_>) {
         self.is_limited |= case.is_limited;
         if self.beats(case.least, &case.candidate.node) {
-            let mut visit = CandidateSearch { search: self, case, steps: 0 };
+            let mut visit = CandidateSearch {
+                search: self,
+                case,
+                steps: 0,
+            };
             let _ = visit.for_each_gpu_set(&case.gpu_candidates, &mut Vec::new());
         }
     }
@@ -108,7 +119,9 @@ impl Search {
     /// Whether a set of that cost on this node would replace the best. Among equals the first node by name wins, and on one node
     /// the first set that is found, which is always the same.
     pub(crate) fn beats(&self, eviction_cost: EvictionCost, node: &NodeName) -> bool {
-        self.best.as_ref().is_none_or(|best| (eviction_cost, node) < (best.eviction_cost, &best.node))
+        self.best
+            .as_ref()
+            .is_none_or(|best| (eviction_cost, node) < (best.eviction_cost, &best.node))
     }
 }
 
@@ -123,10 +136,15 @@ impl<'a> CandidateSearch<'_, 'a> {
         if missing == 0 {
             return self.try_gpu_set(chosen);
         }
-        for (place, gpu_candidate) in
-            gpu_candidates.iter().enumerate().take((gpu_candidates.len() + 1).saturating_sub(missing))
+        for (place, gpu_candidate) in gpu_candidates
+            .iter()
+            .enumerate()
+            .take((gpu_candidates.len() + 1).saturating_sub(missing))
         {
-            if !self.search.beats(gpu_candidate.least, &self.case.candidate.node) {
+            if !self
+                .search
+                .beats(gpu_candidate.least, &self.case.candidate.node)
+            {
                 break;
             }
             chosen.push(gpu_candidate);
@@ -184,13 +202,23 @@ impl<'a> CandidateSearch<'_, 'a> {
 
     fn take(&mut self, branch: &mut SearchBranch<'a>, next: usize) {
         let unit = branch.order[next];
-        let before = (branch.eviction_cost, branch.sums.clone(), branch.before.len());
+        let before = (
+            branch.eviction_cost,
+            branch.sums.clone(),
+            branch.before.len(),
+        );
         branch.open[unit as usize] = false;
         branch.take(self.case, unit);
         let is_within = branch.is_within_limits(self.case);
         self.search.is_limited |= !is_within;
-        let is_kept = self.case.rules == BudgetRules::Violate || branch.eviction_cost.violations == 0;
-        if is_within && is_kept && self.search.beats(branch.eviction_cost, &self.case.candidate.node) {
+        let is_kept =
+            self.case.rules == BudgetRules::Violate || branch.eviction_cost.violations == 0;
+        if is_within
+            && is_kept
+            && self
+                .search
+                .beats(branch.eviction_cost, &self.case.candidate.node)
+        {
             self.descend(branch, next + 1);
         }
         branch.put_back(self.case, before);
@@ -220,7 +248,10 @@ impl<'a> CandidateSearch<'_, 'a> {
         if self.search.beats(eviction_cost, &self.case.candidate.node) {
             let found = needed.victim_set(self.case);
             let before = self.search.best.replace(found);
-            if before.as_ref().is_none_or(|before| before.node != self.case.candidate.node) {
+            if before
+                .as_ref()
+                .is_none_or(|before| before.node != self.case.candidate.node)
+            {
                 self.search.before = before;
             }
         }
@@ -244,7 +275,10 @@ impl<'a> CandidateSearch<'_, 'a> {
 
 impl<'a> SearchBranch<'a> {
     fn new(case: &'a VictimProblem<'a>, gpu_candidates: &[&'a GpuShortfall]) -> Self {
-        let gpus: GpuSet = gpu_candidates.iter().map(|gpu_candidate| gpu_candidate.place).collect();
+        let gpus: GpuSet = gpu_candidates
+            .iter()
+            .map(|gpu_candidate| gpu_candidate.place)
+            .collect();
         let all = 0..case.units.len() as u32;
         let (mut order, mut others): (Vec<u32>, Vec<u32>) =
             all.partition(|unit| case.units[*unit as usize].gpus.meets(gpus));
@@ -259,7 +293,10 @@ impl<'a> SearchBranch<'a> {
             chosen: Vec::new(),
             state: case.candidate.gpus.clone(),
             before: Vec::new(),
-            eviction_cost: EvictionCost { violations: case.candidate.violations, ..EvictionCost::default() },
+            eviction_cost: EvictionCost {
+                violations: case.candidate.violations,
+                ..EvictionCost::default()
+            },
             sums: ChosenSums {
                 covered: vec![0; case.candidate.budgets.len()],
                 evicted: vec![0; case.left.len()],
@@ -277,14 +314,28 @@ impl<'a> SearchBranch<'a> {
 
     fn take(&mut self, case: &VictimProblem<'_>, place: u32) {
         let unit = &case.units[place as usize];
-        self.before.extend(unit.gpus.iter().map(|gpu| (gpu, self.state[gpu])));
+        self.before
+            .extend(unit.gpus.iter().map(|gpu| (gpu, self.state[gpu])));
         unit.discharge(&mut self.state);
         self.chosen.push(place);
-        let ChosenSums { freed, given_back, covered, evicted, evicted_here } = &mut self.sums;
-        *freed = unit.residents.iter().fold(*freed, |sum, resident| sum.plus(resident));
+        let ChosenSums {
+            freed,
+            given_back,
+            covered,
+            evicted,
+            evicted_here,
+        } = &mut self.sums;
+        *freed = unit
+            .residents
+            .iter()
+            .fold(*freed, |sum, resident| sum.plus(resident));
         *given_back += unit.given_back;
-        unit.budgets.iter().for_each(|budget| covered[usize::from(*budget)] += 1);
-        unit.limits.iter().for_each(|limit| evicted[usize::from(*limit)] += 1);
+        unit.budgets
+            .iter()
+            .for_each(|budget| covered[usize::from(*budget)] += 1);
+        unit.limits
+            .iter()
+            .for_each(|limit| evicted[usize::from(*limit)] += 1);
         *evicted_here += unit.evicted_here();
         self.eviction_cost = EvictionCost {
             violations: case.violations(covered),
@@ -308,7 +359,11 @@ impl<'a> SearchBranch<'a> {
 
     fn settle_class_exclusions(&mut self, case: &VictimProblem<'_>) {
         let Self { chosen, state, .. } = self;
-        let leaves = |uid: &PodUid| chosen.iter().any(|unit| case.units[*unit as usize].has(uid));
+        let leaves = |uid: &PodUid| {
+            chosen
+                .iter()
+                .any(|unit| case.units[*unit as usize].has(uid))
+        };
         settle_class_exclusions(&case.candidate.class_exclusions, state, leaves);
     }
 
@@ -319,12 +374,17 @@ impl<'a> SearchBranch<'a> {
     }
 
     fn has_gpu_candidates(&self, case: &VictimProblem<'_>, state: &[Gpu]) -> bool {
-        self.gpus.iter().all(|place| state[place].can_take(case.demand))
+        self.gpus
+            .iter()
+            .all(|place| state[place].can_take(case.demand))
     }
 
     /// Whether the pod's tenant may have these GPUs once this usage is given back.
     fn is_allowed(&self, case: &VictimProblem<'_>, given_back: TenantUsage) -> bool {
-        case.candidate.tenant.allows(used_on(&case.candidate.gpus, case.demand, self.gpus), given_back)
+        case.candidate.tenant.allows(
+            used_on(&case.candidate.gpus, case.demand, self.gpus),
+            given_back,
+        )
     }
 
     /// The lower bound of the cost of every set that extends this branch; `None` if no such set is enough.
@@ -337,8 +397,9 @@ impl<'a> SearchBranch<'a> {
                 open,
             )
         };
-        let of_sum =
-            |sum: &GpuShortfall| sum.least(sum_need(sum, &self.sums.freed), self.eviction_cost, open);
+        let of_sum = |sum: &GpuShortfall| {
+            sum.least(sum_need(sum, &self.sums.freed), self.eviction_cost, open)
+        };
         let mut least = self.eviction_cost;
         for gpu_candidate in &self.gpu_candidates {
             least = least.max(of_gpu(gpu_candidate)?);
@@ -355,7 +416,8 @@ impl<'a> SearchBranch<'a> {
             return 0;
         }
         let open = |unit: usize| self.open[unit];
-        let need = |gpu_candidate: &GpuShortfall| gpu_need(&self.state[gpu_candidate.place], case.demand);
+        let need =
+            |gpu_candidate: &GpuShortfall| gpu_need(&self.state[gpu_candidate.place], case.demand);
         let more = self
             .gpu_candidates
             .iter()
@@ -365,17 +427,28 @@ impl<'a> SearchBranch<'a> {
     }
 
     fn is_within_limits(&self, case: &VictimProblem<'_>) -> bool {
-        self.sums.evicted.iter().zip(&case.left).all(|(evicted, left)| evicted <= left)
+        self.sums
+            .evicted
+            .iter()
+            .zip(&case.left)
+            .all(|(evicted, left)| evicted <= left)
     }
 
     /// Whether evicting all undecided units would be enough.
     fn could_be_enough(&self, case: &VictimProblem<'_>, next: usize) -> bool {
         let mut state = self.state.clone();
         let (mut freed, mut given_back) = (self.sums.freed, self.sums.given_back);
-        let rest = || self.order[next..].iter().map(|unit| &case.units[*unit as usize]);
+        let rest = || {
+            self.order[next..]
+                .iter()
+                .map(|unit| &case.units[*unit as usize])
+        };
         for unit in rest() {
             unit.discharge(&mut state);
-            freed = unit.residents.iter().fold(freed, |sum, resident| sum.plus(resident));
+            freed = unit
+                .residents
+                .iter()
+                .fold(freed, |sum, resident| sum.plus(resident));
             given_back += unit.given_back;
         }
         let chosen = || self.chosen.iter().map(|unit| &case.units[*unit as usize]);
@@ -391,11 +464,21 @@ impl<'a> SearchBranch<'a> {
         let chosen = || self.chosen.iter().map(|unit| &case.units[*unit as usize]);
         let here = |is_awaited: bool| {
             let units = chosen().filter(move |unit| unit.is_awaited == is_awaited);
-            sorted(units.flat_map(|unit| &unit.residents).map(|resident| resident.uid.clone()))
+            sorted(
+                units
+                    .flat_map(|unit| &unit.residents)
+                    .map(|resident| resident.uid.clone()),
+            )
         };
         let victims = here(false);
-        let members = chosen().filter_map(|unit| unit.gang).flat_map(|gang| gang.members.iter());
-        let elsewhere = sorted(members.filter(|uid| victims.binary_search(uid).is_err()).cloned());
+        let members = chosen()
+            .filter_map(|unit| unit.gang)
+            .flat_map(|gang| gang.members.iter());
+        let elsewhere = sorted(
+            members
+                .filter(|uid| victims.binary_search(uid).is_err())
+                .cloned(),
+        );
         VictimSet {
             node: case.candidate.node.clone(),
             gpus: self.gpus,

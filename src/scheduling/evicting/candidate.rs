@@ -69,7 +69,9 @@ impl MembersElsewhere {
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &(NodeName, Option<TenantId>)> {
-        self.all[..self.here.start].iter().chain(&self.all[self.here.end..])
+        self.all[..self.here.start]
+            .iter()
+            .chain(&self.all[self.here.end..])
     }
 }
 

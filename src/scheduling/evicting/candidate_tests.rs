@@ -34,23 +34,44 @@ fn observed() -> ObservedDisruptionInfo {
 }
 
 fn in_group(name: &str) -> ObservedDisruptionInfo {
-    let group = Some(GroupKey { namespace: "ns".into(), kind: GroupKind::Stowage, name: name.into() });
+    let group = Some(GroupKey {
+        namespace: "ns".into(),
+        kind: GroupKind::Stowage,
+        name: name.into(),
+    });
     ObservedDisruptionInfo {
-        disruption_info: DisruptionInfo { group, ..DisruptionInfo::default() },
+        disruption_info: DisruptionInfo {
+            group,
+            ..DisruptionInfo::default()
+        },
         ..ObservedDisruptionInfo::default()
     }
 }
 
 impl CandidateFixture {
     fn new(policy: Policy) -> Self {
-        Self { ledger: LedgerCluster::by(policy, &[("a", 1), ("b", 1)]) }
+        Self {
+            ledger: LedgerCluster::by(policy, &[("a", 1), ("b", 1)]),
+        }
     }
 
-    fn see(&mut self, name: &str, demand: Demand, state: ObservedPhase, observed: ObservedDisruptionInfo) {
+    fn see(
+        &mut self,
+        name: &str,
+        demand: Demand,
+        state: ObservedPhase,
+        observed: ObservedDisruptionInfo,
+    ) {
         self.ledger.observe(name, demand, state, Some(observed));
     }
 
-    fn bound_with(&mut self, name: &str, on: &str, demand: Demand, observed: ObservedDisruptionInfo) {
+    fn bound_with(
+        &mut self,
+        name: &str,
+        on: &str,
+        demand: Demand,
+        observed: ObservedDisruptionInfo,
+    ) {
         self.ledger.run(name, (on, 0), demand, Some(HOUR), observed);
     }
 
@@ -60,21 +81,44 @@ impl CandidateFixture {
 
     /// The victims for a pod of 36 GiB.
     fn ask(&mut self, rules: BudgetRules) -> Option<VictimSet> {
-        self.see("asks", demand(36, 10), ObservedPhase::Waiting(ObservedWaiting::default()), observed());
-        let candidates =
-            self.ledger.candidates_for(&self.ledger.preemptor(&uid("asks")), [&node("a"), &node("b")]);
+        self.see(
+            "asks",
+            demand(36, 10),
+            ObservedPhase::Waiting(ObservedWaiting::default()),
+            observed(),
+        );
+        let candidates = self.ledger.candidates_for(
+            &self.ledger.preemptor(&uid("asks")),
+            [&node("a"), &node("b")],
+        );
         cheapest(&candidates, &demand(36, 10), rules, SearchEffort::UNLIMITED)
     }
 
     /// The names of the pods that are evicted on the node, of those that are evicted elsewhere, and of those that leave anyway.
     fn group_victims(&mut self) -> Option<[String; 3]> {
         let set = self.ask(BudgetRules::Keep)?;
-        let names = |uids: &[PodUid]| uids.iter().map(PodUid::as_str).collect::<Vec<_>>().join(" ");
-        Some([names(&set.victims), names(&set.elsewhere), names(&set.awaited)])
+        let names = |uids: &[PodUid]| {
+            uids.iter()
+                .map(PodUid::as_str)
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
+        Some([
+            names(&set.victims),
+            names(&set.elsewhere),
+            names(&set.awaited),
+        ])
     }
 
     fn reserve(&mut self, set: &VictimSet, victims: Vec<PodUid>) -> Result<(), AssumeConflict> {
-        let devices = self.ledger.node(&set.node).unwrap().devices.iter().map(|d| d.uuid.clone()).collect();
+        let devices = self
+            .ledger
+            .node(&set.node)
+            .unwrap()
+            .devices
+            .iter()
+            .map(|d| d.uuid.clone())
+            .collect();
         let reservation = Reservation {
             node: set.node.clone(),
             devices,
@@ -86,14 +130,23 @@ impl CandidateFixture {
 
     fn eviction_cost(&mut self, name: &str) -> PodEvictionCost {
         self.ask(BudgetRules::Violate);
-        let candidate =
-            self.ledger.candidates_for(&self.ledger.preemptor(&uid("asks")), [&node("a")]).pop().unwrap();
-        candidate.potential_victims.iter().find(|one| one.uid == uid(name)).unwrap().eviction_cost
+        let candidate = self
+            .ledger
+            .candidates_for(&self.ledger.preemptor(&uid("asks")), [&node("a")])
+            .pop()
+            .unwrap();
+        candidate
+            .potential_victims
+            .iter()
+            .find(|one| one.uid == uid(name))
+            .unwrap()
+            .eviction_cost
     }
 
     fn why(&self, name: &str) -> Option<KeepReason> {
         let preemptor = self.ledger.preemptor(&uid("asks"));
-        self.ledger.keep_reason_of(&preemptor, &demand(36, 10), &uid(name))
+        self.ledger
+            .keep_reason_of(&preemptor, &demand(36, 10), &uid(name))
     }
 }
 
@@ -108,10 +161,27 @@ fn three(victims: &str, elsewhere: &str, awaited: &str) -> Option<[String; 3]> {
 #[test]
 fn no_pod_is_evicted_where_vram_becomes_free_anyway() {
     let mut bench = CandidateFixture::new(Policy::default());
-    bench.bound("cheap", "a", ObservedDisruptionInfo { stamp: CheckpointAge::Ago(Millis(0)), ..observed() });
+    bench.bound(
+        "cheap",
+        "a",
+        ObservedDisruptionInfo {
+            stamp: CheckpointAge::Ago(Millis(0)),
+            ..observed()
+        },
+    );
     bench.bound("other", "a", observed());
-    let leaving = PodDeletion { asked_ago: Millis::seconds(10), grace: Millis::seconds(30) };
-    bench.bound("leaves", "b", ObservedDisruptionInfo { leaving: Some(leaving), ..observed() });
+    let leaving = PodDeletion {
+        asked_ago: Millis::seconds(10),
+        grace: Millis::seconds(30),
+    };
+    bench.bound(
+        "leaves",
+        "b",
+        ObservedDisruptionInfo {
+            leaving: Some(leaving),
+            ..observed()
+        },
+    );
     bench.bound("stays", "b", observed());
     assert_eq!(bench.group_victims(), three("", "", "leaves"));
     assert_eq!(bench.why("leaves"), Some(KeepReason::Deleting));
@@ -123,47 +193,93 @@ fn no_pod_is_evicted_where_vram_becomes_free_anyway() {
     // Thirty seconds after its grace period, the search no longer counts on its end; and it is still no victim.
     bench.ledger.set_now(START + Millis::seconds(51));
     assert_eq!(bench.group_victims(), three("cheap", "", ""));
-    assert_eq!(bench.reserve(&set, vec![uid("leaves")]), Err(AssumeConflict::VictimProtected));
+    assert_eq!(
+        bench.reserve(&set, vec![uid("leaves")]),
+        Err(AssumeConflict::VictimProtected)
+    );
 }
 
 #[test]
 fn on_each_node_a_group_costs_what_its_members_elsewhere_do() {
     let mut bench = CandidateFixture::new(Policy::default());
-    for (name, on, gib) in [("g-1", "a", 10), ("g-2", "b", 20), ("g-3", "a", 30), ("g-4", "b", 5)] {
+    for (name, on, gib) in [
+        ("g-1", "a", 10),
+        ("g-2", "b", 20),
+        ("g-3", "a", 30),
+        ("g-4", "b", 5),
+    ] {
         bench.bound_with(name, on, demand(gib, -10), in_group("g"));
     }
     bench.ask(BudgetRules::Keep);
     let preemptor = bench.ledger.preemptor(&uid("asks"));
-    let candidates = bench.ledger.candidates_for(&preemptor, [&node("a"), &node("b")]);
+    let candidates = bench
+        .ledger
+        .candidates_for(&preemptor, [&node("a"), &node("b")]);
     let costs = |candidate: &PreemptionCandidate| {
-        candidate.potential_victims.iter().fold(EvictionCost::default(), |cost, victim| cost.plus(victim))
+        candidate
+            .potential_victims
+            .iter()
+            .fold(EvictionCost::default(), |cost, victim| cost.plus(victim))
     };
-    for [here, other] in [[&candidates[0], &candidates[1]], [&candidates[1], &candidates[0]]] {
-        let [group] = &here.gangs[..] else { panic!("{:?}", here.gangs) };
+    for [here, other] in [
+        [&candidates[0], &candidates[1]],
+        [&candidates[1], &candidates[0]],
+    ] {
+        let [group] = &here.gangs[..] else {
+            panic!("{:?}", here.gangs)
+        };
         assert_eq!(group.eviction_cost, costs(other));
         assert_eq!(group.members[..], ["g-1", "g-2", "g-3", "g-4"].map(uid));
-        let elsewhere: Vec<_> = group.elsewhere.iter().map(|(node, _)| node.clone()).collect();
+        let elsewhere: Vec<_> = group
+            .elsewhere
+            .iter()
+            .map(|(node, _)| node.clone())
+            .collect();
         assert_eq!(elsewhere, [other.node.clone(), other.node.clone()]);
     }
 }
 
 #[test]
 fn no_pod_waits_for_one_that_takes_hours_to_leave_but_it_is_evicted_unless_its_time_is_over() {
-    let year = PodDeletion { asked_ago: Millis(0), grace: Millis::seconds(365 * 24 * 3600) };
-    let stuck = PodDeletion { asked_ago: Millis(0), grace: Millis(0) };
-    for (leaving, kept, reserved) in
-        [(year, None, Ok(())), (stuck, Some(KeepReason::Deleting), Err(AssumeConflict::VictimProtected))]
-    {
+    let year = PodDeletion {
+        asked_ago: Millis(0),
+        grace: Millis::seconds(365 * 24 * 3600),
+    };
+    let stuck = PodDeletion {
+        asked_ago: Millis(0),
+        grace: Millis(0),
+    };
+    for (leaving, kept, reserved) in [
+        (year, None, Ok(())),
+        (
+            stuck,
+            Some(KeepReason::Deleting),
+            Err(AssumeConflict::VictimProtected),
+        ),
+    ] {
         let mut bench = CandidateFixture::new(Policy::default());
-        let saved = ObservedDisruptionInfo { stamp: CheckpointAge::Ago(Millis(0)), ..observed() };
+        let saved = ObservedDisruptionInfo {
+            stamp: CheckpointAge::Ago(Millis(0)),
+            ..observed()
+        };
         bench.bound("cheap", "a", saved);
         bench.bound("other", "a", observed());
-        bench.bound("bait", "b", ObservedDisruptionInfo { leaving: Some(leaving), ..observed() });
+        bench.bound(
+            "bait",
+            "b",
+            ObservedDisruptionInfo {
+                leaving: Some(leaving),
+                ..observed()
+            },
+        );
         bench.bound("stays", "b", observed());
         bench.ledger.set_now(START + Millis::seconds(31));
         assert_eq!(bench.group_victims(), three("cheap", "", ""));
         assert_eq!(bench.why("bait"), kept);
-        let set = VictimSet { node: node("b"), ..bench.ask(BudgetRules::Keep).unwrap() };
+        let set = VictimSet {
+            node: node("b"),
+            ..bench.ask(BudgetRules::Keep).unwrap()
+        };
         assert_eq!(bench.reserve(&set, vec![uid("bait")]), reserved);
     }
 }
@@ -176,8 +292,16 @@ fn a_protected_pod_is_no_victim_and_the_reason_is_known() {
         edit(&mut observed.disruption_info);
         observed
     };
-    bench.bound("kept", "a", disruption_info(|disruption_info| disruption_info.do_not_disrupt = true));
-    bench.bound("queued", "a", disruption_info(|disruption_info| disruption_info.queue_managed = true));
+    bench.bound(
+        "kept",
+        "a",
+        disruption_info(|disruption_info| disruption_info.do_not_disrupt = true),
+    );
+    bench.bound(
+        "queued",
+        "a",
+        disruption_info(|disruption_info| disruption_info.queue_managed = true),
+    );
     bench.bound_with("service", "b", demand(36, 0), observed());
     bench.bound_with("equal", "b", demand(36, 10), observed());
     assert_eq!(bench.group_victims(), None);
@@ -186,9 +310,16 @@ fn a_protected_pod_is_no_victim_and_the_reason_is_known() {
     assert_eq!(bench.why("service"), Some(KeepReason::Class));
     assert_eq!(bench.why("equal"), Some(KeepReason::Class));
     bench.bound("kept", "a", observed());
-    assert_eq!((bench.group_victims(), bench.why("kept")), (three("kept", "", ""), None));
+    assert_eq!(
+        (bench.group_victims(), bench.why("kept")),
+        (three("kept", "", ""), None)
+    );
     let set = bench.ask(BudgetRules::Keep).unwrap();
-    bench.bound("kept", "a", disruption_info(|disruption_info| disruption_info.do_not_disrupt = true));
+    bench.bound(
+        "kept",
+        "a",
+        disruption_info(|disruption_info| disruption_info.do_not_disrupt = true),
+    );
     assert_eq!(
         bench.reserve(&set, set.all_victims()),
         Err(AssumeConflict::VictimProtected),
@@ -201,11 +332,25 @@ fn a_pod_that_may_not_preempt_gets_no_victims() {
     let mut bench = CandidateFixture::new(Policy::default());
     bench.bound("x", "a", observed());
     bench.bound("y", "a", observed());
-    let meek = Demand { may_preempt: false, ..demand(36, 10) };
-    bench.see("meek", meek.clone(), ObservedPhase::Waiting(ObservedWaiting::default()), observed());
+    let meek = Demand {
+        may_preempt: false,
+        ..demand(36, 10)
+    };
+    bench.see(
+        "meek",
+        meek.clone(),
+        ObservedPhase::Waiting(ObservedWaiting::default()),
+        observed(),
+    );
     let preemptor = bench.ledger.preemptor(&uid("meek"));
     assert!(
-        bench.ledger.candidates_for(&preemptor, [&node("a")]).pop().unwrap().potential_victims.is_empty()
+        bench
+            .ledger
+            .candidates_for(&preemptor, [&node("a")])
+            .pop()
+            .unwrap()
+            .potential_victims
+            .is_empty()
     );
     let reservation = Reservation {
         node: node("a"),
@@ -213,7 +358,10 @@ fn a_pod_that_may_not_preempt_gets_no_victims() {
         victims: Arc::from([uid("x")]),
         deadline: START,
     };
-    assert_eq!(bench.ledger.reserve(&uid("meek"), reservation), Err(AssumeConflict::VictimProtected));
+    assert_eq!(
+        bench.ledger.reserve(&uid("meek"), reservation),
+        Err(AssumeConflict::VictimProtected)
+    );
 }
 
 #[test]
@@ -230,10 +378,19 @@ fn a_group_is_evicted_whole_or_not_at_all() {
     assert_eq!(bench.group_victims(), three("g-1", "g-2", ""));
     let set = bench.ask(BudgetRules::Keep).unwrap();
     assert_eq!(set.eviction_cost.victims, 2);
-    assert_eq!(bench.reserve(&set, vec![uid("g-1")]), Err(AssumeConflict::VictimProtected), "half of it");
+    assert_eq!(
+        bench.reserve(&set, vec![uid("g-1")]),
+        Err(AssumeConflict::VictimProtected),
+        "half of it"
+    );
     assert_eq!(bench.reserve(&set, vec![uid("g-1"), uid("g-2")]), Ok(()));
     // Both are victims of a reservation already, on either node.
-    bench.see("later", demand(36, 10), ObservedPhase::Waiting(ObservedWaiting::default()), observed());
+    bench.see(
+        "later",
+        demand(36, 10),
+        ObservedPhase::Waiting(ObservedWaiting::default()),
+        observed(),
+    );
     let preemptor = bench.ledger.preemptor(&uid("later"));
     for name in ["a", "b"] {
         assert!(
@@ -247,7 +404,9 @@ fn a_group_is_evicted_whole_or_not_at_all() {
         );
     }
     assert_eq!(
-        bench.ledger.keep_reason_of(&preemptor, &demand(36, 10), &uid("g-2")),
+        bench
+            .ledger
+            .keep_reason_of(&preemptor, &demand(36, 10), &uid("g-2")),
         Some(KeepReason::VictimOfAnother)
     );
 }
@@ -262,8 +421,19 @@ fn a_group_with_a_protected_member_stays() {
     assert_eq!(bench.group_victims(), None);
     assert!(matches!(bench.why("g-1"), Some(KeepReason::Group(_))));
     // A member that is leaving already protects no other.
-    let leaving = Some(PodDeletion { asked_ago: Millis(0), grace: Millis::seconds(30) });
-    bench.bound_with("g-2", "b", demand(36, 0), ObservedDisruptionInfo { leaving, ..in_group("g") });
+    let leaving = Some(PodDeletion {
+        asked_ago: Millis(0),
+        grace: Millis::seconds(30),
+    });
+    bench.bound_with(
+        "g-2",
+        "b",
+        demand(36, 0),
+        ObservedDisruptionInfo {
+            leaving,
+            ..in_group("g")
+        },
+    );
     assert_eq!(bench.why("g-1"), None);
 }
 
@@ -283,14 +453,23 @@ fn no_set_overdraws_a_budget_unless_allowed_and_unreadable_budgets_forbid_every_
     bench.ledger.set_budget(budget("one", 0));
     bench.bound_with("service-b", "b", demand(72, 0), observed());
     assert_eq!(bench.group_victims(), None);
-    assert_eq!(bench.ask(BudgetRules::Violate).unwrap().eviction_cost.violations, 1);
+    assert_eq!(
+        bench
+            .ask(BudgetRules::Violate)
+            .unwrap()
+            .eviction_cost
+            .violations,
+        1
+    );
     bench.ledger.set_budget(budget("one", 1));
     assert_eq!(bench.group_victims(), three("x", "", ""));
     // The Eviction API refuses a pod that two budgets cover.
     bench.ledger.set_budget(budget("two", 9));
     assert_eq!(bench.group_victims(), None);
     bench.ledger.remove_budget("default", "two");
-    bench.ledger.set_budget_visibility(BudgetVisibility::Forbidden);
+    bench
+        .ledger
+        .set_budget_visibility(BudgetVisibility::Forbidden);
     assert_eq!(bench.group_victims(), None);
 }
 
@@ -300,11 +479,17 @@ fn each_part_of_the_eviction_cost_has_its_figure() {
     policy.preemption.costs.per_request = Millis::seconds(3);
     let mut bench = CandidateFixture::new(policy);
     let model = ModelId::parse("llama").unwrap();
-    let engine = Demand { model: Some(model.clone()), ..demand(36, -5) };
+    let engine = Demand {
+        model: Some(model.clone()),
+        ..demand(36, -5)
+    };
     let owner = OwnerUid::parse("owner").ok();
     let saved = CheckpointAge::Ago(Millis::seconds(600));
-    let disruption_info =
-        DisruptionInfo { owner: owner.clone(), deletion_cost: 7, ..DisruptionInfo::default() };
+    let disruption_info = DisruptionInfo {
+        owner: owner.clone(),
+        deletion_cost: 7,
+        ..DisruptionInfo::default()
+    };
     bench.bound_with(
         "x",
         "a",
@@ -315,7 +500,14 @@ fn each_part_of_the_eviction_cost_has_its_figure() {
             ..Default::default()
         },
     );
-    bench.bound("y", "a", ObservedDisruptionInfo { disruption_info, ..observed() });
+    bench.bound(
+        "y",
+        "a",
+        ObservedDisruptionInfo {
+            disruption_info,
+            ..observed()
+        },
+    );
     // Half of its GPU: 36 of 72 GiB.
     let drain = 500 * 30;
     let expected = PodEvictionCost {
@@ -328,7 +520,13 @@ fn each_part_of_the_eviction_cost_has_its_figure() {
         stranded: 0,
     };
     let eviction_cost = bench.eviction_cost("x");
-    assert_eq!(PodEvictionCost { reload: 0, ..eviction_cost }, expected);
+    assert_eq!(
+        PodEvictionCost {
+            reload: 0,
+            ..eviction_cost
+        },
+        expected
+    );
     let from_nowhere = eviction_cost.reload;
     let gpu = GpuReading {
         uuid: gpu_at("b", 0),
@@ -336,7 +534,11 @@ fn each_part_of_the_eviction_cost_has_its_figure() {
         attributed: Vec::new(),
         engine_load: EngineLoad::NONE,
     };
-    let holding = NodeModel { model, tier: ModelTier::PageCache, bytes: Bytes(50_000_000_000) };
+    let holding = NodeModel {
+        model,
+        tier: ModelTier::PageCache,
+        bytes: Bytes(50_000_000_000),
+    };
     let reading = |in_flight| NodeReading {
         sampled: START,
         gpus: vec![gpu.clone()],
@@ -351,34 +553,66 @@ fn each_part_of_the_eviction_cost_has_its_figure() {
     bench.ledger.read(&node("b"), reading(Vec::new()).into());
     assert_eq!(bench.eviction_cost("x").reload, 500 * 30);
     assert!(from_nowhere > 500 * 30);
-    bench.ledger.read(&node("a"), reading(vec![(uid("x"), 4)]).into());
+    bench
+        .ledger
+        .read(&node("a"), reading(vec![(uid("x"), 4)]).into());
     assert_eq!(bench.eviction_cost("x").in_flight, 4 * 3_000);
     bench.ledger.note_evicted(&uid("y"));
     bench.ledger.note_evicted(&uid("y"));
-    assert_eq!((bench.eviction_cost("x").again, bench.ledger.evictions_of(&owner.unwrap())), (2 * 60_000, 2));
+    assert_eq!(
+        (
+            bench.eviction_cost("x").again,
+            bench.ledger.evictions_of(&owner.unwrap())
+        ),
+        (2 * 60_000, 2)
+    );
     bench.ledger.set_now(START + HOUR);
-    assert_eq!(bench.eviction_cost("x").again, 0, "an hour later it is forgotten");
+    assert_eq!(
+        bench.eviction_cost("x").again,
+        0,
+        "an hour later it is forgotten"
+    );
 }
 
 #[test]
 fn a_pod_without_checkpoints_loses_all_its_work_up_to_the_cap() {
     let mut classes = crate::policy::built_in_classes();
     let capped = |class: &mut Class| class.max_lost_work = Some(Millis::seconds(1200));
-    classes.iter_mut().filter(|class| class.eviction == Preemptibility::ForHigherPriority).for_each(capped);
+    classes
+        .iter_mut()
+        .filter(|class| class.eviction == Preemptibility::ForHigherPriority)
+        .for_each(capped);
     let mut policy = Policy::default();
     policy.preemption.costs.max_lost_work = Millis::seconds(60);
     let mut bench = CandidateFixture::new(policy.with_classes(classes).unwrap());
     bench.bound("silent", "a", observed());
-    bench.bound("ahead", "a", ObservedDisruptionInfo { stamp: CheckpointAge::Ahead(HOUR), ..observed() });
+    bench.bound(
+        "ahead",
+        "a",
+        ObservedDisruptionInfo {
+            stamp: CheckpointAge::Ahead(HOUR),
+            ..observed()
+        },
+    );
     assert_eq!(bench.eviction_cost("silent").work, 500 * 1200);
     assert_eq!(bench.eviction_cost("ahead").work, 0);
     bench.bound(
         "ahead",
         "a",
-        ObservedDisruptionInfo { stamp: CheckpointAge::Ago(Millis::seconds(300)), ..observed() },
+        ObservedDisruptionInfo {
+            stamp: CheckpointAge::Ago(Millis::seconds(300)),
+            ..observed()
+        },
     );
     assert_eq!(bench.eviction_cost("ahead").work, 500 * 300);
-    bench.bound("ahead", "a", ObservedDisruptionInfo { stamp: CheckpointAge::Unreadable, ..observed() });
+    bench.bound(
+        "ahead",
+        "a",
+        ObservedDisruptionInfo {
+            stamp: CheckpointAge::Unreadable,
+            ..observed()
+        },
+    );
     assert_eq!(bench.eviction_cost("ahead").work, 500 * 1200);
 }
 
@@ -390,7 +624,10 @@ fn of_pods_with_equal_cost_the_one_with_the_lower_deletion_cost_is_evicted() {
             name,
             "a",
             ObservedDisruptionInfo {
-                disruption_info: DisruptionInfo { deletion_cost, ..DisruptionInfo::default() },
+                disruption_info: DisruptionInfo {
+                    deletion_cost,
+                    ..DisruptionInfo::default()
+                },
                 ..observed()
             },
         );
@@ -402,16 +639,35 @@ fn of_pods_with_equal_cost_the_one_with_the_lower_deletion_cost_is_evicted() {
 #[test]
 fn without_evictable_removes_every_pod_of_lower_priority_that_may_be_evicted_some_day() {
     let mut bench = CandidateFixture::new(Policy::default());
-    let free_host = |cores: u64| Some(HostResources { cpu: MilliCpu(cores * 1000), memory: Bytes::ZERO });
+    let free_host = |cores: u64| {
+        Some(HostResources {
+            cpu: MilliCpu(cores * 1000),
+            memory: Bytes::ZERO,
+        })
+    };
     bench.ledger.set_free_host(&node("a"), free_host(3));
     let host_resources = free_host(4).unwrap();
-    bench.bound_with("low", "a", Demand { host_resources, ..demand(36, -5) }, observed());
+    bench.bound_with(
+        "low",
+        "a",
+        Demand {
+            host_resources,
+            ..demand(36, -5)
+        },
+        observed(),
+    );
     bench.bound_with("high", "a", demand(18, 100), observed());
-    let disruption_info = DisruptionInfo { do_not_disrupt: true, ..DisruptionInfo::default() };
+    let disruption_info = DisruptionInfo {
+        do_not_disrupt: true,
+        ..DisruptionInfo::default()
+    };
     bench.bound(
         "protected",
         "b",
-        ObservedDisruptionInfo { disruption_info, ..ObservedDisruptionInfo::default() },
+        ObservedDisruptionInfo {
+            disruption_info,
+            ..ObservedDisruptionInfo::default()
+        },
     );
     let free = |name: &str, priority| {
         let view = bench.ledger.node(&node(name))?;
@@ -419,23 +675,41 @@ fn without_evictable_removes_every_pod_of_lower_priority_that_may_be_evicted_som
         let node_gpus = without_evictable.node_gpus(view);
         Some((node_gpus.gpus[0].free(), node_gpus.free_host))
     };
-    assert_eq!(free("a", 50), Some((Bytes::gib(54), free_host(7))), "the higher one stays");
-    assert_eq!(free("a", -5), Some((Bytes::gib(18), free_host(3))), "equals stay");
-    assert_eq!(free("b", 50), Some((Bytes::gib(36), None)), "it is not to be disrupted");
+    assert_eq!(
+        free("a", 50),
+        Some((Bytes::gib(54), free_host(7))),
+        "the higher one stays"
+    );
+    assert_eq!(
+        free("a", -5),
+        Some((Bytes::gib(18), free_host(3))),
+        "equals stay"
+    );
+    assert_eq!(
+        free("b", 50),
+        Some((Bytes::gib(36), None)),
+        "it is not to be disrupted"
+    );
     assert_eq!(bench.ledger.without_evictable(&node("nowhere"), 50), None);
 }
 
 /// The default policy with other rules for the opportunistic class.
 fn opportunistic(change: impl Fn(&mut Class)) -> Policy {
     let mut classes = built_in_classes();
-    classes.iter_mut().filter(|class| &*class.name == "opportunistic").for_each(change);
+    classes
+        .iter_mut()
+        .filter(|class| &*class.name == "opportunistic")
+        .for_each(change);
     Policy::default().with_classes(classes).unwrap()
 }
 
 #[test]
 fn s6_the_class_decides_whether_do_not_disrupt_counts() {
     let kept = ObservedDisruptionInfo {
-        disruption_info: DisruptionInfo { do_not_disrupt: true, ..DisruptionInfo::default() },
+        disruption_info: DisruptionInfo {
+            do_not_disrupt: true,
+            ..DisruptionInfo::default()
+        },
         ..observed()
     };
     for (rule, group_victims, why) in [
@@ -447,10 +721,18 @@ fn s6_the_class_decides_whether_do_not_disrupt_counts() {
         bench.bound_with("service", "a", demand(36, 0), observed());
         bench.bound_with("other", "b", demand(72, 0), observed());
         let leaves = group_victims.is_some();
-        assert_eq!((bench.group_victims(), bench.why("kept")), (group_victims, why), "{rule:?}");
+        assert_eq!(
+            (bench.group_victims(), bench.why("kept")),
+            (group_victims, why),
+            "{rule:?}"
+        );
         let without = bench.ledger.without_evictable(&node("a"), 10).unwrap().gpus;
         let as_it_is = &bench.ledger.node(&node("a")).unwrap().gpus;
-        assert_eq!(without[..] != as_it_is[..], leaves, "{rule:?}: what is ruled out is what stays");
+        assert_eq!(
+            without[..] != as_it_is[..],
+            leaves,
+            "{rule:?}: what is ruled out is what stays"
+        );
     }
 }
 
@@ -463,8 +745,12 @@ fn s6_whether_a_disruption_budget_counts_is_the_classs_choice() {
         allowed: 0,
         unhealthy_may_go: false,
     };
-    for (rule, group_victims) in [(Protection::Honor, None), (Protection::Ignore, three("covered", "", ""))] {
-        let mut bench = CandidateFixture::new(opportunistic(|class| class.disruption_budgets = rule));
+    for (rule, group_victims) in [
+        (Protection::Honor, None),
+        (Protection::Ignore, three("covered", "", "")),
+    ] {
+        let mut bench =
+            CandidateFixture::new(opportunistic(|class| class.disruption_budgets = rule));
         bench.ledger.set_budget(budget.clone());
         let mut covered = demand(36, -5);
         Arc::make_mut(&mut covered.traits).namespace = "ns".into();
@@ -472,8 +758,15 @@ fn s6_whether_a_disruption_budget_counts_is_the_classs_choice() {
         bench.bound_with("service", "a", demand(36, 0), observed());
         bench.bound_with("other", "b", demand(72, 0), observed());
         assert_eq!(bench.group_victims(), group_victims, "{rule:?}");
-        assert_eq!(bench.ledger.waits_for_budgets(&uid("covered")), group_victims.is_none(), "{rule:?}");
-        assert!(bench.ledger.waits_for_budgets(&uid("service")), "{rule:?}: of another class");
+        assert_eq!(
+            bench.ledger.waits_for_budgets(&uid("covered")),
+            group_victims.is_none(),
+            "{rule:?}"
+        );
+        assert!(
+            bench.ledger.waits_for_budgets(&uid("service")),
+            "{rule:?}: of another class"
+        );
     }
 }
 

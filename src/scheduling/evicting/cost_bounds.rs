@@ -36,7 +36,11 @@ impl Ledger {
         claim: &Preemptor,
         demand: &Demand,
     ) -> Vec<NodeCostBound> {
-        self.bounds_of(nodes.filter_map(|node| self.node_state(node)), claim, demand)
+        self.bounds_of(
+            nodes.filter_map(|node| self.node_state(node)),
+            claim,
+            demand,
+        )
     }
 
     /// Of nodes in order of name.
@@ -51,7 +55,11 @@ impl Ledger {
         let mut cost_bounds: Vec<NodeCostBound> = node_states
             .filter_map(|node_state| {
                 let (floor, least_evicted) = self.floor(node_state, claim, demand, &mut floors)?;
-                Some(NodeCostBound { floor, node: node_state.view().name.clone(), least_evicted })
+                Some(NodeCostBound {
+                    floor,
+                    node: node_state.view().name.clone(),
+                    least_evicted,
+                })
             })
             .collect();
         // They are in order of name.
@@ -80,19 +88,39 @@ impl Ledger {
         let wanted = demand.gpus as usize;
         let last = *floors.costs.get(wanted.checked_sub(1)?)?;
         // One pod may be on several of these GPUs.
-        let widest = node_state.residents().iter().map(|tenant| tenant.gpus.len()).max().unwrap_or(1).max(1);
+        let widest = node_state
+            .residents()
+            .iter()
+            .map(|tenant| tenant.gpus.len())
+            .max()
+            .unwrap_or(1)
+            .max(1);
         let on_gpus: u32 = floors.evicted.iter().take(wanted).sum();
         Some((last, on_gpus.div_ceil(widest)))
     }
 
     /// In one pass over the residents. The results are of the GPUs that can be emptied for the demand, the lowest first.
-    fn fill_floors(&self, node_state: &NodeState, gpus: &[Gpu], demand: &Demand, floors: &mut GpuFloors) {
-        let GpuFloors { on_gpus, costs, evicted } = floors;
+    fn fill_floors(
+        &self,
+        node_state: &NodeState,
+        gpus: &[Gpu],
+        demand: &Demand,
+        floors: &mut GpuFloors,
+    ) {
+        let GpuFloors {
+            on_gpus,
+            costs,
+            evicted,
+        } = floors;
         on_gpus.clear();
-        on_gpus
-            .extend(gpus.iter().map(|gpu| usable(gpu, demand).then(|| GpuFloor::of(gpu_need(gpu, demand)))));
+        on_gpus.extend(
+            gpus.iter()
+                .map(|gpu| usable(gpu, demand).then(|| GpuFloor::of(gpu_need(gpu, demand)))),
+        );
         for tenant in node_state.residents().iter().filter(|tenant| tenant.placed) {
-            let Some(eviction_cost) = self.lowest_cost(tenant, demand) else { continue };
+            let Some(eviction_cost) = self.lowest_cost(tenant, demand) else {
+                continue;
+            };
             for place in tenant.gpus.iter() {
                 if let Some(Some(floor)) = on_gpus.get_mut(place) {
                     floor.add(
@@ -103,11 +131,18 @@ impl Ledger {
                 }
             }
         }
-        let ended: GpuSet = self.ended_victims(node_state).flat_map(|ended| ended.gpus.iter()).collect();
+        let ended: GpuSet = self
+            .ended_victims(node_state)
+            .flat_map(|ended| ended.gpus.iter())
+            .collect();
         for place in ended.iter() {
             if let Some(Some(floor)) = on_gpus.get_mut(place) {
                 // Their memory is no more than all unaccounted VRAM.
-                floor.add(gpus[place].unaccounted_vram.0, EvictionCost::default(), true);
+                floor.add(
+                    gpus[place].unaccounted_vram.0,
+                    EvictionCost::default(),
+                    true,
+                );
             }
         }
         costs.clear();
@@ -139,9 +174,14 @@ impl Ledger {
         let drain = tenant.grace + class.drain_time;
         let of_its_gpus = |seconds: u64| tenant.milli_gpus.saturating_mul(seconds);
         let cost = self.policy().preemption.costs.per_pod.0;
-        let cost =
-            cost.saturating_add(of_its_gpus(work.0 / 1000)).saturating_add(of_its_gpus(drain.0 / 1000));
-        Some(EvictionCost { priority: tenant.priority.abs_diff(i32::MIN), cost, ..EvictionCost::default() })
+        let cost = cost
+            .saturating_add(of_its_gpus(work.0 / 1000))
+            .saturating_add(of_its_gpus(drain.0 / 1000));
+        Some(EvictionCost {
+            priority: tenant.priority.abs_diff(i32::MIN),
+            cost,
+            ..EvictionCost::default()
+        })
     }
 }
 

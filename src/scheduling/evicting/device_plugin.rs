@@ -21,7 +21,9 @@ impl Ledger {
     ) -> Option<EvictionCost> {
         let uid = claim.uid()?;
         let preemptor = &self.pod_state(uid)?.demand;
-        let node_state = self.node_state(node).filter(|node_state| node_state.exists())?;
+        let node_state = self
+            .node_state(node)
+            .filter(|node_state| node_state.exists())?;
         let mut eviction_cost = EvictionCost::default();
         let mut leaving = Vec::new();
         for victim in victims {
@@ -37,7 +39,8 @@ impl Ledger {
                 }
             }
         }
-        self.fits_without(uid, preemptor, node_state, &leaving).then_some(eviction_cost)
+        self.fits_without(uid, preemptor, node_state, &leaving)
+            .then_some(eviction_cost)
     }
 
     fn leaver(
@@ -48,9 +51,16 @@ impl Ledger {
         claim: &Preemptor,
     ) -> ProposedVictim<'_> {
         // A pod without a GPU is kube-scheduler's own concern: the preemptor needs its CPU or memory.
-        let Some(pod_state) = self.pod_state(victim) else { return ProposedVictim::Unknown };
-        let keep_reason =
-            self.keep_reason(victim, pod_state, preemptor, node_state.most_used_by(preemptor), claim);
+        let Some(pod_state) = self.pod_state(victim) else {
+            return ProposedVictim::Unknown;
+        };
+        let keep_reason = self.keep_reason(
+            victim,
+            pod_state,
+            preemptor,
+            node_state.most_used_by(preemptor),
+            claim,
+        );
         let resident = || self.with_eviction_cost(victim, pod_state, node_state, preemptor, claim);
         match keep_reason.is_none().then(resident).flatten() {
             Some(resident) => ProposedVictim::Goes(pod_state, Box::new(resident)),
@@ -65,17 +75,37 @@ impl Ledger {
         node_state: &NodeState,
         leaving: &[&PodState],
     ) -> bool {
-        let Ask::Plugin { resource, count } = &demand.ask else { return false };
+        let Ask::Plugin { resource, count } = &demand.ask else {
+            return false;
+        };
         let freed = leaving.iter().map(|pod_state| match &pod_state.demand.ask {
-            Ask::Plugin { resource: other, count } if other == resource => *count,
+            Ask::Plugin {
+                resource: other,
+                count,
+            } if other == resource => *count,
             _ => 0,
         });
-        let own = leaving.iter().filter(|pod_state| pod_state.demand.tenant == demand.tenant);
-        let given_back: TenantUsage = own.filter_map(|pod_state| node_state.use_of(pod_state)).sum();
-        let wanted = TenantUsage { vram: demand.vram(), milli_gpus: u64::from(*count) * 1000 };
+        let own = leaving
+            .iter()
+            .filter(|pod_state| pod_state.demand.tenant == demand.tenant);
+        let given_back: TenantUsage = own
+            .filter_map(|pod_state| node_state.use_of(pod_state))
+            .sum();
+        let wanted = TenantUsage {
+            vram: demand.vram(),
+            milli_gpus: u64::from(*count) * 1000,
+        };
         check_node_admission(node_state.view(), demand).is_ok()
-            && has_devices(node_state.view(), resource, *count, freed.fold(0, u32::saturating_add)).is_ok()
-            && self.allowance_beside(uid, demand, given_back).allows(wanted)
+            && has_devices(
+                node_state.view(),
+                resource,
+                *count,
+                freed.fold(0, u32::saturating_add),
+            )
+            .is_ok()
+            && self
+                .allowance_beside(uid, demand, given_back)
+                .allows(wanted)
     }
 }
 

@@ -5,7 +5,9 @@ use crate::units::Bytes;
 use serde::{Deserialize, Serialize};
 
 /// The cost of a victim set. Less is better; the first field that differs decides. It only grows as victims are added.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 #[serde(rename_all = "camelCase")]
 pub struct EvictionCost {
     /// By how many pods disruption budgets are overdrawn, summed over all budgets.

@@ -54,8 +54,13 @@ impl GpuShortfall {
         base: EvictionCost,
     ) -> Option<Self> {
         Self::of(place, gpu_need(gpu, demand), units, base, |unit| {
-            let there = unit.residents.iter().filter(|resident| resident.gpus.contains(place));
-            there.map(|resident| relief(resident, gpu, demand)).fold(0, u64::saturating_add)
+            let there = unit
+                .residents
+                .iter()
+                .filter(|resident| resident.gpus.contains(place));
+            there
+                .map(|resident| relief(resident, gpu, demand))
+                .fold(0, u64::saturating_add)
         })
     }
 
@@ -67,34 +72,66 @@ impl GpuShortfall {
         amount: impl Fn(&VictimUnit<'_>) -> u64,
     ) -> Option<Self> {
         let relief = |(place, unit): (usize, &VictimUnit<'_>)| {
-            let EvictionCost { from_guarantee, priority, spared, cost, .. } = unit.eviction_cost;
-            FreedShare { unit: place as u32, amount: amount(unit), from_guarantee, priority, spared, cost }
+            let EvictionCost {
+                from_guarantee,
+                priority,
+                spared,
+                cost,
+                ..
+            } = unit.eviction_cost;
+            FreedShare {
+                unit: place as u32,
+                amount: amount(unit),
+                from_guarantee,
+                priority,
+                spared,
+                cost,
+            }
         };
         let relieves = |relief: &FreedShare| relief.amount > 0;
-        let by_priority: Vec<FreedShare> = units.iter().enumerate().map(relief).filter(relieves).collect();
+        let by_priority: Vec<FreedShare> = units
+            .iter()
+            .enumerate()
+            .map(relief)
+            .filter(relieves)
+            .collect();
         let (mut by_priority, mut by_value, mut by_spared) =
             (by_priority.clone(), by_priority.clone(), by_priority);
         by_priority.sort_by_key(|relief| relief.priority);
         by_spared.sort_by_key(|relief| relief.spared);
         by_value.sort_by(|a, b| {
             let value = |a: &FreedShare, b: &FreedShare| u128::from(a.amount) * u128::from(b.cost);
-            value(b, a).cmp(&value(a, b)).then(Reverse(a.amount).cmp(&Reverse(b.amount)))
+            value(b, a)
+                .cmp(&value(a, b))
+                .then(Reverse(a.amount).cmp(&Reverse(b.amount)))
         });
-        let mut lack = Self { place, need, by_value, by_priority, by_spared, least: base };
+        let mut lack = Self {
+            place,
+            need,
+            by_value,
+            by_priority,
+            by_spared,
+            least: base,
+        };
         lack.least = lack.least(need, base, |_| true)?;
         Some(lack)
     }
 
     /// The least cost of a set that covers `need`, if the chosen victims already cost `base` and only units that are `open` may
     /// still be chosen. `None` if they are not enough.
-    pub fn least(&self, need: u64, base: EvictionCost, open: impl Fn(usize) -> bool) -> Option<EvictionCost> {
+    pub fn least(
+        &self,
+        need: u64,
+        base: EvictionCost,
+        open: impl Fn(usize) -> bool,
+    ) -> Option<EvictionCost> {
         if need == 0 {
             return Some(base);
         }
         let open = |relief: &&FreedShare| open(relief.unit as usize);
         let borrowed = |relief: &&FreedShare| base.from_guarantee || !relief.from_guarantee;
-        let from_guarantee =
-            base.from_guarantee || !covers(self.by_value.iter().filter(open).filter(borrowed), need);
+        let from_guarantee = base.from_guarantee
+            || !covers(self.by_value.iter().filter(open).filter(borrowed), need);
         let allowed = |relief: &&FreedShare| from_guarantee || !relief.from_guarantee;
         let in_order = self.by_priority.iter().filter(open).filter(allowed);
         let priority = threshold(in_order, need, base.priority, |relief| relief.priority)?;
@@ -102,9 +139,17 @@ impl GpuShortfall {
         let in_order = self.by_spared.iter().filter(open).filter(allowed);
         let spared = threshold(in_order, need, base.spared, |relief| relief.spared)?;
         let allowed = |relief: &&FreedShare| allowed(relief) && relief.spared <= spared;
-        let cost =
-            base.cost.saturating_add(least_cost(self.by_value.iter().filter(open).filter(allowed), need));
-        Some(EvictionCost { from_guarantee, priority, spared, cost, ..base })
+        let cost = base.cost.saturating_add(least_cost(
+            self.by_value.iter().filter(open).filter(allowed),
+            need,
+        ));
+        Some(EvictionCost {
+            from_guarantee,
+            priority,
+            spared,
+            cost,
+            ..base
+        })
     }
 }
 
@@ -121,12 +166,23 @@ impl GpuShortfall {
             return 0;
         }
         let on_seat = |unit: &VictimUnit<'_>| {
-            let there = unit.residents.iter().filter(|resident| resident.gpus.contains(self.place));
-            if unit.is_awaited { 0 } else { there.count() as u64 }
+            let there = unit
+                .residents
+                .iter()
+                .filter(|resident| resident.gpus.contains(self.place));
+            if unit.is_awaited {
+                0
+            } else {
+                there.count() as u64
+            }
         };
-        let open = self.by_value.iter().filter(|relief| open(relief.unit as usize));
-        let mut there: Vec<(u64, u64)> =
-            open.map(|relief| (relief.amount, on_seat(&units[relief.unit as usize]))).collect();
+        let open = self
+            .by_value
+            .iter()
+            .filter(|relief| open(relief.unit as usize));
+        let mut there: Vec<(u64, u64)> = open
+            .map(|relief| (relief.amount, on_seat(&units[relief.unit as usize])))
+            .collect();
         // By relief per pod; for pods that leave anyway it is infinite.
         there.sort_unstable_by(|a, b| {
             let value = |a: &(u64, u64), b: &(u64, u64)| u128::from(a.0) * u128::from(b.1);
@@ -136,7 +192,8 @@ impl GpuShortfall {
         for (amount, count) in there {
             if amount >= left {
                 let part = u128::from(count) * u128::from(left);
-                return u32::try_from(pods + part.div_ceil(u128::from(amount)) as u64).unwrap_or(u32::MAX);
+                return u32::try_from(pods + part.div_ceil(u128::from(amount)) as u64)
+                    .unwrap_or(u32::MAX);
             }
             left -= amount;
             pods += count;
@@ -147,16 +204,30 @@ impl GpuShortfall {
 
 impl SumShortfalls {
     /// `None` if all units together are not enough.
-    pub(crate) fn of_sums(missing: &Shortfall, units: &[VictimUnit<'_>], base: EvictionCost) -> Option<Self> {
-        let sums = sums(missing).into_iter().enumerate().filter(|(_, need)| *need > 0);
-        let all =
-            sums.map(|(place, need)| GpuShortfall::of(place, need, units, base, |unit| sums_of(unit)[place]));
-        Some(Self { all: all.collect::<Option<_>>()? })
+    pub(crate) fn of_sums(
+        missing: &Shortfall,
+        units: &[VictimUnit<'_>],
+        base: EvictionCost,
+    ) -> Option<Self> {
+        let sums = sums(missing)
+            .into_iter()
+            .enumerate()
+            .filter(|(_, need)| *need > 0);
+        let all = sums.map(|(place, need)| {
+            GpuShortfall::of(place, need, units, base, |unit| sums_of(unit)[place])
+        });
+        Some(Self {
+            all: all.collect::<Option<_>>()?,
+        })
     }
 }
 
 fn sums(shortfall: &Shortfall) -> [u64; 3] {
-    [shortfall.vram.0, shortfall.host_resources.cpu.0, shortfall.host_resources.memory.0]
+    [
+        shortfall.vram.0,
+        shortfall.host_resources.cpu.0,
+        shortfall.host_resources.memory.0,
+    ]
 }
 
 fn sums_of(unit: &VictimUnit<'_>) -> [u64; 3] {
@@ -173,24 +244,40 @@ pub(crate) fn gpu_need(gpu: &Gpu, demand: &Demand) -> u64 {
     match demand.sharing {
         Sharing::Exclusive => gpu.tenants.into(),
         Sharing::Shared if demand.per_gpu.0 == 0 => 0,
-        Sharing::Shared => (gpu.charged + gpu.unaccounted_vram + demand.per_gpu).minus(gpu.capacity).0,
+        Sharing::Shared => {
+            (gpu.charged + gpu.unaccounted_vram + demand.per_gpu)
+                .minus(gpu.capacity)
+                .0
+        }
     }
 }
 
 /// A lower bound of the cost of a candidate's cheapest set, found without regard to groups: the unit with the best value on a GPU
 /// is assumed to be there as often as needed. `None` if even all of them are not enough.
 pub fn floor(candidate: &PreemptionCandidate, demand: &Demand) -> Option<EvictionCost> {
-    let gpu_candidates = (0..candidate.gpus.len()).filter(|place| usable(&candidate.gpus[*place], demand));
-    let mut floors: Vec<EvictionCost> =
-        gpu_candidates.filter_map(|place| gpu_cost_floor(candidate, place, demand)).collect();
+    let gpu_candidates =
+        (0..candidate.gpus.len()).filter(|place| usable(&candidate.gpus[*place], demand));
+    let mut floors: Vec<EvictionCost> = gpu_candidates
+        .filter_map(|place| gpu_cost_floor(candidate, place, demand))
+        .collect();
     floors.sort_unstable();
     let last = *floors.get((demand.gpus as usize).checked_sub(1)?)?;
-    Some(EvictionCost { violations: candidate.violations, ..last })
+    Some(EvictionCost {
+        violations: candidate.violations,
+        ..last
+    })
 }
 
-fn gpu_cost_floor(candidate: &PreemptionCandidate, place: usize, demand: &Demand) -> Option<EvictionCost> {
+fn gpu_cost_floor(
+    candidate: &PreemptionCandidate,
+    place: usize,
+    demand: &Demand,
+) -> Option<EvictionCost> {
     let gpu = &candidate.gpus[place];
-    let awaited = candidate.awaited.iter().map(|resident| (resident, EvictionCost::default(), true));
+    let awaited = candidate
+        .awaited
+        .iter()
+        .map(|resident| (resident, EvictionCost::default(), true));
     let candidates = candidate
         .potential_victims
         .iter()
@@ -219,7 +306,13 @@ pub(crate) struct GpuFloor {
 
 impl GpuFloor {
     pub fn of(need: u64) -> Self {
-        Self { need, left: need, best: None, left_to_evict: need, largest: 1 }
+        Self {
+            need,
+            left: need,
+            best: None,
+            left_to_evict: need,
+            largest: 1,
+        }
     }
 
     /// A pod that may leave gives back this amount. One that leaves anyway is not evicted.
@@ -229,15 +322,22 @@ impl GpuFloor {
             true => self.left_to_evict = self.left_to_evict.saturating_sub(amount),
             false => self.largest = self.largest.max(amount),
         }
-        let cost = u128::from(eviction_cost.cost) * u128::from(self.need) / u128::from(amount.max(1));
+        let cost =
+            u128::from(eviction_cost.cost) * u128::from(self.need) / u128::from(amount.max(1));
         let cost = u64::try_from(cost).unwrap_or(u64::MAX);
-        self.best = Some(self.best.map_or(EvictionCost { cost, ..eviction_cost }, |best| EvictionCost {
-            from_guarantee: best.from_guarantee && eviction_cost.from_guarantee,
-            priority: best.priority.min(eviction_cost.priority),
-            spared: best.spared.min(eviction_cost.spared),
-            cost: best.cost.min(cost),
-            ..best
-        }));
+        self.best = Some(self.best.map_or(
+            EvictionCost {
+                cost,
+                ..eviction_cost
+            },
+            |best| EvictionCost {
+                from_guarantee: best.from_guarantee && eviction_cost.from_guarantee,
+                priority: best.priority.min(eviction_cost.priority),
+                spared: best.spared.min(eviction_cost.spared),
+                cost: best.cost.min(cost),
+                ..best
+            },
+        ));
     }
 
     /// `None` if even all of them are not enough.
@@ -245,9 +345,20 @@ impl GpuFloor {
         if self.need == 0 {
             return Some(EvictionCost::default());
         }
-        let EvictionCost { from_guarantee, priority, spared, cost, .. } =
-            self.best.filter(|_| self.left == 0)?;
-        Some(EvictionCost { from_guarantee, priority, spared, cost, ..EvictionCost::default() })
+        let EvictionCost {
+            from_guarantee,
+            priority,
+            spared,
+            cost,
+            ..
+        } = self.best.filter(|_| self.left == 0)?;
+        Some(EvictionCost {
+            from_guarantee,
+            priority,
+            spared,
+            cost,
+            ..EvictionCost::default()
+        })
     }
 
     pub fn evicted(&self) -> u32 {

@@ -72,20 +72,31 @@ impl Default for SearchEffort {
     /// Pods of equal size and cost differ by name only, so few nodes take a hundred branches; the full budget takes some ten
     /// milliseconds.
     fn default() -> Self {
-        Self { per_node: 5_000, in_all: 20_000 }
+        Self {
+            per_node: 5_000,
+            in_all: 20_000,
+        }
     }
 }
 
 impl SearchEffort {
     /// No limit.
-    pub const UNLIMITED: Self = Self { per_node: u32::MAX, in_all: u32::MAX };
+    pub const UNLIMITED: Self = Self {
+        per_node: u32::MAX,
+        in_all: u32::MAX,
+    };
 }
 
 impl VictimSet {
     /// Every pod that must be gone before the preemptor can be placed, in order of UID: the victims that its reservation names.
     pub fn all_victims(&self) -> Vec<PodUid> {
-        let mut all: Vec<PodUid> =
-            self.victims.iter().chain(&self.elsewhere).chain(&self.awaited).cloned().collect();
+        let mut all: Vec<PodUid> = self
+            .victims
+            .iter()
+            .chain(&self.elsewhere)
+            .chain(&self.awaited)
+            .cloned()
+            .collect();
         all.sort_unstable();
         all
     }
@@ -102,7 +113,12 @@ pub fn cheapest_victims(
     demand: &Demand,
     rules: BudgetRules,
 ) -> Option<VictimSet> {
-    cheapest(std::slice::from_ref(candidate), demand, rules, SearchEffort::default())
+    cheapest(
+        std::slice::from_ref(candidate),
+        demand,
+        rules,
+        SearchEffort::default(),
+    )
 }
 
 #[cfg(test)]

@@ -72,8 +72,9 @@ impl Ledger {
         nodes: impl IntoIterator<Item = &'n NodeName>,
     ) -> Vec<PreemptionCandidate> {
         let pod_state = claim.uid().and_then(|uid| self.pod_state(uid));
-        pod_state
-            .map_or_else(Vec::new, |pod_state| self.candidates_for_demand(claim, &pod_state.demand, nodes))
+        pod_state.map_or_else(Vec::new, |pod_state| {
+            self.candidates_for_demand(claim, &pod_state.demand, nodes)
+        })
     }
 
     /// The same, as if the preemptor requested `demand`.
@@ -84,7 +85,10 @@ impl Ledger {
         nodes: impl IntoIterator<Item = &'n NodeName>,
     ) -> Vec<PreemptionCandidate> {
         let mut survey = self.survey(claim, demand);
-        nodes.into_iter().filter_map(|node| survey.candidate(node)).collect()
+        nodes
+            .into_iter()
+            .filter_map(|node| survey.candidate(node))
+            .collect()
     }
 
     /// The same, one node after the other.
@@ -93,15 +97,26 @@ impl Ledger {
     }
 
     /// Why a pod is not evicted for the preemptor, as if that requested `demand`; `None` if it may be evicted.
-    pub fn keep_reason_of(&self, claim: &Preemptor, demand: &Demand, uid: &PodUid) -> Option<KeepReason> {
+    pub fn keep_reason_of(
+        &self,
+        claim: &Preemptor,
+        demand: &Demand,
+        uid: &PodUid,
+    ) -> Option<KeepReason> {
         let mut survey = CandidateSurvey::new(self, claim, demand);
-        let Some(pod_state) = self.pod_state(uid) else { return Some(KeepReason::NotBound) };
+        let Some(pod_state) = self.pod_state(uid) else {
+            return Some(KeepReason::NotBound);
+        };
         let Some(node_state) = pod_state.node().and_then(|node| self.node_state(node)) else {
             return Some(KeepReason::NotBound);
         };
         let wanted = node_state.most_used_by(demand);
         self.keep_reason(uid, pod_state, demand, wanted, claim)
-            .or_else(|| self.resident(uid, pod_state, node_state).is_none().then_some(KeepReason::Unplaced))
+            .or_else(|| {
+                self.resident(uid, pod_state, node_state)
+                    .is_none()
+                    .then_some(KeepReason::Unplaced)
+            })
             .or_else(|| survey.group_is_kept(pod_state, wanted))
             .or_else(|| survey.budget_is_kept(pod_state))
     }
@@ -113,7 +128,9 @@ impl Ledger {
         preemptor: &PodUid,
         victims: impl Iterator<Item = &'u PodUid>,
     ) -> u32 {
-        let Some(pod_state) = self.pod_state(preemptor) else { return 0 };
+        let Some(pod_state) = self.pod_state(preemptor) else {
+            return 0;
+        };
         let claim = self.preemptor_without_cost(preemptor);
         let survey = CandidateSurvey::new(self, &claim, &pod_state.demand);
         let staying = victims.filter_map(|uid| self.pod_state(uid));
@@ -122,7 +139,10 @@ impl Ledger {
         for budget in staying.flat_map(|victim| survey.budgets_over(victim)) {
             *wanted.entry(budget).or_default() += 1;
         }
-        wanted.iter().map(|(budget, wanted)| wanted.saturating_sub(survey.allowed(*budget))).sum()
+        wanted
+            .iter()
+            .map(|(budget, wanted)| wanted.saturating_sub(survey.allowed(*budget)))
+            .sum()
     }
 
     /// The pod as a potential victim, with its eviction cost for `preemptor`; `None` if it has no place on the node.
@@ -165,7 +185,11 @@ impl<'l> CandidateSurvey<'l> {
     fn new(ledger: &'l Ledger, claim: &'l Preemptor, demand: &'l Demand) -> Self {
         let coverage = ledger.budget_index();
         let mut spent = BTreeMap::new();
-        for pod_state in claim.spoken_for().iter().filter_map(|uid| ledger.pod_state(uid)) {
+        for pod_state in claim
+            .spoken_for()
+            .iter()
+            .filter_map(|uid| ledger.pod_state(uid))
+        {
             // Once it is leaving, the budget itself says so.
             if ledger.departure_of(pod_state).is_none() {
                 coverage
@@ -174,23 +198,40 @@ impl<'l> CandidateSurvey<'l> {
                     .for_each(|budget| *spent.entry(budget).or_default() += 1);
             }
         }
-        Self { ledger, claim, demand, groups: BTreeMap::new(), coverage, spent, is_of_one_node: false }
+        Self {
+            ledger,
+            claim,
+            demand,
+            groups: BTreeMap::new(),
+            coverage,
+            spent,
+            is_of_one_node: false,
+        }
     }
 
     /// The same for one that evicts pods of one node only: a group with members on others stays.
     pub(crate) fn of_one_node(self) -> Self {
-        Self { is_of_one_node: true, ..self }
+        Self {
+            is_of_one_node: true,
+            ..self
+        }
     }
 
     /// The node with every pod on it that may be evicted; `None` if the preemptor may not be placed there at all, or the kubelet
     /// picks its GPUs: who must leave is unknown then.
     pub fn candidate(&mut self, node: &NodeName) -> Option<PreemptionCandidate> {
-        let Self { ledger, claim, demand, .. } = *self;
+        let Self {
+            ledger,
+            claim,
+            demand,
+            ..
+        } = *self;
         if demand.asks_plugin() {
             return None;
         }
-        let node_state =
-            ledger.node_state(node).filter(|node_state| node_state.can_be_emptied_for(demand))?;
+        let node_state = ledger
+            .node_state(node)
+            .filter(|node_state| node_state.can_be_emptied_for(demand))?;
         let asks = claim.uid()?;
         let gpus = match node_state.pods().contains(asks) {
             true => ledger.gpus_without(node_state, asks),
@@ -210,13 +251,23 @@ impl<'l> CandidateSurvey<'l> {
         };
         // Only tenants' limits depend on this.
         let has_tenants = !ledger.policy().tenants().is_empty();
-        let wanted = if has_tenants { node_state.most_used_by(demand) } else { TenantUsage::default() };
+        let wanted = if has_tenants {
+            node_state.most_used_by(demand)
+        } else {
+            TenantUsage::default()
+        };
         let mut places = CandidateIndex::default();
-        for tenant in node_state.residents().iter().filter(|tenant| tenant.placed && tenant.uid != *asks) {
+        for tenant in node_state
+            .residents()
+            .iter()
+            .filter(|tenant| tenant.placed && tenant.uid != *asks)
+        {
             self.enter(&mut candidate, &mut places, node_state, tenant, wanted);
         }
         let ended = ledger.ended_victims(node_state);
-        candidate.awaited.extend(ended.filter(|ended| !claim.spoken_for().contains(&ended.uid)));
+        candidate
+            .awaited
+            .extend(ended.filter(|ended| !claim.spoken_for().contains(&ended.uid)));
         candidate.budget_places = places.budgets;
         self.allow(&mut candidate);
         Some(candidate)
@@ -225,7 +276,11 @@ impl<'l> CandidateSurvey<'l> {
     /// Brings the budgets of a candidate that was made earlier up to date: other pods may have become victims since, on other
     /// nodes.
     pub fn allow(&self, candidate: &mut PreemptionCandidate) {
-        candidate.budgets = candidate.budget_places.iter().map(|budget| self.allowed(*budget)).collect();
+        candidate.budgets = candidate
+            .budget_places
+            .iter()
+            .map(|budget| self.allowed(*budget))
+            .collect();
     }
 
     fn enter(
@@ -236,31 +291,60 @@ impl<'l> CandidateSurvey<'l> {
         tenant: &ResidentPod,
         wanted: TenantUsage,
     ) {
-        let Self { ledger, claim, demand, .. } = *self;
+        let Self {
+            ledger,
+            claim,
+            demand,
+            ..
+        } = *self;
         let (uid, pod_state) = (&tenant.uid, ledger.known_pod(&tenant.uid));
         let resident = || ledger.resident_at(uid, pod_state, node_state, tenant.gpus);
         if let Some(Departure::Soon(left)) = ledger.departure_of(pod_state) {
             if !claim.spoken_for().contains(uid) {
-                let given_back = given_back(pod_state, node_state.use_on(pod_state, tenant.gpus), demand);
-                candidate.awaited.push(PotentialVictim { grace: left, given_back, ..resident() });
+                let given_back =
+                    given_back(pod_state, node_state.use_on(pod_state, tenant.gpus), demand);
+                candidate.awaited.push(PotentialVictim {
+                    grace: left,
+                    given_back,
+                    ..resident()
+                });
             }
             return;
         }
-        if !demand.may_preempt || ledger.keep_reason(uid, pod_state, demand, wanted, claim).is_some() {
+        if !demand.may_preempt
+            || ledger
+                .keep_reason(uid, pod_state, demand, wanted, claim)
+                .is_some()
+        {
             return;
         }
-        let Some(gang) = self.gang(candidate, places, pod_state, wanted) else { return };
+        let Some(gang) = self.gang(candidate, places, pod_state, wanted) else {
+            return;
+        };
         let resident = ledger.with_cost(resident(), pod_state, node_state, demand, claim);
         let over = self.budgets_over(pod_state);
-        let budgets = over.into_iter().map(|budget| places.budget(budget)).collect();
-        candidate.potential_victims.push(PotentialVictim { budgets, gang, ..resident });
+        let budgets = over
+            .into_iter()
+            .map(|budget| places.budget(budget))
+            .collect();
+        candidate.potential_victims.push(PotentialVictim {
+            budgets,
+            gang,
+            ..resident
+        });
     }
 
     /// The budgets that may keep the pod: none where its class ignores them, or once it is being deleted.
     fn budgets_over(&self, pod_state: &PodState) -> Vec<usize> {
-        let honors = self.ledger.policy().class(pod_state.demand.class).honors_budgets();
+        let honors = self
+            .ledger
+            .policy()
+            .class(pod_state.demand.class)
+            .honors_budgets();
         match honors && self.ledger.departure_of(pod_state).is_none() {
-            true => self.coverage.asked(&pod_state.demand.traits, pod_state.disruption_info.health),
+            true => self
+                .coverage
+                .asked(&pod_state.demand.traits, pod_state.disruption_info.health),
             false => Vec::new(),
         }
     }
@@ -269,12 +353,20 @@ impl<'l> CandidateSurvey<'l> {
     fn budget_is_kept(&self, pod_state: &PodState) -> Option<KeepReason> {
         let Self { ledger, .. } = self;
         let is_kept = ledger.policy().preemption.violate_budgets == ViolateBudgets::Never;
-        let over = if is_kept { self.budgets_over(pod_state) } else { Vec::new() };
+        let over = if is_kept {
+            self.budgets_over(pod_state)
+        } else {
+            Vec::new()
+        };
         match &over[..] {
             [] => None,
             [only] => {
-                let (DisruptionBudget { namespace, name, .. }, allowed) =
-                    (&*ledger.budgets()[*only], self.allowed(*only));
+                let (
+                    DisruptionBudget {
+                        namespace, name, ..
+                    },
+                    allowed,
+                ) = (&*ledger.budgets()[*only], self.allowed(*only));
                 let name = format!("{namespace}/{name}");
                 (allowed == 0).then_some(KeepReason::Budget { name, allowed })
             }
@@ -290,11 +382,16 @@ impl<'l> CandidateSurvey<'l> {
         pod_state: &'l PodState,
         wanted: TenantUsage,
     ) -> Option<Option<u16>> {
-        let Some(key) = self.group_of(pod_state) else { return Some(None) };
+        let Some(key) = self.group_of(pod_state) else {
+            return Some(None);
+        };
         if let Some(known) = places.gangs.get(key) {
             return Some(Some(*known));
         }
-        let (may_reclaim, is_of_one_node) = (self.claim.tenancy().may_reclaim(wanted), self.is_of_one_node);
+        let (may_reclaim, is_of_one_node) = (
+            self.claim.tenancy().may_reclaim(wanted),
+            self.is_of_one_node,
+        );
         let group_victims = self.group_victims(key).as_ref().ok()?;
         if group_victims.is_reclaimed && !may_reclaim
             || is_of_one_node && group_victims.has_members_elsewhere(&candidate.node)
@@ -302,12 +399,18 @@ impl<'l> CandidateSurvey<'l> {
             return None;
         }
         let place = candidate.gangs.len() as u16;
-        candidate.gangs.push(group_victims.gang(&candidate.node, places));
+        candidate
+            .gangs
+            .push(group_victims.gang(&candidate.node, places));
         places.gangs.insert(key, place);
         Some(Some(place))
     }
 
-    fn group_is_kept(&mut self, pod_state: &'l PodState, wanted: TenantUsage) -> Option<KeepReason> {
+    fn group_is_kept(
+        &mut self,
+        pod_state: &'l PodState,
+        wanted: TenantUsage,
+    ) -> Option<KeepReason> {
         let key = self.group_of(pod_state)?;
         let may_reclaim = self.claim.tenancy().may_reclaim(wanted);
         match self.group_victims(key) {
@@ -328,7 +431,9 @@ impl<'l> CandidateSurvey<'l> {
 
     fn group_victims(&mut self, key: &'l GroupKey) -> &Result<GroupVictims<'l>, KeepReason> {
         if !self.groups.contains_key(key) {
-            let group_victims = self.find_group_victims(key).ok_or_else(|| KeepReason::Group(key.clone()));
+            let group_victims = self
+                .find_group_victims(key)
+                .ok_or_else(|| KeepReason::Group(key.clone()));
             self.groups.insert(key, group_victims);
         }
         &self.groups[key]
@@ -336,30 +441,51 @@ impl<'l> CandidateSurvey<'l> {
 
     /// All members that are on a node and not leaving already; `None` if one of them may not be evicted.
     fn find_group_victims(&self, key: &GroupKey) -> Option<GroupVictims<'l>> {
-        let Self { ledger, claim, demand, .. } = *self;
+        let Self {
+            ledger,
+            claim,
+            demand,
+            ..
+        } = *self;
         let (mut members, mut is_reclaimed) = (Vec::new(), false);
         for uid in ledger.members_of(key) {
             let pod_state = ledger.known_pod(uid);
-            let is_there =
-                !matches!(pod_state.phase, PodPhase::Waiting(_)) && ledger.departure_of(pod_state).is_none();
+            let is_there = !matches!(pod_state.phase, PodPhase::Waiting(_))
+                && ledger.departure_of(pod_state).is_none();
             if !is_there {
                 continue;
             }
             // Whether the preemptor may reclaim that much depends on the node that it would get.
-            if ledger.keep_reason(uid, pod_state, demand, TenantUsage::default(), claim).is_some() {
+            if ledger
+                .keep_reason(uid, pod_state, demand, TenantUsage::default(), claim)
+                .is_some()
+            {
                 return None;
             }
             is_reclaimed |= claim.tenancy().is_of_another(pod_state);
             let node = pod_state.node()?;
-            let victim =
-                ledger.with_eviction_cost(uid, pod_state, ledger.node_state(node)?, demand, claim)?;
-            members.push(GroupMember { victim, budgets: self.budgets_over(pod_state), node });
+            let victim = ledger.with_eviction_cost(
+                uid,
+                pod_state,
+                ledger.node_state(node)?,
+                demand,
+                claim,
+            )?;
+            members.push(GroupMember {
+                victim,
+                budgets: self.budgets_over(pod_state),
+                node,
+            });
         }
         Some(GroupVictims::new(members, is_reclaimed))
     }
 
     fn allowed(&self, budget: usize) -> u32 {
-        let allowed = self.ledger.budgets().get(budget).map_or(0, |budget| budget.allowed);
+        let allowed = self
+            .ledger
+            .budgets()
+            .get(budget)
+            .map_or(0, |budget| budget.allowed);
         allowed.saturating_sub(self.spent.get(&budget).copied().unwrap_or(0))
     }
 }
@@ -379,9 +505,15 @@ impl GroupSum {
 impl<'l> GroupVictims<'l> {
     /// The members in order of UID.
     fn new(mut members: Vec<GroupMember<'l>>, is_reclaimed: bool) -> Self {
-        let uids = members.iter().map(|member| member.victim.uid.clone()).collect();
+        let uids = members
+            .iter()
+            .map(|member| member.victim.uid.clone())
+            .collect();
         members.sort_by_key(|member| member.node);
-        let places = members.iter().map(|member| (member.node.clone(), member.victim.tenant)).collect();
+        let places = members
+            .iter()
+            .map(|member| (member.node.clone(), member.victim.tenant))
+            .collect();
         let sum = |GroupMember { victim, .. }: &GroupMember<'_>| GroupSum {
             eviction_cost: EvictionCost::default().plus(victim),
             grace: victim.grace,
@@ -393,20 +525,37 @@ impl<'l> GroupVictims<'l> {
             Some(*so_far)
         }));
         let mut behind = vec![GroupSum::default()];
-        behind.extend(members.iter().rev().scan(GroupSum::default(), |so_far, member| {
-            *so_far = so_far.and(sum(member));
-            Some(*so_far)
-        }));
+        behind.extend(
+            members
+                .iter()
+                .rev()
+                .scan(GroupSum::default(), |so_far, member| {
+                    *so_far = so_far.and(sum(member));
+                    Some(*so_far)
+                }),
+        );
         behind.reverse();
-        Self { members, places, uids, before, behind, is_reclaimed }
+        Self {
+            members,
+            places,
+            uids,
+            before,
+            behind,
+            is_reclaimed,
+        }
     }
 
     /// The group as part of one node's candidate: members on that node are potential victims there, the others are summed up.
     fn gang(&self, node: &NodeName, places: &mut CandidateIndex<'_>) -> VictimGroup {
         let here = self.on(node);
-        let GroupSum { eviction_cost, grace, given_back } =
-            self.before[here.start].and(self.behind[here.end]);
-        let elsewhere = self.members[..here.start].iter().chain(&self.members[here.end..]);
+        let GroupSum {
+            eviction_cost,
+            grace,
+            given_back,
+        } = self.before[here.start].and(self.behind[here.end]);
+        let elsewhere = self.members[..here.start]
+            .iter()
+            .chain(&self.members[here.end..]);
         VictimGroup {
             members: self.uids.clone(),
             eviction_cost,

@@ -30,7 +30,10 @@ fn resident(name: &str, on: usize, gib: u64, cost: u64) -> PotentialVictim {
         tenant: None,
         host_resources: HostResources::default(),
         grace: Millis::seconds(30),
-        eviction_cost: PodEvictionCost { work: cost, ..PodEvictionCost::default() },
+        eviction_cost: PodEvictionCost {
+            work: cost,
+            ..PodEvictionCost::default()
+        },
         deletion_cost: 0,
         standing: QuotaStatus::Guaranteed,
         given_back: TenantUsage::default(),
@@ -40,10 +43,17 @@ fn resident(name: &str, on: usize, gib: u64, cost: u64) -> PotentialVictim {
     }
 }
 
-fn candidate(node: &str, gpus: usize, potential_victims: Vec<PotentialVictim>) -> PreemptionCandidate {
+fn candidate(
+    node: &str,
+    gpus: usize,
+    potential_victims: Vec<PotentialVictim>,
+) -> PreemptionCandidate {
     let mut candidate = PreemptionCandidate::new(testkit::node(node), vec![gpu(); gpus]);
     for victim in &potential_victims {
-        victim.gpus.iter().for_each(|place| candidate.gpus[place].charge(victim.per_gpu, Sharing::Shared));
+        victim
+            .gpus
+            .iter()
+            .for_each(|place| candidate.gpus[place].charge(victim.per_gpu, Sharing::Shared));
     }
     candidate.potential_victims = potential_victims;
     candidate
@@ -59,41 +69,87 @@ fn leave(candidates: &[PreemptionCandidate], gib: u64, rules: BudgetRules) -> Op
 #[test]
 fn two_cheap_victims_are_preferred_to_one_that_loses_more_work() {
     let two = vec![resident("a", 0, 30, 4), resident("b", 0, 30, 4)];
-    let candidates = [candidate("n", 1, two), candidate("m", 1, vec![resident("c", 0, 60, 9)])];
-    assert_eq!(leave(&candidates, 70, BudgetRules::Keep).unwrap(), ["a", "b"]);
+    let candidates = [
+        candidate("n", 1, two),
+        candidate("m", 1, vec![resident("c", 0, 60, 9)]),
+    ];
+    assert_eq!(
+        leave(&candidates, 70, BudgetRules::Keep).unwrap(),
+        ["a", "b"]
+    );
 }
 
 #[test]
 fn no_pod_is_evicted_from_a_gpu_where_it_would_not_help() {
-    let candidates = [candidate("n", 2, vec![resident("cheap", 0, 10, 1), resident("expensive", 1, 60, 50)])];
+    let candidates = [candidate(
+        "n",
+        2,
+        vec![
+            resident("cheap", 0, 10, 1),
+            resident("expensive", 1, 60, 50),
+        ],
+    )];
     assert_eq!(
         leave(&candidates, 70, BudgetRules::Keep).unwrap(),
         ["cheap"],
         "the two GPUs' rests are no free VRAM"
     );
-    assert_eq!(leave(&candidates, 60, BudgetRules::Keep).unwrap(), Vec::<String>::new());
-    assert_eq!(leave(&candidates, 73, BudgetRules::Keep), None, "no GPU is so large");
+    assert_eq!(
+        leave(&candidates, 60, BudgetRules::Keep).unwrap(),
+        Vec::<String>::new()
+    );
+    assert_eq!(
+        leave(&candidates, 73, BudgetRules::Keep),
+        None,
+        "no GPU is so large"
+    );
 }
 
 #[test]
 fn borrowing_pods_are_evicted_before_guaranteed_ones_and_low_priority_before_low_cost() {
-    let borrowed =
-        PotentialVictim { standing: QuotaStatus::Borrowed { spared: 7 }, ..resident("borrows", 0, 60, 90) };
-    let candidates = [candidate("n", 1, vec![borrowed]), candidate("m", 1, vec![resident("owns", 0, 60, 1)])];
-    assert_eq!(leave(&candidates, 50, BudgetRules::Keep).unwrap(), ["borrows"]);
-    let low = PotentialVictim { priority: -20, ..resident("low", 0, 60, 90) };
-    let candidates = [candidate("n", 1, vec![resident("higher", 0, 60, 1)]), candidate("m", 1, vec![low])];
+    let borrowed = PotentialVictim {
+        standing: QuotaStatus::Borrowed { spared: 7 },
+        ..resident("borrows", 0, 60, 90)
+    };
+    let candidates = [
+        candidate("n", 1, vec![borrowed]),
+        candidate("m", 1, vec![resident("owns", 0, 60, 1)]),
+    ];
+    assert_eq!(
+        leave(&candidates, 50, BudgetRules::Keep).unwrap(),
+        ["borrows"]
+    );
+    let low = PotentialVictim {
+        priority: -20,
+        ..resident("low", 0, 60, 90)
+    };
+    let candidates = [
+        candidate("n", 1, vec![resident("higher", 0, 60, 1)]),
+        candidate("m", 1, vec![low]),
+    ];
     assert_eq!(leave(&candidates, 50, BudgetRules::Keep).unwrap(), ["low"]);
 }
 
 #[test]
 fn an_exhausted_disruption_budget_is_respected_unless_the_policy_ignores_it() {
-    let covered = PotentialVictim { budgets: vec![0], ..resident("covered", 0, 60, 1) };
+    let covered = PotentialVictim {
+        budgets: vec![0],
+        ..resident("covered", 0, 60, 1)
+    };
     let mut guarded = candidate("n", 1, vec![covered]);
     guarded.budgets = vec![0];
-    assert_eq!(leave(std::slice::from_ref(&guarded), 50, BudgetRules::Keep), None);
-    assert_eq!(leave(std::slice::from_ref(&guarded), 50, BudgetRules::Violate).unwrap(), ["covered"]);
-    let candidates = [guarded, candidate("m", 1, vec![resident("expensive", 0, 60, 1000)])];
+    assert_eq!(
+        leave(std::slice::from_ref(&guarded), 50, BudgetRules::Keep),
+        None
+    );
+    assert_eq!(
+        leave(std::slice::from_ref(&guarded), 50, BudgetRules::Violate).unwrap(),
+        ["covered"]
+    );
+    let candidates = [
+        guarded,
+        candidate("m", 1, vec![resident("expensive", 0, 60, 1000)]),
+    ];
     assert_eq!(
         leave(&candidates, 50, BudgetRules::Violate).unwrap(),
         ["expensive"],
@@ -103,7 +159,10 @@ fn an_exhausted_disruption_budget_is_respected_unless_the_policy_ignores_it() {
 
 #[test]
 fn a_pod_group_is_evicted_whole_and_at_the_cost_of_all_members() {
-    let member = PotentialVictim { gang: Some(0), ..resident("member", 0, 60, 1) };
+    let member = PotentialVictim {
+        gang: Some(0),
+        ..resident("member", 0, 60, 1)
+    };
     let mut grouped = candidate("n", 1, vec![member]);
     grouped.gangs = vec![VictimGroup {
         members: [uid("elsewhere"), uid("member")].into(),
@@ -117,6 +176,12 @@ fn a_pod_group_is_evicted_whole_and_at_the_cost_of_all_members() {
         leave(std::slice::from_ref(&grouped), 50, BudgetRules::Keep).unwrap(),
         ["elsewhere", "member"]
     );
-    let candidates = [grouped, candidate("m", 1, vec![resident("alone", 0, 60, 10)])];
-    assert_eq!(leave(&candidates, 50, BudgetRules::Keep).unwrap(), ["alone"]);
+    let candidates = [
+        grouped,
+        candidate("m", 1, vec![resident("alone", 0, 60, 10)]),
+    ];
+    assert_eq!(
+        leave(&candidates, 50, BudgetRules::Keep).unwrap(),
+        ["alone"]
+    );
 }

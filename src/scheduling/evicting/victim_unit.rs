@@ -85,10 +85,23 @@ impl<'a> VictimProblem<'a> {
             None => (Vec::new(), u32::MAX),
         };
         let is_limited = units.len() < all;
-        let no_set = if is_limited { NoVictimSet::Now } else { NoVictimSet::Ever };
+        let no_set = if is_limited {
+            NoVictimSet::Now
+        } else {
+            NoVictimSet::Ever
+        };
         let case = Self::of_units(candidate, demand, rules, units).ok_or(no_set)?;
-        let case = Self { left, left_here, is_limited, ..case };
-        if case.least_evicted() > left_here { Err(NoVictimSet::Now) } else { Ok(case) }
+        let case = Self {
+            left,
+            left_here,
+            is_limited,
+            ..case
+        };
+        if case.least_evicted() > left_here {
+            Err(NoVictimSet::Now)
+        } else {
+            Ok(case)
+        }
     }
 
     fn of_units(
@@ -97,20 +110,37 @@ impl<'a> VictimProblem<'a> {
         rules: BudgetRules,
         units: Vec<VictimUnit<'a>>,
     ) -> Option<Self> {
-        let base = EvictionCost { violations: candidate.violations, ..EvictionCost::default() };
+        let base = EvictionCost {
+            violations: candidate.violations,
+            ..EvictionCost::default()
+        };
         let emptied = emptied(candidate, &units);
-        let could_do = |place: &usize| usable(&emptied[*place], demand) && emptied[*place].can_take(demand);
+        let could_do =
+            |place: &usize| usable(&emptied[*place], demand) && emptied[*place].can_take(demand);
         let gpu_candidates = (0..emptied.len()).filter(could_do);
         let mut gpu_candidates: Vec<GpuShortfall> = gpu_candidates
-            .filter_map(|place| GpuShortfall::of_gpu(place, &candidate.gpus[place], demand, &units, base))
+            .filter_map(|place| {
+                GpuShortfall::of_gpu(place, &candidate.gpus[place], demand, &units, base)
+            })
             .collect();
         gpu_candidates.sort_by_key(|gpu_candidate| (gpu_candidate.least, gpu_candidate.place));
         let sums = SumShortfalls::of_sums(&candidate.shortfall, &units, base)?;
         // A set of this many GPUs has one that is at least as dear as the last of the cheapest.
         let last = gpu_candidates.get((demand.gpus as usize).checked_sub(1)?)?;
-        let least = sums.all.iter().map(|lack| lack.least).fold(last.least, EvictionCost::max);
-        let evicted = units.iter().filter(|unit| !unit.is_awaited).flat_map(|unit| &unit.residents);
-        let widest = evicted.map(|resident| resident.gpus.len()).max().unwrap_or(1).max(1);
+        let least = sums
+            .all
+            .iter()
+            .map(|lack| lack.least)
+            .fold(last.least, EvictionCost::max);
+        let evicted = units
+            .iter()
+            .filter(|unit| !unit.is_awaited)
+            .flat_map(|unit| &unit.residents);
+        let widest = evicted
+            .map(|resident| resident.gpus.len())
+            .max()
+            .unwrap_or(1)
+            .max(1);
         let (left, left_here, is_limited) = (Vec::new(), u32::MAX, false);
         Some(Self {
             candidate,
@@ -135,7 +165,9 @@ impl<'a> VictimProblem<'a> {
         let mut on_gpus: Vec<u32> = self
             .gpu_candidates
             .iter()
-            .map(|gpu_candidate| gpu_candidate.least_pods(&self.units, gpu_candidate.need, |_| true))
+            .map(|gpu_candidate| {
+                gpu_candidate.least_pods(&self.units, gpu_candidate.need, |_| true)
+            })
             .collect();
         on_gpus.sort_unstable();
         self.spread(on_gpus.iter().take(self.demand.gpus as usize).sum())
@@ -148,7 +180,10 @@ impl<'a> VictimProblem<'a> {
 
     /// By how much budgets are overdrawn, given how many covered pods of each are evicted.
     pub fn violations(&self, covered: &[u32]) -> u32 {
-        let over = covered.iter().zip(&self.candidate.budgets).map(|(n, allowed)| n.saturating_sub(*allowed));
+        let over = covered
+            .iter()
+            .zip(&self.candidate.budgets)
+            .map(|(n, allowed)| n.saturating_sub(*allowed));
         over.fold(self.candidate.violations, u32::saturating_add)
     }
 }
@@ -170,8 +205,16 @@ impl<'a> VictimUnit<'a> {
     }
 
     fn awaited(resident: &'a PotentialVictim) -> Self {
-        let eviction_cost = EvictionCost { awaited: 1, ..EvictionCost::default() };
-        Self { is_awaited: true, eviction_cost, budgets: Vec::new(), ..Self::one(resident) }
+        let eviction_cost = EvictionCost {
+            awaited: 1,
+            ..EvictionCost::default()
+        };
+        Self {
+            is_awaited: true,
+            eviction_cost,
+            budgets: Vec::new(),
+            ..Self::one(resident)
+        }
     }
 
     fn gang(gang: &'a VictimGroup, residents: Vec<&'a PotentialVictim>) -> Self {
@@ -179,14 +222,23 @@ impl<'a> VictimUnit<'a> {
         Self {
             gang: Some(gang),
             is_awaited: false,
-            eviction_cost: all()
-                .fold(gang.eviction_cost, |eviction_cost, resident| eviction_cost.plus(resident)),
+            eviction_cost: all().fold(gang.eviction_cost, |eviction_cost, resident| {
+                eviction_cost.plus(resident)
+            }),
             gpus: all().flat_map(|resident| resident.gpus.iter()).collect(),
             freed: Shortfall::of(all()),
-            given_back: all().map(|resident| resident.given_back).fold(gang.given_back, |a, b| a + b),
-            budgets: all().flat_map(|resident| &resident.budgets).chain(&gang.budgets).copied().collect(),
+            given_back: all()
+                .map(|resident| resident.given_back)
+                .fold(gang.given_back, |a, b| a + b),
+            budgets: all()
+                .flat_map(|resident| &resident.budgets)
+                .chain(&gang.budgets)
+                .copied()
+                .collect(),
             limits: Vec::new(),
-            grace: all().map(|resident| resident.grace).fold(gang.grace, Millis::max),
+            grace: all()
+                .map(|resident| resident.grace)
+                .fold(gang.grace, Millis::max),
             residents,
         }
     }
@@ -200,10 +252,31 @@ impl<'a> VictimUnit<'a> {
     fn likeness(&self) -> impl Ord + use<'_, 'a> {
         let resident = self.residents[0];
         let group = self.gang.map(|gang| &gang.members);
-        let PotentialVictim { gpus, per_gpu, used_beyond_grant, sharing, class, tenant, .. } = *resident;
-        let sums = (self.freed.host_resources.cpu, self.freed.host_resources.memory);
+        let PotentialVictim {
+            gpus,
+            per_gpu,
+            used_beyond_grant,
+            sharing,
+            class,
+            tenant,
+            ..
+        } = *resident;
+        let sums = (
+            self.freed.host_resources.cpu,
+            self.freed.host_resources.memory,
+        );
         let given_back = (self.given_back.vram, self.given_back.milli_gpus);
-        (gpus, per_gpu, used_beyond_grant, sharing, (class, tenant), sums, given_back, &self.budgets, group)
+        (
+            gpus,
+            per_gpu,
+            used_beyond_grant,
+            sharing,
+            (class, tenant),
+            sums,
+            given_back,
+            &self.budgets,
+            group,
+        )
     }
 
     /// The scopes in which its eviction counts, and how often.
@@ -212,16 +285,25 @@ impl<'a> VictimUnit<'a> {
         if self.is_awaited {
             return scopes;
         }
-        let here = self.residents.iter().map(|resident| ScopeKey::of(&candidate.node, resident.tenant));
+        let here = self
+            .residents
+            .iter()
+            .map(|resident| ScopeKey::of(&candidate.node, resident.tenant));
         let elsewhere = self.gang.into_iter().flat_map(|gang| gang.elsewhere.iter());
         let elsewhere = elsewhere.map(|(node, tenant)| ScopeKey::of(node, *tenant));
-        here.chain(elsewhere).flatten().for_each(|key| *scopes.entry(key).or_default() += 1);
+        here.chain(elsewhere)
+            .flatten()
+            .for_each(|key| *scopes.entry(key).or_default() += 1);
         scopes
     }
 
     /// Pods of this node that are evicted with it.
     pub(crate) fn evicted_here(&self) -> u32 {
-        if self.is_awaited { 0 } else { self.residents.len() as u32 }
+        if self.is_awaited {
+            0
+        } else {
+            self.residents.len() as u32
+        }
     }
 
     pub fn is_like(&self, other: &Self) -> bool {
@@ -229,7 +311,9 @@ impl<'a> VictimUnit<'a> {
     }
 
     pub fn discharge(&self, state: &mut [Gpu]) {
-        self.residents.iter().for_each(|resident| discharge(state, resident));
+        self.residents
+            .iter()
+            .for_each(|resident| discharge(state, resident));
     }
 }
 
@@ -237,20 +321,31 @@ fn units<'a>(candidate: &'a PreemptionCandidate, rules: BudgetRules) -> Vec<Vict
     let is_kept = |unit: &VictimUnit<'_>| {
         rules == BudgetRules::Keep && (!candidate.budgets_known || overdraws(candidate, unit))
     };
-    let alone =
-        candidate.potential_victims.iter().filter(|resident| resident.gang.is_none()).map(VictimUnit::one);
-    let gangs = candidate.gangs.iter().enumerate().filter_map(|(place, gang)| {
-        let of_gang = |resident: &&PotentialVictim| resident.gang == Some(place as u16);
-        let mut here: Vec<&PotentialVictim> = candidate.potential_victims.iter().filter(of_gang).collect();
-        here.sort_unstable_by(|a, b| a.uid.cmp(&b.uid));
-        (!here.is_empty()).then(|| VictimUnit::gang(gang, here))
-    });
+    let alone = candidate
+        .potential_victims
+        .iter()
+        .filter(|resident| resident.gang.is_none())
+        .map(VictimUnit::one);
+    let gangs = candidate
+        .gangs
+        .iter()
+        .enumerate()
+        .filter_map(|(place, gang)| {
+            let of_gang = |resident: &&PotentialVictim| resident.gang == Some(place as u16);
+            let mut here: Vec<&PotentialVictim> =
+                candidate.potential_victims.iter().filter(of_gang).collect();
+            here.sort_unstable_by(|a, b| a.uid.cmp(&b.uid));
+            (!here.is_empty()).then(|| VictimUnit::gang(gang, here))
+        });
     let evicted = alone.chain(gangs).filter(|unit| !is_kept(unit));
-    let mut units: Vec<VictimUnit<'a>> =
-        evicted.chain(candidate.awaited.iter().map(VictimUnit::awaited)).collect();
+    let mut units: Vec<VictimUnit<'a>> = evicted
+        .chain(candidate.awaited.iter().map(VictimUnit::awaited))
+        .collect();
     units.sort_by(|a, b| {
         let by_price = a.eviction_cost.cmp(&b.eviction_cost);
-        by_price.then_with(|| a.likeness().cmp(&b.likeness())).then_with(|| a.name().cmp(b.name()))
+        by_price
+            .then_with(|| a.likeness().cmp(&b.likeness()))
+            .then_with(|| a.name().cmp(b.name()))
     });
     units
 }
@@ -262,27 +357,44 @@ fn within(
     candidate: &PreemptionCandidate,
     allowance: &EvictionAllowance<'_>,
 ) -> (Vec<u32>, u32) {
-    let left_here = allowance.left_in_cluster().min(allowance.left_on(&candidate.node));
-    let mut scopes: Vec<BTreeMap<ScopeKey, u32>> = units.iter().map(|unit| unit.scopes(candidate)).collect();
+    let left_here = allowance
+        .left_in_cluster()
+        .min(allowance.left_on(&candidate.node));
+    let mut scopes: Vec<BTreeMap<ScopeKey, u32>> =
+        units.iter().map(|unit| unit.scopes(candidate)).collect();
     let is_within =
         |scopes: &BTreeMap<ScopeKey, u32>| scopes.iter().all(|(key, n)| *n <= allowance.left(key));
     let mut kept = scopes.iter().map(is_within).collect::<Vec<_>>().into_iter();
     units.retain(|_| kept.next().unwrap_or(true));
     scopes.retain(is_within);
     let mut wanted: BTreeMap<&ScopeKey, u32> = BTreeMap::new();
-    scopes.iter().flatten().for_each(|(key, n)| *wanted.entry(key).or_default() += n);
+    scopes
+        .iter()
+        .flatten()
+        .for_each(|(key, n)| *wanted.entry(key).or_default() += n);
     let binding: Vec<(&ScopeKey, u32)> = wanted
         .keys()
         .map(|key| (*key, allowance.left(key)))
         .filter(|(key, left)| wanted[key] > *left)
         .collect();
     for (unit, scopes) in units.iter_mut().zip(&scopes) {
-        let places = (0u16..).zip(&binding).filter_map(|(place, (key, _))| Some((place, *scopes.get(*key)?)));
-        unit.limits = places.flat_map(|(place, n)| std::iter::repeat_n(place, n as usize)).collect();
+        let places = (0u16..)
+            .zip(&binding)
+            .filter_map(|(place, (key, _))| Some((place, *scopes.get(*key)?)));
+        unit.limits = places
+            .flat_map(|(place, n)| std::iter::repeat_n(place, n as usize))
+            .collect();
     }
     let evictable: u32 = units.iter().map(VictimUnit::evicted_here).sum();
-    let left_here = if evictable > left_here { left_here } else { u32::MAX };
-    (binding.into_iter().map(|(_, left)| left).collect(), left_here)
+    let left_here = if evictable > left_here {
+        left_here
+    } else {
+        u32::MAX
+    };
+    (
+        binding.into_iter().map(|(_, left)| left).collect(),
+        left_here,
+    )
 }
 
 /// Whether budgets forbid its eviction even alone.
@@ -300,7 +412,11 @@ fn overdraws(candidate: &PreemptionCandidate, unit: &VictimUnit<'_>) -> bool {
 fn emptied(candidate: &PreemptionCandidate, units: &[VictimUnit<'_>]) -> Vec<Gpu> {
     let mut state = candidate.gpus.clone();
     units.iter().for_each(|unit| unit.discharge(&mut state));
-    let leaves = |uid: &PodUid| units.iter().any(|unit| unit.residents.iter().any(|r| r.uid == *uid));
+    let leaves = |uid: &PodUid| {
+        units
+            .iter()
+            .any(|unit| unit.residents.iter().any(|r| r.uid == *uid))
+    };
     settle_class_exclusions(&candidate.class_exclusions, &mut state, leaves);
     state
 }

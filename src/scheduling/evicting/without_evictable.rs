@@ -28,7 +28,10 @@ pub struct WithoutEvictable {
 impl WithoutEvictable {
     /// The same, with the CPU and memory of evictable pods without a GPU.
     pub fn and_freed(self, others: HostResources) -> Self {
-        Self { freed: sum(self.freed, others), ..self }
+        Self {
+            freed: sum(self.freed, others),
+            ..self
+        }
     }
 
     /// The node with these GPUs in place of its own, and the freed CPU and memory added.
@@ -47,19 +50,29 @@ impl Ledger {
     pub fn without_evictable(&self, node: &NodeName, priority: i32) -> Option<WithoutEvictable> {
         let node_state = self.node_state(node)?;
         let reservations = |uid: &PodUid| {
-            self.known_pod(uid).reservation().is_some_and(|reservation| reservation.node == *node)
+            self.known_pod(uid)
+                .reservation()
+                .is_some_and(|reservation| reservation.node == *node)
         };
         if node_state.pods().iter().any(reservations) {
             return None;
         }
-        let lower = node_state.residents().iter().filter(|tenant| tenant.priority < priority);
+        let lower = node_state
+            .residents()
+            .iter()
+            .filter(|tenant| tenant.priority < priority);
         let pod_states = lower.map(|tenant| (&tenant.uid, self.known_pod(&tenant.uid)));
         let movable = pod_states.filter(|(_, pod_state)| self.may_leave_some_day(pod_state));
-        let gone: Vec<PotentialVictim> =
-            movable.filter_map(|(uid, pod_state)| self.resident(uid, pod_state, node_state)).collect();
+        let gone: Vec<PotentialVictim> = movable
+            .filter_map(|(uid, pod_state)| self.resident(uid, pod_state, node_state))
+            .collect();
         let mut gpus = node_state.view().gpus.to_vec();
-        gone.iter().for_each(|resident| discharge(&mut gpus, resident));
-        Some(WithoutEvictable { gpus, freed: Shortfall::of(gone.iter()).host_resources })
+        gone.iter()
+            .for_each(|resident| discharge(&mut gpus, resident));
+        Some(WithoutEvictable {
+            gpus,
+            freed: Shortfall::of(gone.iter()).host_resources,
+        })
     }
 
     /// Whether the pod may be evicted at some time; how long it has run so far does not matter.
@@ -74,5 +87,8 @@ impl Ledger {
 }
 
 fn sum(one: HostResources, other: HostResources) -> HostResources {
-    HostResources { cpu: MilliCpu(one.cpu.0.saturating_add(other.cpu.0)), memory: one.memory + other.memory }
+    HostResources {
+        cpu: MilliCpu(one.cpu.0.saturating_add(other.cpu.0)),
+        memory: one.memory + other.memory,
+    }
 }

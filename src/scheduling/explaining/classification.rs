@@ -1,10 +1,13 @@
 //! A pod's classification: its class, the rule that matched, its tenant, and the policy version.
 
-use super::explanation::{ClassPart, Condition, PassedOver, PolicyPart, RequestPart, SparePart, TenantPart};
+use super::explanation::{
+    ClassPart, Condition, PassedOver, PolicyPart, RequestPart, SparePart, TenantPart,
+};
 use super::facts::Facts;
 use super::pod_access::PodAccess;
 use crate::policy::{
-    Class, ExpressionPod, LabelExpression, Match, NamespaceSelector, Policy, Preemptibility, SpareRule, Unmet,
+    Class, ExpressionPod, LabelExpression, Match, NamespaceSelector, Policy, Preemptibility,
+    SpareRule, Unmet,
 };
 use crate::units::Bytes;
 use crate::vocabulary::classification::{ClassId, PodTraits};
@@ -39,21 +42,33 @@ pub(crate) fn asked_vram(demand: &Demand) -> Bytes {
 
 pub fn class(facts: &Facts) -> ClassPart {
     let (policy, demand) = (&facts.policy, facts.demand());
-    let (class, subject) = (policy.class(demand.class), ExpressionPod::new(&demand.traits));
+    let (class, subject) = (
+        policy.class(demand.class),
+        ExpressionPod::new(&demand.traits),
+    );
     let before = (0..demand.class.place()).map(ClassId::at);
     let shown = |condition| match facts.reader {
         PodAccess::All => condition,
         PodAccess::Namespace | PodAccess::Own => without_others(condition),
     };
-    let mut because: Vec<Condition> =
-        conditions(class, &subject, &demand.traits).into_iter().map(shown).collect();
-    because.extend(policy.open_window(&class.when).map(|window| when(window.to_string(), "it is open")));
+    let mut because: Vec<Condition> = conditions(class, &subject, &demand.traits)
+        .into_iter()
+        .map(shown)
+        .collect();
+    because.extend(
+        policy
+            .open_window(&class.when)
+            .map(|window| when(window.to_string(), "it is open")),
+    );
     ClassPart {
         name: class.name.clone(),
         because,
         passed_over: before
             .filter_map(|class| passed_over(policy, class, &subject, &demand.traits))
-            .map(|PassedOver { class, unmet }| PassedOver { class, unmet: shown(unmet) })
+            .map(|PassedOver { class, unmet }| PassedOver {
+                class,
+                unmet: shown(unmet),
+            })
             .collect(),
         engine: class.engine,
         kv_cache_limit_percent: class.limits.kv_cache,
@@ -89,14 +104,21 @@ pub fn spare(facts: &Facts) -> Vec<SparePart> {
         keeps: rule.gpus,
         free: *free,
         kept_from_pod: demand.kept.contains(place),
-        window: policy.open_window(&rule.when).or(rule.when.first()).map(ToString::to_string),
+        window: policy
+            .open_window(&rule.when)
+            .or(rule.when.first())
+            .map(ToString::to_string),
     };
     facts.spare.iter().enumerate().map(part).collect()
 }
 
 pub fn policy(facts: &Facts) -> PolicyPart {
     let policy = &facts.policy;
-    PolicyPart { digest: policy.digest.to_string(), version: policy.version, mode: policy.mode }
+    PolicyPart {
+        digest: policy.digest.to_string(),
+        version: policy.version,
+        mode: policy.mode,
+    }
 }
 
 fn passed_over(
@@ -106,26 +128,43 @@ fn passed_over(
     traits: &PodTraits,
 ) -> Option<PassedOver> {
     let (unmet, class) = (policy.unmet_by(class, subject), policy.class(class));
-    let windows = || class.when.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+    let windows = || {
+        class
+            .when
+            .iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>()
+            .join("; ")
+    };
     let unmet = match unmet {
         Some(unmet) => condition(&class.matches, unmet, subject, traits),
         // It matches, and was passed over all the same: it is closed.
         None => when((!class.when.is_empty()).then(windows)?, "none is open"),
     };
-    Some(PassedOver { class: class.name.clone(), unmet })
+    Some(PassedOver {
+        class: class.name.clone(),
+        unmet,
+    })
 }
 
 /// Without what may name others: who may see all pods may see the policy.
 fn without_others(condition: Condition) -> Condition {
     match &*condition.field {
-        "namespaces" | "expression" => Condition { wants: "as the policy says".into(), ..condition },
+        "namespaces" | "expression" => Condition {
+            wants: "as the policy says".into(),
+            ..condition
+        },
         _ => condition,
     }
 }
 
 /// Not a condition on the pod, but on the time.
 fn when(wants: String, has: &str) -> Condition {
-    Condition { field: "when".into(), wants, has: has.into() }
+    Condition {
+        field: "when".into(),
+        wants,
+        has: has.into(),
+    }
 }
 
 /// All conditions that the class sets.
@@ -136,17 +175,29 @@ fn conditions(class: &Class, subject: &ExpressionPod<'_>, traits: &PodTraits) ->
         (Unmet::Priority, matches.priority.is_some()),
         (Unmet::PriorityClass, !matches.priority_classes.is_empty()),
         (Unmet::Namespace, !matches.namespaces.is_empty()),
-        (Unmet::NamespaceSelector, matches.namespace_selector.is_some()),
+        (
+            Unmet::NamespaceSelector,
+            matches.namespace_selector.is_some(),
+        ),
         (Unmet::Labels, !matches.labels.is_empty()),
-        (Unmet::LabelExpressions, !matches.match_expressions.is_empty()),
+        (
+            Unmet::LabelExpressions,
+            !matches.match_expressions.is_empty(),
+        ),
         (Unmet::Resources, !matches.resources.is_empty()),
         (Unmet::Expression, matches.expression.is_some()),
     ];
     let set = set.into_iter().filter(|(_, is_set)| *is_set);
-    set.map(|(which, _)| condition(matches, which, subject, traits)).collect()
+    set.map(|(which, _)| condition(matches, which, subject, traits))
+        .collect()
 }
 
-fn condition(matches: &Match, which: Unmet, subject: &ExpressionPod<'_>, traits: &PodTraits) -> Condition {
+fn condition(
+    matches: &Match,
+    which: Unmet,
+    subject: &ExpressionPod<'_>,
+    traits: &PodTraits,
+) -> Condition {
     let (field, wants, has) = match which {
         Unmet::Sharing => (
             "sharing",
@@ -158,24 +209,42 @@ fn condition(matches: &Match, which: Unmet, subject: &ExpressionPod<'_>, traits:
             matches.priority.as_ref().map(range).unwrap_or_default(),
             traits.priority.to_string(),
         ),
-        Unmet::PriorityClass => {
-            ("priorityClasses", any_of(&matches.priority_classes), or_none(&traits.priority_class))
-        }
-        Unmet::Namespace => ("namespaces", any_of(&matches.namespaces), traits.namespace.clone()),
+        Unmet::PriorityClass => (
+            "priorityClasses",
+            any_of(&matches.priority_classes),
+            or_none(&traits.priority_class),
+        ),
+        Unmet::Namespace => (
+            "namespaces",
+            any_of(&matches.namespaces),
+            traits.namespace.clone(),
+        ),
         Unmet::NamespaceSelector => (
             "namespaceSelector",
-            matches.namespace_selector.as_ref().map(selector).unwrap_or_default(),
+            matches
+                .namespace_selector
+                .as_ref()
+                .map(selector)
+                .unwrap_or_default(),
             format!("namespace {}", traits.namespace),
         ),
         Unmet::Labels => labels(matches, traits),
         Unmet::LabelExpressions => expressions(matches, traits),
         Unmet::Resources => {
             let has: Vec<&str> = traits.resources.iter().map(String::as_str).collect();
-            ("resources", any_of(&matches.resources), or_none(&has.join(", ")))
+            (
+                "resources",
+                any_of(&matches.resources),
+                or_none(&has.join(", ")),
+            )
         }
         Unmet::Expression | Unmet::ExpressionFailed => expression(matches, subject),
     };
-    Condition { field: field.into(), wants, has }
+    Condition {
+        field: field.into(),
+        wants,
+        has,
+    }
 }
 
 /// Names the labels that are missing or different.
@@ -183,12 +252,19 @@ fn labels(matches: &Match, traits: &PodTraits) -> (&'static str, String, String)
     let is_met = |(key, value): &(&String, &String)| traits.labels.get(*key) == Some(*value);
     let (met, unmet): (Vec<_>, Vec<_>) = matches.labels.iter().partition(is_met);
     let meant = if unmet.is_empty() { met } else { unmet };
-    let wants: Vec<String> = meant.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    let wants: Vec<String> = meant
+        .iter()
+        .map(|(key, value)| format!("{key}={value}"))
+        .collect();
     let has = meant.iter().map(|(key, _)| match traits.labels.get(*key) {
         Some(value) => format!("{key}={value}"),
         None => format!("no label {key}"),
     });
-    ("labels", wants.join(", "), has.collect::<Vec<_>>().join(", "))
+    (
+        "labels",
+        wants.join(", "),
+        has.collect::<Vec<_>>().join(", "),
+    )
 }
 
 /// Names the expressions that are not met, or all if they are.
@@ -197,20 +273,34 @@ fn expressions(matches: &Match, traits: &PodTraits) -> (&'static str, String, St
     let (met, unmet): (Vec<_>, Vec<_>) = matches.match_expressions.iter().partition(is_met);
     let meant = if unmet.is_empty() { met } else { unmet };
     let wants: Vec<String> = meant.iter().map(ToString::to_string).collect();
-    let has = meant.iter().map(|LabelExpression { key, .. }| match traits.labels.get(key) {
-        Some(value) => format!("{key}={value}"),
-        None => format!("no label {key}"),
-    });
-    ("matchExpressions", wants.join(", "), has.collect::<Vec<_>>().join(", "))
+    let has = meant
+        .iter()
+        .map(|LabelExpression { key, .. }| match traits.labels.get(key) {
+            Some(value) => format!("{key}={value}"),
+            None => format!("no label {key}"),
+        });
+    (
+        "matchExpressions",
+        wants.join(", "),
+        has.collect::<Vec<_>>().join(", "),
+    )
 }
 
 fn selector(selector: &NamespaceSelector) -> String {
-    let labels = selector.match_labels.iter().map(|(key, value)| format!("{key}={value}"));
-    labels.chain(selector.match_expressions.iter().map(ToString::to_string)).collect::<Vec<_>>().join(", ")
+    let labels = selector
+        .match_labels
+        .iter()
+        .map(|(key, value)| format!("{key}={value}"));
+    labels
+        .chain(selector.match_expressions.iter().map(ToString::to_string))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 fn expression(matches: &Match, subject: &ExpressionPod<'_>) -> (&'static str, String, String) {
-    let Some(expression) = &matches.expression else { return ("expression", String::new(), String::new()) };
+    let Some(expression) = &matches.expression else {
+        return ("expression", String::new(), String::new());
+    };
     let has = match expression.holds_for(subject) {
         Ok(true) => "it is true".into(),
         Ok(false) => "it is false".into(),
@@ -242,5 +332,9 @@ fn any_of(names: &[String]) -> String {
 }
 
 fn or_none(text: &str) -> String {
-    if text.is_empty() { "none".into() } else { text.into() }
+    if text.is_empty() {
+        "none".into()
+    } else {
+        text.into()
+    }
 }

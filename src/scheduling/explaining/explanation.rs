@@ -87,7 +87,9 @@ impl ConflictPart {
     pub fn shown_to(reader: PodAccess, own: &PodKey, conflict: &GpuConflict) -> Self {
         let text = conflict.told(&|pod| reader.shows(own, pod));
         let mut conflict = conflict.clone();
-        conflict.parties.retain(|party| reader.shows(own, &party.key));
+        conflict
+            .parties
+            .retain(|party| reader.shows(own, &party.key));
         Self { conflict, text }
     }
 }
@@ -205,13 +207,21 @@ pub struct ShareAmount {
 
 impl From<TenantLimit> for ShareAmount {
     fn from(TenantLimit { vram, milli_gpus }: TenantLimit) -> Self {
-        Self { vram_bytes: vram, milli_gpus }.where_bounded()
+        Self {
+            vram_bytes: vram,
+            milli_gpus,
+        }
+        .where_bounded()
     }
 }
 
 impl From<TenantUsage> for ShareAmount {
     fn from(TenantUsage { vram, milli_gpus }: TenantUsage) -> Self {
-        Self { vram_bytes: Some(vram), milli_gpus: Some(milli_gpus) }.where_bounded()
+        Self {
+            vram_bytes: Some(vram),
+            milli_gpus: Some(milli_gpus),
+        }
+        .where_bounded()
     }
 }
 
@@ -235,7 +245,11 @@ pub struct PolicyPart {
 
 /// The stage the pod is at.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "state")]
+#[serde(
+    rename_all = "kebab-case",
+    rename_all_fields = "camelCase",
+    tag = "state"
+)]
 pub enum PodStage {
     Bound {
         node: NodeName,
@@ -458,7 +472,10 @@ impl OthersPart {
     pub fn sum(each: impl IntoIterator<Item = Bytes>) -> Option<Self> {
         let add = |sum: Option<Self>, one| {
             let Self { pods, bytes } = sum.unwrap_or_default();
-            Some(Self { pods: pods + 1, bytes: bytes + one })
+            Some(Self {
+                pods: pods + 1,
+                bytes: bytes + one,
+            })
         };
         each.into_iter().fold(None, add)
     }

@@ -3,7 +3,9 @@
 
 use super::{PodAccess, ShownNodes};
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
-use crate::ledger::{KeepReason, Ledger, Occupant, OccupantPhase, PodLoan, PodPhase, PodState, Preemptor};
+use crate::ledger::{
+    KeepReason, Ledger, Occupant, OccupantPhase, PodLoan, PodPhase, PodState, Preemptor,
+};
 use crate::placing::fit::Misfit;
 use crate::placing::rank::ScheduleAttempt;
 use crate::placing::snapshot::Snapshot;
@@ -86,7 +88,10 @@ impl Facts {
             own_nodes: own_nodes(ledger, uid, &entry),
             reserved_placement: ledger.reserved_placement(uid),
             allowance: ledger.allowance(uid, &entry.demand),
-            spare: ledger.spare().map(|(rule, free)| (rule.clone(), free)).collect(),
+            spare: ledger
+                .spare()
+                .map(|(rule, free)| (rule.clone(), free))
+                .collect(),
             gate_time_taken: match &entry.phase {
                 PodPhase::Bound(bound) if entry.disruption_info.health != PodHealth::Ready => {
                     let gpus = bound.devices.as_deref().unwrap_or_default();
@@ -97,7 +102,11 @@ impl Facts {
             loan: ledger.loan_of(uid),
             borrowing,
             whole: ledger.whole(),
-            used: entry.demand.tenant.map(|tenant| ledger.used_by(tenant)).unwrap_or_default(),
+            used: entry
+                .demand
+                .tenant
+                .map(|tenant| ledger.used_by(tenant))
+                .unwrap_or_default(),
             victims: victims.map(|victim| victim.key.clone()).collect(),
             victims_left: ledger.victims_left(uid),
             preemptor: match waits {
@@ -115,10 +124,16 @@ impl Facts {
             let generation = self.snapshot.generation();
             Arc::make_mut(&mut self.snapshot).update(generation, own);
         }
-        self.asked = self.entry.refused().and_then(|refused| refused.asked.as_ref()).map(|asked| {
-            let asked = self.snapshot.nodes_in(asked);
-            asked.filter_map(|node| self.snapshot.place_of(node.name.as_str())).collect()
-        });
+        self.asked = self
+            .entry
+            .refused()
+            .and_then(|refused| refused.asked.as_ref())
+            .map(|asked| {
+                let asked = self.snapshot.nodes_in(asked);
+                asked
+                    .filter_map(|node| self.snapshot.place_of(node.name.as_str()))
+                    .collect()
+            });
         self
     }
 
@@ -148,17 +163,26 @@ impl Facts {
 
     /// The attempt that the filter would make for the pod, with `limit` candidates.
     pub fn attempt(&self, limit: usize) -> ScheduleAttempt<'_> {
-        let first = ScheduleAttempt::of(&self.policy, self.reserved_placement.as_ref(), self.allowance);
+        let first = ScheduleAttempt::of(
+            &self.policy,
+            self.reserved_placement.as_ref(),
+            self.allowance,
+        );
         ScheduleAttempt { limit, ..first }
     }
 }
 
 fn own_nodes(ledger: &Ledger, uid: &PodUid, entry: &PodState) -> Vec<Node> {
     let own = [
-        entry.soft_reservation().map(|soft_reservation| &soft_reservation.node),
+        entry
+            .soft_reservation()
+            .map(|soft_reservation| &soft_reservation.node),
         entry.reservation().map(|reservation| &reservation.node),
     ];
-    own.into_iter().flatten().filter_map(|node| ledger.node_without(uid, node)).collect()
+    own.into_iter()
+        .flatten()
+        .filter_map(|node| ledger.node_without(uid, node))
+        .collect()
 }
 
 /// What the snapshot does not say of one node.
@@ -184,7 +208,10 @@ impl NodeDetails {
             occupants: ledger.occupants_of(node),
             engine_loads: engine_loads(ledger, node),
             keep_reason: BTreeMap::new(),
-            devices: ledger.node(node).map(|node| node.devices.clone()).unwrap_or_default(),
+            devices: ledger
+                .node(node)
+                .map(|node| node.devices.clone())
+                .unwrap_or_default(),
             reported: ledger
                 .reading(node)
                 .map(|reading| reading.gpus.iter().map(|gpu| gpu.uuid.clone()).collect()),
@@ -193,7 +220,10 @@ impl NodeDetails {
 
     /// Whether the agent's last report lacks a device, so that only the pods that were on it keep it in the list.
     pub fn is_gone(&self, device: &Device) -> bool {
-        let is_unlisted = self.reported.as_ref().is_some_and(|reported| !reported.contains(&device.uuid));
+        let is_unlisted = self
+            .reported
+            .as_ref()
+            .is_some_and(|reported| !reported.contains(&device.uuid));
         device.health == Health::Lost && is_unlisted
     }
 
@@ -202,14 +232,20 @@ impl NodeDetails {
         if !matches!(facts.entry.phase, PodPhase::Waiting(_)) {
             return self;
         }
-        let here = self.occupants.iter().filter(|gpu_occupant| gpu_occupant.uid != facts.uid);
+        let here = self
+            .occupants
+            .iter()
+            .filter(|gpu_occupant| gpu_occupant.uid != facts.uid);
         let why = |gpu_occupant: &Occupant| {
             Some((
                 gpu_occupant.uid.clone(),
                 ledger.keep_reason_of(&facts.preemptor, facts.demand(), &gpu_occupant.uid)?,
             ))
         };
-        Self { keep_reason: here.filter_map(why).collect(), ..self }
+        Self {
+            keep_reason: here.filter_map(why).collect(),
+            ..self
+        }
     }
 
     /// What was last read of the engines on a GPU, and what counts of it; `None` without a fresh report.
@@ -219,17 +255,43 @@ impl NodeDetails {
     }
 
     /// The pods on the GPUs at `places` of `devices`; none, if the node has other devices by now.
-    pub fn on<'a>(&'a self, devices: &[Device], places: GpuSet, facts: &'a Facts) -> GpuOccupants<'a> {
-        let occupants = if *self.devices == *devices { &self.occupants[..] } else { &[] };
-        GpuOccupants { occupants, keep_reason: Some(&self.keep_reason), places, facts }
+    pub fn on<'a>(
+        &'a self,
+        devices: &[Device],
+        places: GpuSet,
+        facts: &'a Facts,
+    ) -> GpuOccupants<'a> {
+        let occupants = if *self.devices == *devices {
+            &self.occupants[..]
+        } else {
+            &[]
+        };
+        GpuOccupants {
+            occupants,
+            keep_reason: Some(&self.keep_reason),
+            places,
+            facts,
+        }
     }
 }
 
 fn engine_loads(ledger: &Ledger, node: &NodeName) -> Vec<(GpuUuid, EngineLoad, SmoothedLoad)> {
-    let is_fresh = ledger.node(node).is_some_and(|node| node.freshness == Freshness::Fresh);
-    let gpus = ledger.reading(node).filter(|_| is_fresh).into_iter().flat_map(|reading| &reading.gpus);
-    gpus.filter_map(|gpu| Some((gpu.uuid.clone(), gpu.engine_load, *ledger.smoothed_load(node, &gpu.uuid)?)))
-        .collect()
+    let is_fresh = ledger
+        .node(node)
+        .is_some_and(|node| node.freshness == Freshness::Fresh);
+    let gpus = ledger
+        .reading(node)
+        .filter(|_| is_fresh)
+        .into_iter()
+        .flat_map(|reading| &reading.gpus);
+    gpus.filter_map(|gpu| {
+        Some((
+            gpu.uuid.clone(),
+            gpu.engine_load,
+            *ledger.smoothed_load(node, &gpu.uuid)?,
+        ))
+    })
+    .collect()
 }
 
 /// The pods on some GPUs, for sentences that name them.
@@ -243,11 +305,18 @@ pub struct GpuOccupants<'a> {
 
 impl<'a> GpuOccupants<'a> {
     pub fn nobody(facts: &'a Facts) -> Self {
-        Self { occupants: &[], keep_reason: None, places: GpuSet::default(), facts }
+        Self {
+            occupants: &[],
+            keep_reason: None,
+            places: GpuSet::default(),
+            facts,
+        }
     }
 
     pub fn iter(self) -> impl Iterator<Item = &'a Occupant> {
-        self.occupants.iter().filter(move |gpu_occupant| gpu_occupant.gpus.meets(self.places))
+        self.occupants
+            .iter()
+            .filter(move |gpu_occupant| gpu_occupant.gpus.meets(self.places))
     }
 
     /// Why one of these pods may not be evicted for the pod, as text.
@@ -266,9 +335,12 @@ impl<'a> GpuOccupants<'a> {
 
     /// The names to the reader of the pods that `is_meant` selects, without the pod itself.
     pub fn named(self, is_meant: impl Fn(&Occupant) -> bool) -> Vec<String> {
-        let others = self.iter().filter(|gpu_occupant| gpu_occupant.uid != self.facts.uid);
+        let others = self
+            .iter()
+            .filter(|gpu_occupant| gpu_occupant.uid != self.facts.uid);
         let meant = others.filter(|gpu_occupant| is_meant(gpu_occupant));
-        self.facts.names(meant.map(|gpu_occupant| &gpu_occupant.key))
+        self.facts
+            .names(meant.map(|gpu_occupant| &gpu_occupant.key))
     }
 
     pub fn alone(self) -> Vec<String> {
@@ -286,9 +358,15 @@ impl<'a> GpuOccupants<'a> {
             OccupantPhase::Assumed => gpu_occupant.starting.is_some(),
             _ => false,
         };
-        let names = self.named(|gpu_occupant| gpu_occupant.starting.is_some() || is_to_start(gpu_occupant));
-        let gates = self.iter().filter_map(|gpu_occupant| gpu_occupant.starting).max();
-        let opens_in = gates.filter(|_| !self.iter().any(is_to_start)).map(|gate| gate.since(self.facts.now));
+        let names =
+            self.named(|gpu_occupant| gpu_occupant.starting.is_some() || is_to_start(gpu_occupant));
+        let gates = self
+            .iter()
+            .filter_map(|gpu_occupant| gpu_occupant.starting)
+            .max();
+        let opens_in = gates
+            .filter(|_| !self.iter().any(is_to_start))
+            .map(|gate| gate.since(self.facts.now));
         (names, opens_in)
     }
 

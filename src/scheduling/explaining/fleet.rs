@@ -12,7 +12,9 @@ pub mod changes;
 pub mod history;
 
 use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodKey, PodUid};
-use crate::ledger::{Ledger, Occupant, OccupantPhase, PodPhase, PodState, ReservationStatus, SchedulingGate};
+use crate::ledger::{
+    Ledger, Occupant, OccupantPhase, PodPhase, PodState, ReservationStatus, SchedulingGate,
+};
 use crate::policy::{Class, Policy};
 use crate::units::{Bytes, Moment, Percent};
 use crate::vocabulary::classification::{ClassId, TenantId};
@@ -188,19 +190,29 @@ impl Fleet {
             match &pod_state.phase {
                 PodPhase::Waiting(pod) => {
                     sums.pending += 1;
-                    waiting.push((Reverse(pod_state.demand.priority), pod.since, uid, pod_state));
+                    waiting.push((
+                        Reverse(pod_state.demand.priority),
+                        pod.since,
+                        uid,
+                        pod_state,
+                    ));
                 }
                 PodPhase::Assumed(_) | PodPhase::Bound(_) => sums.pods += 1,
             }
         }
-        let nodes: Vec<FleetNode> =
-            ledger.node_states().filter_map(|(_, node)| Self::node(ledger, node, &mut classes)).collect();
+        let nodes: Vec<FleetNode> = ledger
+            .node_states()
+            .filter_map(|(_, node)| Self::node(ledger, node, &mut classes))
+            .collect();
         let pending_count = waiting.len() as u64;
         waiting.sort_unstable_by_key(|(priority, since, uid, _)| (*priority, *since, *uid));
         waiting.truncate(most_pending);
         Self {
             now: ledger.now(),
-            pending: waiting.into_iter().map(|(.., uid, pod)| pending_pod(ledger, uid, pod)).collect(),
+            pending: waiting
+                .into_iter()
+                .map(|(.., uid, pod)| pending_pod(ledger, uid, pod))
+                .collect(),
             pending_count,
             tenants: tenants(ledger, &classes),
             classes: classes.shown(policy),
@@ -215,9 +227,17 @@ impl Fleet {
             return None;
         }
         for occupant in &occupants {
-            if matches!(occupant.presence, OccupantPhase::Bound | OccupantPhase::Assumed) {
-                let charges = occupant.gpus.iter().filter_map(|place| node.gpus.get(place));
-                let charged = charges.map(|gpu| gpu.charge_for(occupant.per_gpu, occupant.sharing)).sum();
+            if matches!(
+                occupant.presence,
+                OccupantPhase::Bound | OccupantPhase::Assumed
+            ) {
+                let charges = occupant
+                    .gpus
+                    .iter()
+                    .filter_map(|place| node.gpus.get(place));
+                let charged = charges
+                    .map(|gpu| gpu.charge_for(occupant.per_gpu, occupant.sharing))
+                    .sum();
                 classes.add(occupant.class, charged);
             }
         }
@@ -228,7 +248,10 @@ impl Fleet {
             freshness: node.freshness,
             closed: node.closed,
             gpus: fleet_gpus(ledger, node).collect(),
-            pods: occupants.into_iter().map(|occupant| fleet_pod(ledger, occupant)).collect(),
+            pods: occupants
+                .into_iter()
+                .map(|occupant| fleet_pod(ledger, occupant))
+                .collect(),
         })
     }
 }
@@ -237,7 +260,10 @@ impl Fleet {
 fn fleet_gpus<'l>(ledger: &'l Ledger, node: &'l Node) -> impl Iterator<Item = FleetGpu> + 'l {
     let reading = ledger.reading(&node.name);
     let measured = move |device: &Device| reading?.gpu(&device.uuid);
-    node.gpus.iter().zip(&*node.devices).map(move |(gpu, device)| fleet_gpu(gpu, device, measured(device)))
+    node.gpus
+        .iter()
+        .zip(&*node.devices)
+        .map(move |(gpu, device)| fleet_gpu(gpu, device, measured(device)))
 }
 
 fn fleet_gpu(gpu: &Gpu, device: &Device, measured: Option<&GpuReading>) -> FleetGpu {
@@ -298,7 +324,9 @@ fn pending_pod(ledger: &Ledger, uid: &PodUid, pod_state: &PodState) -> FleetPend
         gpus: demand.gpus,
         gate,
         since,
-        refused: pod_state.refused().is_some_and(|refused| !refused.is_supposed),
+        refused: pod_state
+            .refused()
+            .is_some_and(|refused| !refused.is_supposed),
         reservation: ledger.reservation_of(uid).map(fleet_reservation),
     }
 }
@@ -307,7 +335,11 @@ fn fleet_reservation(status: ReservationStatus) -> FleetReservation {
     FleetReservation {
         node: status.reservation.node,
         gpus: status.reservation.devices.to_vec(),
-        victims: status.remaining.into_iter().map(|victim| victim.key).collect(),
+        victims: status
+            .remaining
+            .into_iter()
+            .map(|victim| victim.key)
+            .collect(),
         deadline: status.reservation.deadline,
     }
 }

@@ -18,7 +18,9 @@ use crate::vocabulary::node::{Node, NodeKind};
 pub fn fragmented_vram(ledger: &Ledger) -> Bytes {
     let history = ledger.demand_history();
     let mut unusable: u128 = 0;
-    for (node, _) in nodes(ledger).filter(|(node, _)| node.kind == NodeKind::Stowage && !node.closed) {
+    for (node, _) in
+        nodes(ledger).filter(|(node, _)| node.kind == NodeKind::Stowage && !node.closed)
+    {
         let free: Bytes = node.gpus.iter().map(free_vram).sum();
         if free == Bytes::ZERO {
             continue;
@@ -33,20 +35,27 @@ pub fn fragmented_vram(ledger: &Ledger) -> Bytes {
 
 /// What is free on the GPUs of a node that such a pod could use.
 fn useful(node: &Node, shape: &DemandShape) -> Bytes {
-    if node.free_host.is_some_and(|free| exceeds(shape.host_resources, free)) {
+    if node
+        .free_host
+        .is_some_and(|free| exceeds(shape.host_resources, free))
+    {
         return Bytes::ZERO;
     }
     let (mut roomy, mut free) = (0, Bytes::ZERO);
     for (gpu, device) in node.gpus.iter().zip(&*node.devices) {
         let may_run = shape.models.is_empty() || shape.models.contains(&device.model);
-        let is_roomy =
-            free_vram(gpu) >= shape.per_gpu && (shape.sharing == Sharing::Shared || gpu.tenants == 0);
+        let is_roomy = free_vram(gpu) >= shape.per_gpu
+            && (shape.sharing == Sharing::Shared || gpu.tenants == 0);
         if may_run && is_roomy {
             roomy += 1;
             free += free_vram(gpu);
         }
     }
-    if roomy < shape.gpus { Bytes::ZERO } else { free }
+    if roomy < shape.gpus {
+        Bytes::ZERO
+    } else {
+        free
+    }
 }
 
 fn exceeds(wanted: HostResources, free: HostResources) -> bool {

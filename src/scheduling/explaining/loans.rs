@@ -8,37 +8,56 @@ use crate::vocabulary::demand::Sharing;
 use crate::vocabulary::gpu::Gpu;
 
 pub(crate) fn pod_loan(facts: &Facts) -> Option<PodLoanPart> {
-    facts.loan.as_ref().map(|PodLoan { stage, request, others, borrowed, is_free }| PodLoanPart {
-        stage: *stage,
-        request: request.as_ref().map(|request| request.to_string()),
-        others: facts.names(others),
-        borrowed_bytes: *borrowed,
-        is_free: *is_free,
-    })
+    facts.loan.as_ref().map(
+        |PodLoan {
+             stage,
+             request,
+             others,
+             borrowed,
+             is_free,
+         }| PodLoanPart {
+            stage: *stage,
+            request: request.as_ref().map(|request| request.to_string()),
+            others: facts.names(others),
+            borrowed_bytes: *borrowed,
+            is_free: *is_free,
+        },
+    )
 }
 
 /// For a pod that waits and whose class may borrow.
 pub fn borrowing(facts: &Facts) -> Option<BorrowingPart> {
-    let kept_out = facts.borrowing.as_ref().filter(|_| matches!(facts.entry.phase, PodPhase::Waiting(_)))?;
+    let kept_out = facts
+        .borrowing
+        .as_ref()
+        .filter(|_| matches!(facts.entry.phase, PodPhase::Waiting(_)))?;
     let because = |why: &KeepReason| match why {
         KeepReason::Group(group) => format!("its {group} is evicted together or not at all"),
         other => other.to_string(),
     };
     let is_exclusive = facts.demand().sharing == Sharing::Exclusive;
     let exclusive = is_exclusive.then(|| "it requests its GPUs exclusively".to_owned());
-    Some(BorrowingPart { kept_out_because: kept_out.as_ref().map(because).or(exclusive) })
+    Some(BorrowingPart {
+        kept_out_because: kept_out.as_ref().map(because).or(exclusive),
+    })
 }
 
 /// `None` where no pod lends or borrows.
 pub fn on_gpu(gpu: &Gpu, gpu_occupants: GpuOccupants<'_>) -> Option<GpuLoansPart> {
     let are = |is_one: fn(&LoanStage) -> bool| {
-        gpu_occupants.iter().filter(move |occupant| occupant.loan.as_ref().is_some_and(is_one))
+        gpu_occupants
+            .iter()
+            .filter(move |occupant| occupant.loan.as_ref().is_some_and(is_one))
     };
     let borrowers = are(|stage| matches!(stage, LoanStage::Borrows));
     let borrowed: Bytes = borrowers.map(|Occupant { per_gpu, .. }| *per_gpu).sum();
-    let lends = are(|stage| matches!(stage, LoanStage::Lends { .. })).next().is_some();
+    let lends = are(|stage| matches!(stage, LoanStage::Lends { .. }))
+        .next()
+        .is_some();
     let is_lent = lends || borrowed > Bytes::ZERO || gpu.lendable > Bytes::ZERO;
-    let free = (gpu.capacity + gpu.lendable).minus(gpu.charged).minus(gpu.unaccounted_vram);
+    let free = (gpu.capacity + gpu.lendable)
+        .minus(gpu.charged)
+        .minus(gpu.unaccounted_vram);
     is_lent.then_some(GpuLoansPart {
         lent_bytes: gpu.lendable,
         borrowed_bytes: borrowed,

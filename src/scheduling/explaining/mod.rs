@@ -55,7 +55,11 @@ impl Default for ShownNodes {
 
 /// Explains the pod of `uid`, of a copy of the cluster, because all nodes are looked at; `None` if the ledger has no such pod. The
 /// findings of the continuous audit are not in the ledger; the caller adds them.
-pub fn explain(cluster: &mut ClusterCopy, uid: &PodUid, options: &ShownNodes) -> Option<Explanation> {
+pub fn explain(
+    cluster: &mut ClusterCopy,
+    uid: &PodUid,
+    options: &ShownNodes,
+) -> Option<Explanation> {
     explain_to(PodAccess::All, cluster, uid, options)
 }
 
@@ -92,7 +96,12 @@ pub fn explain_to(
     })
 }
 
-fn shown(cluster: &ClusterCopy, facts: &Facts, outline: &NodeOutline, options: &ShownNodes) -> Vec<NodePart> {
+fn shown(
+    cluster: &ClusterCopy,
+    facts: &Facts,
+    outline: &NodeOutline,
+    options: &ShownNodes,
+) -> Vec<NodePart> {
     if let ShownNodes::Node(name) = options
         && facts.snapshot.node(name.as_str()).is_none()
     {
@@ -103,7 +112,11 @@ fn shown(cluster: &ClusterCopy, facts: &Facts, outline: &NodeOutline, options: &
         let known = NodeDetails::take(cluster, &nodes[place].name).with_reasons(cluster, facts);
         outline.part(place, facts, &known)
     };
-    outline.shown(facts, options).into_iter().map(part).collect()
+    outline
+        .shown(facts, options)
+        .into_iter()
+        .map(part)
+        .collect()
 }
 
 #[cfg(test)]

@@ -120,7 +120,8 @@ pub struct ModelPlace {
 /// Where one model is.
 pub fn locate(ledger: &Ledger, model: &ModelId, page: &Page<NodeName>) -> ModelLocations {
     let heaviest = ledger.all_node_states().filter_map(|node_state| {
-        Some(node_state.believed_reading()?.holdings.of(model)?.bytes).filter(|bytes| *bytes > Bytes::ZERO)
+        Some(node_state.believed_reading()?.holdings.of(model)?.bytes)
+            .filter(|bytes| *bytes > Bytes::ZERO)
     });
     let weights = heaviest.max();
     let usual = usual_engine(ledger, model);
@@ -133,7 +134,9 @@ pub fn locate(ledger: &Ledger, model: &ModelId, page: &Page<NodeName>) -> ModelL
         places: Vec::new(),
         next: None,
     };
-    let nodes = ledger.all_node_states().filter(|node_state| node_state.exists());
+    let nodes = ledger
+        .all_node_states()
+        .filter(|node_state| node_state.exists());
     for node_state in nodes {
         let node: &Node = node_state.view();
         let name = &node.name;
@@ -141,7 +144,13 @@ pub fn locate(ledger: &Ledger, model: &ModelId, page: &Page<NodeName>) -> ModelL
             located.counts.unknown += 1;
             continue;
         };
-        let sight = ReportedModels { ledger, node, reading, weights, usual };
+        let sight = ReportedModels {
+            ledger,
+            node,
+            reading,
+            weights,
+            usual,
+        };
         let places = sight.places(model);
         if let Some(weights) = weights.filter(|_| places.is_empty()) {
             let here = sight.start(None, weights, usual).total();
@@ -164,24 +173,40 @@ pub fn locate(ledger: &Ledger, model: &ModelId, page: &Page<NodeName>) -> ModelL
 /// What a new pod of the model would run: what most of its pods run, or, if it has none, most pods; `None` if no pod runs any.
 fn usual_engine(ledger: &Ledger, model: &ModelId) -> Option<Engine> {
     let mut counts = Engine::ALL.map(|engine| (0_usize, 0_usize, engine));
-    let readings = ledger.all_node_states().filter_map(|node_state| node_state.believed_reading());
+    let readings = ledger
+        .all_node_states()
+        .filter_map(|node_state| node_state.believed_reading());
     for seen in readings.flat_map(|reading| &reading.engines) {
-        let Some(pod_state) = ledger.pod_state(&seen.pod) else { continue };
-        if let Some((own, all, _)) = counts.iter_mut().find(|(.., kind)| *kind == pod_state.demand.engine) {
+        let Some(pod_state) = ledger.pod_state(&seen.pod) else {
+            continue;
+        };
+        if let Some((own, all, _)) = counts
+            .iter_mut()
+            .find(|(.., kind)| *kind == pod_state.demand.engine)
+        {
             *own += usize::from(seen.model == *model);
             *all += 1;
         }
     }
-    let most = counts.into_iter().max_by_key(|(own, all, engine)| (*own, *all, std::cmp::Reverse(*engine)));
-    most.filter(|(_, all, _)| *all > 0).map(|(.., engine)| engine)
+    let most = counts
+        .into_iter()
+        .max_by_key(|(own, all, engine)| (*own, *all, std::cmp::Reverse(*engine)));
+    most.filter(|(_, all, _)| *all > 0)
+        .map(|(.., engine)| engine)
 }
 
 /// Which models are anywhere, in how many places. Never more than a page of them is kept, whatever agents report.
 pub fn list(ledger: &Ledger, page: &Page<ModelId>) -> ModelList {
     let mut known: BTreeMap<&ModelId, ModelCounts> = BTreeMap::new();
     let mut is_more = false;
-    let nodes: Vec<_> = ledger.all_node_states().filter(|node_state| node_state.exists()).collect();
-    for reading in nodes.iter().filter_map(|node_state| node_state.believed_reading()) {
+    let nodes: Vec<_> = ledger
+        .all_node_states()
+        .filter(|node_state| node_state.exists())
+        .collect();
+    for reading in nodes
+        .iter()
+        .filter_map(|node_state| node_state.believed_reading())
+    {
         let here = reading.engines.iter().map(|engine| &engine.model);
         for model in here.chain(reading.holdings.iter().map(|holding| &holding.model)) {
             if page.after.as_ref().is_none_or(|after| after < model) {
@@ -212,16 +237,28 @@ pub fn list(ledger: &Ledger, page: &Page<ModelId>) -> ModelList {
     for counts in known.values_mut() {
         (counts.absent, counts.unknown) = (reported - counts.absent, unknown);
     }
-    let next = known.last_key_value().map(|(model, _)| (*model).clone()).filter(|_| is_more);
-    let models = known.into_iter().map(|(model, counts)| ModelSummary { model: model.clone(), counts });
-    ModelList { models: models.collect(), next }
+    let next = known
+        .last_key_value()
+        .map(|(model, _)| (*model).clone())
+        .filter(|_| is_more);
+    let models = known.into_iter().map(|(model, counts)| ModelSummary {
+        model: model.clone(),
+        counts,
+    });
+    ModelList {
+        models: models.collect(),
+        next,
+    }
 }
 
 /// What one node has, in states only.
 fn states_by_model(reading: &NodeReading) -> BTreeMap<&ModelId, Vec<ModelPlaceState>> {
     let mut states: BTreeMap<&ModelId, Vec<ModelPlaceState>> = BTreeMap::new();
     for engine in &reading.engines {
-        states.entry(&engine.model).or_default().push(engine.state.into());
+        states
+            .entry(&engine.model)
+            .or_default()
+            .push(engine.state.into());
     }
     for holding in reading.holdings.iter() {
         let here = states.entry(&holding.model).or_default();
@@ -254,8 +291,13 @@ struct ReportedModels<'a> {
 impl ReportedModels<'_> {
     fn places(&self, model: &ModelId) -> Vec<ModelPlace> {
         let holding = self.reading.holdings.of(model);
-        let engines = self.reading.engines.iter().filter(|engine| engine.model == *model);
-        let mut places: Vec<ModelPlace> = engines.map(|engine| self.engine(engine, holding)).collect();
+        let engines = self
+            .reading
+            .engines
+            .iter()
+            .filter(|engine| engine.model == *model);
+        let mut places: Vec<ModelPlace> =
+            engines.map(|engine| self.engine(engine, holding)).collect();
         if places.is_empty() {
             places.extend(holding.map(|holding| self.files(holding)));
         }
@@ -263,12 +305,18 @@ impl ReportedModels<'_> {
     }
 
     /// What an engine takes to start here. Of an engine that is not known, nothing was learned.
-    fn start(&self, holding: Option<&NodeModel>, weights: Bytes, engine: Option<Engine>) -> StartTime {
+    fn start(
+        &self,
+        holding: Option<&NodeModel>,
+        weights: Bytes,
+        engine: Option<Engine>,
+    ) -> StartTime {
         let speeds = &self.ledger.policy().loading;
         match engine {
-            Some(engine) => {
-                self.ledger.start_model().engine_start(self.node, engine, holding, weights, speeds)
-            }
+            Some(engine) => self
+                .ledger
+                .start_model()
+                .engine_start(self.node, engine, holding, weights, speeds),
             None => engine_start(holding, weights, speeds),
         }
     }
@@ -281,14 +329,19 @@ impl ReportedModels<'_> {
         weights: Bytes,
     ) -> Millis {
         let now = self.ledger.now();
-        let left = |whole: Millis, since: Moment| Millis(whole.0.saturating_sub(now.since(since).0));
+        let left =
+            |whole: Millis, since: Moment| Millis(whole.0.saturating_sub(now.since(since).0));
         if let Some(start) = pod_state.and_then(|pod_state| pod_state.start.as_deref()) {
             return left(start.expected.total(), start.since);
         }
         // Its own reading has brought the files into the page cache.
-        let from_disk =
-            holding.map(|holding| NodeModel { tier: holding.tier.min(ModelTier::Disk), ..holding.clone() });
-        let engine = pod_state.map(|pod_state| pod_state.demand.engine).or(self.usual);
+        let from_disk = holding.map(|holding| NodeModel {
+            tier: holding.tier.min(ModelTier::Disk),
+            ..holding.clone()
+        });
+        let engine = pod_state
+            .map(|pod_state| pod_state.demand.engine)
+            .or(self.usual);
         let whole = self.start(from_disk.as_ref(), weights, engine).total();
         left(whole, pod_state.and_then(started).unwrap_or(now))
     }
@@ -306,7 +359,9 @@ impl ReportedModels<'_> {
             SleepLevel::WeightsOffloaded => time_to_wake(level, holding, weights, speeds),
             // As long as engines have taken to read them.
             SleepLevel::WeightsDiscarded => {
-                let engine = pod_state.map(|pod_state| pod_state.demand.engine).or(self.usual);
+                let engine = pod_state
+                    .map(|pod_state| pod_state.demand.engine)
+                    .or(self.usual);
                 self.start(holding, weights, engine).transfer() + speeds.wake_init
             }
         }

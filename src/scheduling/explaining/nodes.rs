@@ -1,8 +1,8 @@
 //! Every node's verdict, the selection of nodes to show, and what is shown of one.
 
 use super::explanation::{
-    CalibrationPart, Counts, DevicesPart, EngineLoadPart, GpuPart, NodePart, OccupantPart, OthersPart,
-    Reason, RefusalGroup, ScorePart, StartPart, WakePart, WeightedPart,
+    CalibrationPart, Counts, DevicesPart, EngineLoadPart, GpuPart, NodePart, OccupantPart,
+    OthersPart, Reason, RefusalGroup, ScorePart, StartPart, WakePart, WeightedPart,
 };
 use super::facts::{Facts, GpuOccupants, NodeDetails, best_shown};
 use super::obstacle::{obstacles, short};
@@ -56,7 +56,11 @@ impl NodeOutline {
             fit: (nodes.len() - refused.len()) as u32,
             refused: refused.len() as u32,
         };
-        Self { list, refused, counts }
+        Self {
+            list,
+            refused,
+            counts,
+        }
     }
 
     /// The best node, if any fits.
@@ -71,9 +75,15 @@ impl NodeOutline {
         match options {
             ShownNodes::Node(name) => facts.snapshot.place_of(name.as_str()).into_iter().collect(),
             ShownNodes::All => best.chain(refused).collect(),
-            ShownNodes::Best(_) if facts.entry.node().is_some() => reserved_node(facts).into_iter().collect(),
-            ShownNodes::Best(_) if self.refused.len() <= REFUSED_SHOWN => best.chain(refused).collect(),
-            ShownNodes::Best(_) => best.chain(self.examples().into_iter().map(|(place, ..)| place)).collect(),
+            ShownNodes::Best(_) if facts.entry.node().is_some() => {
+                reserved_node(facts).into_iter().collect()
+            }
+            ShownNodes::Best(_) if self.refused.len() <= REFUSED_SHOWN => {
+                best.chain(refused).collect()
+            }
+            ShownNodes::Best(_) => best
+                .chain(self.examples().into_iter().map(|(place, ..)| place))
+                .collect(),
         }
     }
 
@@ -96,10 +106,17 @@ impl NodeOutline {
     /// For each reason the nearest node with it, and the number of nodes; the nearest of all first.
     fn examples(&self) -> Vec<(usize, Misfit, u32)> {
         let mut counts: BTreeMap<&str, u32> = BTreeMap::new();
-        self.refused.iter().for_each(|(_, misfit)| *counts.entry(misfit.code()).or_default() += 1);
+        self.refused
+            .iter()
+            .for_each(|(_, misfit)| *counts.entry(misfit.code()).or_default() += 1);
         let mut told = BTreeSet::new();
-        let first = self.refused.iter().filter(|(_, misfit)| told.insert(misfit.code()));
-        first.map(|(place, misfit)| (*place, *misfit, counts[misfit.code()])).collect()
+        let first = self
+            .refused
+            .iter()
+            .filter(|(_, misfit)| told.insert(misfit.code()));
+        first
+            .map(|(place, misfit)| (*place, *misfit, counts[misfit.code()]))
+            .collect()
     }
 
     /// Whether a node fits that the scheduler would accept.
@@ -110,28 +127,60 @@ impl NodeOutline {
 
     /// The nodes that do not fit, the nearest first, as far as the scheduler would accept them.
     pub(crate) fn refused_and_open(&self, facts: &Facts) -> impl Iterator<Item = (usize, Misfit)> {
-        self.refused.iter().copied().filter(|(place, _)| facts.was_asked(*place) != Some(false))
+        self.refused
+            .iter()
+            .copied()
+            .filter(|(place, _)| facts.was_asked(*place) != Some(false))
     }
 
     /// What is shown of the node at `place`.
     pub fn part(&self, place: usize, facts: &Facts, known: &NodeDetails) -> NodePart {
         let node = &facts.snapshot.nodes()[place];
-        let misfit = self.refused.iter().find(|(refused, _)| *refused == place).map(|(_, misfit)| misfit);
-        let rank = self.list.best.iter().position(|candidate| candidate.node == place);
+        let misfit = self
+            .refused
+            .iter()
+            .find(|(refused, _)| *refused == place)
+            .map(|(_, misfit)| misfit);
+        let rank = self
+            .list
+            .best
+            .iter()
+            .position(|candidate| candidate.node == place);
         let candidate = rank.map(|rank| (rank as u32 + 1, &self.list.best[rank]));
-        let is_own = facts.reserved_placement.as_ref().is_some_and(|(own, _)| *own == node.name);
-        let own_gpus =
-            facts.reserved_placement.as_ref().filter(|_| is_own).and_then(|(_, verdict)| verdict.ok());
-        let chosen = own_gpus.or(candidate.map(|(_, candidate)| candidate.gpus)).unwrap_or_default();
-        let start = rank::ready(node, facts.demand(), facts.snapshot.start_model(), &facts.policy.loading);
+        let is_own = facts
+            .reserved_placement
+            .as_ref()
+            .is_some_and(|(own, _)| *own == node.name);
+        let own_gpus = facts
+            .reserved_placement
+            .as_ref()
+            .filter(|_| is_own)
+            .and_then(|(_, verdict)| verdict.ok());
+        let chosen = own_gpus
+            .or(candidate.map(|(_, candidate)| candidate.gpus))
+            .unwrap_or_default();
+        let start = rank::ready(
+            node,
+            facts.demand(),
+            facts.snapshot.start_model(),
+            &facts.policy.loading,
+        );
         let wake = wake_on(node, chosen, facts);
-        let ready = wake.map(|wake| wake.woken).or(start.map(|start| start.total()));
+        let ready = wake
+            .map(|wake| wake.woken)
+            .or(start.map(|start| start.total()));
         let ready = ready.filter(|_| facts.demand().model.is_some());
-        let holding = facts.demand().model.as_ref().and_then(|model| node.holding(model));
+        let holding = facts
+            .demand()
+            .model
+            .as_ref()
+            .and_then(|model| node.holding(model));
         NodePart {
             name: node.name.clone(),
-            misfit: misfit
-                .map(|misfit| Reason { code: misfit.code().into(), text: sentence(misfit, Some(node)) }),
+            misfit: misfit.map(|misfit| Reason {
+                code: misfit.code().into(),
+                text: sentence(misfit, Some(node)),
+            }),
             is_own,
             was_asked: facts.was_asked(place),
             devices: devices(node, facts.demand()),
@@ -152,7 +201,13 @@ impl NodeOutline {
 
 /// What the pod gains on these GPUs of a node by a wake.
 fn wake_on(node: &Node, gpus: GpuSet, facts: &Facts) -> Option<Wake> {
-    affinity::wake_on(node, gpus, facts.demand(), facts.snapshot.start_model(), &facts.policy.loading)
+    affinity::wake_on(
+        node,
+        gpus,
+        facts.demand(),
+        facts.snapshot.start_model(),
+        &facts.policy.loading,
+    )
 }
 
 /// A node that does not exist in the cluster.
@@ -160,7 +215,10 @@ pub fn unknown(name: &NodeName) -> NodePart {
     let misfit = Misfit::UnknownNode;
     NodePart {
         name: name.clone(),
-        misfit: Some(Reason { code: misfit.code().into(), text: misfit.to_string() }),
+        misfit: Some(Reason {
+            code: misfit.code().into(),
+            text: misfit.to_string(),
+        }),
         is_own: false,
         was_asked: None,
         devices: None,
@@ -203,9 +261,15 @@ fn calibration(FactorsAndSource { factors, source }: &FactorsAndSource) -> Calib
 
 /// The devices on the node of the resource that the pod requests.
 fn devices(node: &Node, demand: &Demand) -> Option<DevicesPart> {
-    let Ask::Plugin { resource, .. } = &demand.ask else { return None };
+    let Ask::Plugin { resource, .. } = &demand.ask else {
+        return None;
+    };
     let share = node.share_of(resource)?;
-    Some(DevicesPart { allocatable: share.allocatable, used: share.used, left: share.left() })
+    Some(DevicesPart {
+        allocatable: share.allocatable,
+        used: share.used,
+        left: share.left(),
+    })
 }
 
 fn reserved_node(facts: &Facts) -> Option<usize> {
@@ -217,25 +281,40 @@ fn distance(node: &Node, facts: &Facts) -> (bool, u8, Bytes) {
     let demand = facts.demand();
     if let Ask::Plugin { resource, count } = &demand.ask {
         let left = node.share_of(resource).map_or(0, PluginShare::left);
-        return (check_node_admission(node, demand).is_err(), 0, Bytes(count.saturating_sub(left).into()));
+        return (
+            check_node_admission(node, demand).is_err(),
+            0,
+            Bytes(count.saturating_sub(left).into()),
+        );
     }
     let one = |gpu: &Gpu| {
         let against = obstacles(gpu, demand, GpuOccupants::nobody(facts));
         // The sum distinguishes one small obstacle from two.
         let weight: u8 = against.iter().map(|obstacle| obstacle.entry()).sum();
-        (weight, against.iter().filter_map(short).max().unwrap_or_default())
+        (
+            weight,
+            against.iter().filter_map(short).max().unwrap_or_default(),
+        )
     };
     let mut each: Vec<(u8, Bytes)> = node.gpus.iter().map(one).collect();
     each.sort_unstable();
-    let (weight, short) =
-        each.get((demand.gpus as usize).saturating_sub(1)).copied().unwrap_or((u8::MAX, Bytes(u64::MAX)));
+    let (weight, short) = each
+        .get((demand.gpus as usize).saturating_sub(1))
+        .copied()
+        .unwrap_or((u8::MAX, Bytes(u64::MAX)));
     (check_node_admission(node, demand).is_err(), weight, short)
 }
 
 fn score(node: &Node, rank: u32, candidate: &Candidate, facts: &Facts) -> ScorePart {
     let evaluation = facts.snapshot.evaluate(candidate.node, facts.demand());
     let choice = GpuChoice::of(&evaluation, candidate.gpus);
-    let parts = rank::parts(&evaluation, node, choice, facts.snapshot.start_model(), &facts.policy);
+    let parts = rank::parts(
+        &evaluation,
+        node,
+        choice,
+        facts.snapshot.start_model(),
+        &facts.policy,
+    );
     ScorePart {
         rank,
         contended: candidate.score.contended,
@@ -257,9 +336,16 @@ fn weighted(parts: &ScoreParts, weights: &Weights) -> Vec<WeightedPart> {
 }
 
 fn gpus(node: &Node, chosen: GpuSet, facts: &Facts, known: &NodeDetails) -> Vec<GpuPart> {
-    let wake = wake_on(node, chosen, facts)
-        .map(|Wake { woken, loaded }| WakePart { woken_in_millis: woken, loaded_in_millis: loaded });
-    let both = node.gpus.iter().zip(node.devices.iter()).take(MAX_GPUS as usize).enumerate();
+    let wake = wake_on(node, chosen, facts).map(|Wake { woken, loaded }| WakePart {
+        woken_in_millis: woken,
+        loaded_in_millis: loaded,
+    });
+    let both = node
+        .gpus
+        .iter()
+        .zip(node.devices.iter())
+        .take(MAX_GPUS as usize)
+        .enumerate();
     both.map(|(place, (gpu, device))| {
         let gpu_occupants = known.on(&node.devices, GpuSet::one(place), facts);
         let read = known.engine_load(&device.uuid);
@@ -277,7 +363,12 @@ fn gpus(node: &Node, chosen: GpuSet, facts: &Facts, known: &NodeDetails) -> Vec<
 }
 
 /// How the load of the engines on a GPU counts.
-fn engine_load(gpu: &Gpu, smoothed: SmoothedLoad, facts: &Facts, known: &NodeDetails) -> EngineLoadPart {
+fn engine_load(
+    gpu: &Gpu,
+    smoothed: SmoothedLoad,
+    facts: &Facts,
+    known: &NodeDetails,
+) -> EngineLoadPart {
     let counted = gpu.engine_load;
     EngineLoadPart {
         average_percent: smoothed.kv_cache(),
@@ -328,7 +419,14 @@ fn gpu_part(
         occupants: gpu_occupants
             .iter()
             .filter(|gpu_occupant| facts.shows(&gpu_occupant.key))
-            .map(|gpu_occupant| occupant(gpu_occupant, gpu, gpu_occupants.keep_reason(gpu_occupant), facts))
+            .map(|gpu_occupant| {
+                occupant(
+                    gpu_occupant,
+                    gpu,
+                    gpu_occupants.keep_reason(gpu_occupant),
+                    facts,
+                )
+            })
             .collect(),
         others: others(gpu, gpu_occupants, facts),
         chosen,
@@ -338,11 +436,18 @@ fn gpu_part(
 }
 
 fn others(gpu: &Gpu, gpu_occupants: GpuOccupants<'_>, facts: &Facts) -> Option<OthersPart> {
-    let hidden = gpu_occupants.iter().filter(|gpu_occupant| !facts.shows(&gpu_occupant.key));
+    let hidden = gpu_occupants
+        .iter()
+        .filter(|gpu_occupant| !facts.shows(&gpu_occupant.key));
     OthersPart::sum(hidden.map(|one| gpu.charge_for(one.per_gpu, one.sharing)))
 }
 
-fn occupant(gpu_occupant: &Occupant, gpu: &Gpu, keep_reason: Option<String>, facts: &Facts) -> OccupantPart {
+fn occupant(
+    gpu_occupant: &Occupant,
+    gpu: &Gpu,
+    keep_reason: Option<String>,
+    facts: &Facts,
+) -> OccupantPart {
     OccupantPart {
         pod: gpu_occupant.key.clone(),
         class: facts.policy.class(gpu_occupant.class).name.clone(),

@@ -25,10 +25,19 @@ impl PodAccess {
     }
 
     /// The names of these pods, after the number of those that may not be seen.
-    pub(super) fn names<'a>(self, own: &PodKey, others: impl IntoIterator<Item = &'a PodKey>) -> Vec<String> {
+    pub(super) fn names<'a>(
+        self,
+        own: &PodKey,
+        others: impl IntoIterator<Item = &'a PodKey>,
+    ) -> Vec<String> {
         let each: BTreeSet<&PodKey> = others.into_iter().collect();
-        let (shown, hidden): (Vec<_>, Vec<_>) = each.into_iter().partition(|other| self.shows(own, other));
-        let hidden = (!hidden.is_empty()).then(|| format!("{} of others", plural(hidden.len(), "pod")));
-        hidden.into_iter().chain(shown.into_iter().map(ToString::to_string)).collect()
+        let (shown, hidden): (Vec<_>, Vec<_>) =
+            each.into_iter().partition(|other| self.shows(own, other));
+        let hidden =
+            (!hidden.is_empty()).then(|| format!("{} of others", plural(hidden.len(), "pod")));
+        hidden
+            .into_iter()
+            .chain(shown.into_iter().map(ToString::to_string))
+            .collect()
     }
 }

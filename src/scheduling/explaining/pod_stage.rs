@@ -48,7 +48,8 @@ fn bound_place(facts: &Facts, bound: &BoundPod) -> PodStage {
         granted_bytes: granted(facts),
         running_for_millis: facts.now.since(bound.started),
         start_gate_opens_in_millis: gate.map(|gate| gate.since(facts.now)),
-        gate_time_taken_millis: Some(facts.gate_time_taken).filter(|taken| *taken > Millis::default()),
+        gate_time_taken_millis: Some(facts.gate_time_taken)
+            .filter(|taken| *taken > Millis::default()),
         start: facts.entry.start.as_ref().map(|start| BoundStartPart {
             expected_millis: start.expected.time.total(),
             policy_millis: start.expected.prior.total(),
@@ -66,11 +67,17 @@ fn granted(facts: &Facts) -> Bytes {
         Some((_, Ok(gpus)))
             if facts.entry.devices().is_some() && gpus.iter().count() == demand.gpus as usize =>
         {
-            gpus.iter().map(|place| node.gpus[place].charge_for(demand.per_gpu, demand.sharing)).sum()
+            gpus.iter()
+                .map(|place| node.gpus[place].charge_for(demand.per_gpu, demand.sharing))
+                .sum()
         }
         _ => demand.vram(),
     };
-    facts.entry.node().and_then(|node| facts.snapshot.node(node.as_str())).map_or(demand.vram(), on)
+    facts
+        .entry
+        .node()
+        .and_then(|node| facts.snapshot.node(node.as_str()))
+        .map_or(demand.vram(), on)
 }
 
 fn holding(facts: &Facts, reservation: &Reservation) -> PodStage {
@@ -101,6 +108,8 @@ fn waiting_place(facts: &Facts, waiting: &WaitingPod) -> PodStage {
         refused: waiting.refused.as_ref().map(refused),
         preemption_candidates: waiting.offered_to_preempt,
         gate: waiting.gate,
-        failed_attempts: waiting.failed_attempt.map_or(0, |failed_attempt| failed_attempt.times),
+        failed_attempts: waiting
+            .failed_attempt
+            .map_or(0, |failed_attempt| failed_attempt.times),
     }
 }

@@ -28,21 +28,40 @@ struct ExplainedPlan {
 fn plan() -> impl Strategy<Value = ExplainedPlan> {
     let kv = prop_oneof![3 => Just(0u8), 1 => 60u8..=100];
     let nodes = prop::collection::vec(prop::collection::vec(kv, 0..4), 1..4);
-    let pod = (1u64..70, 1u32..3, proptest::bool::weighted(0.2), -3i32..3, 0usize..4);
-    (nodes, prop::collection::vec(pod, 0..8), prop_oneof![Just(0u64), Just(3600)])
-        .prop_map(|(nodes, pods, passed)| ExplainedPlan { nodes, pods, passed })
+    let pod = (
+        1u64..70,
+        1u32..3,
+        proptest::bool::weighted(0.2),
+        -3i32..3,
+        0usize..4,
+    );
+    (
+        nodes,
+        prop::collection::vec(pod, 0..8),
+        prop_oneof![Just(0u64), Just(3600)],
+    )
+        .prop_map(|(nodes, pods, passed)| ExplainedPlan {
+            nodes,
+            pods,
+            passed,
+        })
 }
 
 fn wanted() -> impl Strategy<Value = Sketch> {
-    (1u64..120, 1u32..3, proptest::bool::weighted(0.2), -3i32..3, proptest::bool::weighted(0.2)).prop_map(
-        |(gib, gpus, exclusive, priority, never_preempts)| Sketch {
+    (
+        1u64..120,
+        1u32..3,
+        proptest::bool::weighted(0.2),
+        -3i32..3,
+        proptest::bool::weighted(0.2),
+    )
+        .prop_map(|(gib, gpus, exclusive, priority, never_preempts)| Sketch {
             gpus: Some(gpus),
             exclusive,
             priority,
             never_preempts,
             ..pod("wanted", &format!("{gib}Gi"))
-        },
-    )
+        })
 }
 
 fn node_name(place: usize) -> String {
@@ -81,9 +100,17 @@ impl ExplainedPlan {
     /// All agents report; the engines on `calm` have no load.
     fn report(&self, world: &mut ExplainedCluster, calm: Option<&str>) {
         for (place, gpus) in self.nodes.iter().enumerate() {
-            let busy: Vec<_> = gpus.iter().enumerate().map(|(gpu, kv)| (gpu, *kv, 0)).collect();
+            let busy: Vec<_> = gpus
+                .iter()
+                .enumerate()
+                .map(|(gpu, kv)| (gpu, *kv, 0))
+                .collect();
             let node = node_name(place);
-            let busy = if calm == Some(node.as_str()) { &[][..] } else { &busy };
+            let busy = if calm == Some(node.as_str()) {
+                &[][..]
+            } else {
+                &busy
+            };
             world.report(&node, busy, &[]);
         }
     }
@@ -105,7 +132,12 @@ fn fits(world: &mut ExplainedCluster, pod: &Sketch, gpu_candidate: &GpuCandidate
 
 fn fits_anywhere(world: &mut ExplainedCluster, pod: &Sketch) -> bool {
     let demand = pod.demand(&Policy::default());
-    world.ledger.snapshot().nodes().iter().any(|node| fit(node, &demand).is_ok())
+    world
+        .ledger
+        .snapshot()
+        .nodes()
+        .iter()
+        .any(|node| fit(node, &demand).is_ok())
 }
 
 /// Applies the remedy in a rebuilt cluster; `None` if this test cannot apply it.
@@ -121,7 +153,13 @@ fn helps(plan: &ExplainedPlan, wanted: &Sketch, change: &RemedyChange) -> Option
             if let PreemptionNeeds::Priority(least) = needs {
                 other.priority = *least;
             }
-            release(&mut world, &victims.iter().map(|victim| victim.pod.clone()).collect::<Vec<_>>());
+            release(
+                &mut world,
+                &victims
+                    .iter()
+                    .map(|victim| victim.pod.clone())
+                    .collect::<Vec<_>>(),
+            );
             plan.report(&mut world, None);
             // A GPU without pods has no busy engine, as the search for victims assumes.
             if victims.is_empty() {
@@ -130,11 +168,15 @@ fn helps(plan: &ExplainedPlan, wanted: &Sketch, change: &RemedyChange) -> Option
             let calm = gpu_candidate.node.as_str();
             plan.report(&mut world, Some(calm));
         }
-        RemedyChange::WaitForStartGate { opens_in_millis, .. } => {
+        RemedyChange::WaitForStartGate {
+            opens_in_millis, ..
+        } => {
             world.pass((*opens_in_millis)?);
             plan.report(&mut world, None);
         }
-        RemedyChange::WaitForEngines { .. } => plan.report(&mut world, Some(gpu_candidate.node.as_str())),
+        RemedyChange::WaitForEngines { .. } => {
+            plan.report(&mut world, Some(gpu_candidate.node.as_str()))
+        }
         RemedyChange::FreeVram { short_bytes, .. } if wanted.gpus == Some(1) => {
             let asked = Bytes::parse_quantity(&wanted.vram).unwrap();
             // If nothing is free on a GPU, all of it is missing, and no pod requests nothing.
@@ -273,7 +315,11 @@ fn the_generated_cases_apply_each_kind_of_remedy() {
             if helps(&plan, &wanted, &remedy.change) == Some(true) {
                 let change = match &remedy.change {
                     RemedyChange::Lift { reason, .. } => reason.clone(),
-                    other => format!("{other:?}").split([' ', '{']).next().unwrap().to_owned(),
+                    other => format!("{other:?}")
+                        .split([' ', '{'])
+                        .next()
+                        .unwrap()
+                        .to_owned(),
                 };
                 *helped.entry(change).or_default() += 1;
             }
@@ -289,6 +335,9 @@ fn the_generated_cases_apply_each_kind_of_remedy() {
         "FreeVram",
         "no-empty-gpu",
     ] {
-        assert!(helped.get(change).is_some_and(|times| *times >= 3), "{change}: {helped:?}");
+        assert!(
+            helped.get(change).is_some_and(|times| *times >= 3),
+            "{change}: {helped:?}"
+        );
     }
 }

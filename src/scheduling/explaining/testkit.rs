@@ -41,7 +41,12 @@ pub struct Sketch {
 }
 
 pub fn pod(name: &str, vram: &str) -> Sketch {
-    Sketch { namespace: "team", name: name.into(), vram: vram.into(), ..Sketch::default() }
+    Sketch {
+        namespace: "team",
+        name: name.into(),
+        vram: vram.into(),
+        ..Sketch::default()
+    }
 }
 
 impl Sketch {
@@ -59,7 +64,10 @@ impl Sketch {
             vram: self.devices.is_none().then_some(&self.vram),
             plugin: self
                 .devices
-                .map_or(PluginAmount::None, |amount| PluginAmount::Of { resource: "nvidia.com/gpu", amount }),
+                .map_or(PluginAmount::None, |amount| PluginAmount::Of {
+                    resource: "nvidia.com/gpu",
+                    amount,
+                }),
             ..ContainerRequest::plain("engine")
         }];
         let request = PodRequest {
@@ -101,13 +109,15 @@ impl ExplainedCluster {
     }
 
     pub fn labelled(mut self, node: &str, key: &str, value: &str) -> Self {
-        self.ledger.set_labels(&name(node), BTreeMap::from([(key.into(), value.into())]));
+        self.ledger
+            .set_labels(&name(node), BTreeMap::from([(key.into(), value.into())]));
         self
     }
 
     /// A node on which a device plugin offers so many `nvidia.com/gpu`.
     pub fn plugin(mut self, node: &str, devices: u32) -> Self {
-        self.ledger.set_node(&name(node), NodeKind::DevicePlugin, Some(Vec::new()));
+        self.ledger
+            .set_node(&name(node), NodeKind::DevicePlugin, Some(Vec::new()));
         let offered = [(PluginResource::parse("nvidia.com/gpu").unwrap(), devices)].into();
         self.ledger.set_plugin_devices(&name(node), offered);
         self
@@ -142,10 +152,14 @@ impl ExplainedCluster {
         let gpu = |place: usize| {
             let here = occupants.iter().filter(|gpu_occupant| {
                 gpu_occupant.gpus.contains(place)
-                    && matches!(gpu_occupant.presence, OccupantPhase::Bound | OccupantPhase::Assumed)
+                    && matches!(
+                        gpu_occupant.presence,
+                        OccupantPhase::Bound | OccupantPhase::Assumed
+                    )
             });
-            let mut attributed: Vec<(PodUid, Bytes)> =
-                here.map(|gpu_occupant| (gpu_occupant.uid.clone(), gpu_occupant.per_gpu)).collect();
+            let mut attributed: Vec<(PodUid, Bytes)> = here
+                .map(|gpu_occupant| (gpu_occupant.uid.clone(), gpu_occupant.per_gpu))
+                .collect();
             attributed.sort_unstable();
             let engine_load = busy.iter().find(|(busy, ..)| *busy == place);
             GpuReading {
@@ -179,8 +193,14 @@ impl ExplainedCluster {
     /// The node's agent lists one of its GPUs no longer, and NVML has numbered the others anew.
     pub fn loses(&mut self, node: &str, gpu: usize) {
         let devices = self.ledger.node(&name(node)).unwrap().devices.clone();
-        let left = devices.iter().filter(|device| device.uuid != uuid(node, gpu)).cloned();
-        let left: Vec<Device> = (0..).zip(left).map(|(index, device)| Device { index, ..device }).collect();
+        let left = devices
+            .iter()
+            .filter(|device| device.uuid != uuid(node, gpu))
+            .cloned();
+        let left: Vec<Device> = (0..)
+            .zip(left)
+            .map(|(index, device)| Device { index, ..device })
+            .collect();
         let idle = |device: &Device| GpuReading {
             uuid: device.uuid.clone(),
             used: Some(Bytes::ZERO),
@@ -188,8 +208,14 @@ impl ExplainedCluster {
             engine_load: EngineLoad::NONE,
         };
         let gpus = left.iter().map(idle).collect();
-        let reading = NodeReading { sampled: self.ledger.now(), gpus, ..NodeReading::default() };
-        self.ledger.report_all_devices(&name(node), left.into()).unwrap();
+        let reading = NodeReading {
+            sampled: self.ledger.now(),
+            gpus,
+            ..NodeReading::default()
+        };
+        self.ledger
+            .report_all_devices(&name(node), left.into())
+            .unwrap();
         self.ledger.read(&name(node), reading.into());
     }
 
@@ -211,16 +237,42 @@ impl ExplainedCluster {
 
     pub fn bound(&mut self, pod: &Sketch, node: &str, gpus: &[usize], starting: bool) {
         let devices = Some(gpus.iter().map(|gpu| uuid(node, *gpu)).collect());
-        let ran = if starting { None } else { Some(Millis::seconds(3600)) };
-        self.see(pod, ObservedPhase::Bound { node: name(node), devices, starting, ran });
+        let ran = if starting {
+            None
+        } else {
+            Some(Millis::seconds(3600))
+        };
+        self.see(
+            pod,
+            ObservedPhase::Bound {
+                node: name(node),
+                devices,
+                starting,
+                ran,
+            },
+        );
     }
 
     /// A pod that has run for an hour and shows this of its disruption.
-    pub fn bound_with(&mut self, pod: &Sketch, node: &str, gpus: &[usize], disruption_info: DisruptionInfo) {
+    pub fn bound_with(
+        &mut self,
+        pod: &Sketch,
+        node: &str,
+        gpus: &[usize],
+        disruption_info: DisruptionInfo,
+    ) {
         let devices = Some(gpus.iter().map(|gpu| uuid(node, *gpu)).collect());
         let ran = Some(Millis::seconds(3600));
-        let state = ObservedPhase::Bound { node: name(node), devices, starting: false, ran };
-        let observed = ObservedDisruptionInfo { disruption_info, ..ObservedDisruptionInfo::default() };
+        let state = ObservedPhase::Bound {
+            node: name(node),
+            devices,
+            starting: false,
+            ran,
+        };
+        let observed = ObservedDisruptionInfo {
+            disruption_info,
+            ..ObservedDisruptionInfo::default()
+        };
         self.shows(pod, state, Some(observed));
     }
 
@@ -228,7 +280,10 @@ impl ExplainedCluster {
     pub fn report_asleep(&mut self, node: &str, used: &[(&str, u64)], asleep: &[&str]) {
         self.pass(Millis::seconds(1));
         let uid = |pod: &str| PodUid::parse(pod).unwrap();
-        let mut attributed: Vec<_> = used.iter().map(|(pod, gib)| (uid(pod), Bytes::gib(*gib))).collect();
+        let mut attributed: Vec<_> = used
+            .iter()
+            .map(|(pod, gib)| (uid(pod), Bytes::gib(*gib)))
+            .collect();
         attributed.sort_unstable();
         let gpu = GpuReading {
             uuid: uuid(node, 0),
@@ -236,9 +291,17 @@ impl ExplainedCluster {
             attributed,
             engine_load: EngineLoad::NONE,
         };
-        let sleep = asleep.iter().map(|pod| (uid(pod), SleepState::Asleep)).collect();
+        let sleep = asleep
+            .iter()
+            .map(|pod| (uid(pod), SleepState::Asleep))
+            .collect();
         let sampled = self.ledger.now();
-        let reading = NodeReading { sampled, gpus: vec![gpu], sleep, ..NodeReading::default() };
+        let reading = NodeReading {
+            sampled,
+            gpus: vec![gpu],
+            sleep,
+            ..NodeReading::default()
+        };
         self.ledger.read(&name(node), reading.into());
     }
 
@@ -247,9 +310,20 @@ impl ExplainedCluster {
         pod.uid()
     }
 
-    pub fn shows(&mut self, pod: &Sketch, state: ObservedPhase, observed: Option<ObservedDisruptionInfo>) {
+    pub fn shows(
+        &mut self,
+        pod: &Sketch,
+        state: ObservedPhase,
+        observed: Option<ObservedDisruptionInfo>,
+    ) {
         let demand = pod.demand(&self.ledger.policy().clone());
-        self.ledger.see(PodObservation { uid: pod.uid(), key: pod.key(), demand, state, observed });
+        self.ledger.see(PodObservation {
+            uid: pod.uid(),
+            key: pod.key(),
+            demand,
+            state,
+            observed,
+        });
     }
 
     /// Adds the pod as pending, and explains it.

@@ -15,12 +15,19 @@ use crate::vocabulary::placement::Reservation;
 use std::sync::Arc;
 
 fn with_classes(classes: Vec<Class>) -> Policy {
-    let all = classes.into_iter().chain(Policy::default().classes().to_vec()).collect();
+    let all = classes
+        .into_iter()
+        .chain(Policy::default().classes().to_vec())
+        .collect();
     Policy::default().with_classes(all).unwrap()
 }
 
 fn changes(explanation: &Explanation) -> Vec<&RemedyChange> {
-    explanation.remedies.iter().map(|remedy| &remedy.change).collect()
+    explanation
+        .remedies
+        .iter()
+        .map(|remedy| &remedy.change)
+        .collect()
 }
 
 fn explained(world: &mut ExplainedCluster, pod: &Sketch) -> Explanation {
@@ -32,42 +39,92 @@ fn each_class_that_did_not_match_names_its_unmet_condition() {
     let expression = Expression::compile("pod.labels['team'] == 'x'").unwrap();
     let policy = with_classes(vec![
         Class {
-            matches: Match { namespaces: vec!["chat".into(), "talk".into()], ..Match::default() },
+            matches: Match {
+                namespaces: vec!["chat".into(), "talk".into()],
+                ..Match::default()
+            },
             ..Class::named("chat")
         },
         Class {
-            matches: Match { labels: [("app".into(), "web".into())].into(), ..Match::default() },
+            matches: Match {
+                labels: [("app".into(), "web".into())].into(),
+                ..Match::default()
+            },
             ..Class::named("web")
         },
-        Class { matches: Match { expression: Some(expression), ..Match::default() }, ..Class::named("x") },
+        Class {
+            matches: Match {
+                expression: Some(expression),
+                ..Match::default()
+            },
+            ..Class::named("x")
+        },
     ]);
     let mut world = ExplainedCluster::new(policy).node("a", 1);
     let explanation = explained(&mut world, &pod("p", "1Gi"));
     let told: Vec<(&str, &str, &str)> = explanation.class.passed_over[..3]
         .iter()
-        .map(|passed| (passed.class.as_str(), passed.unmet.wants.as_str(), passed.unmet.has.as_str()))
+        .map(|passed| {
+            (
+                passed.class.as_str(),
+                passed.unmet.wants.as_str(),
+                passed.unmet.has.as_str(),
+            )
+        })
         .collect();
     assert_eq!(told[0], ("chat", "any of chat, talk", "team"));
     assert_eq!(told[1], ("web", "app=web", "no label app"));
     assert_eq!((told[2].0, told[2].1), ("x", "pod.labels['team'] == 'x'"));
-    assert!(told[2].2.starts_with("it fails on this pod: "), "{}", told[2].2);
-    assert_eq!((explanation.class.name.as_str(), explanation.class.because.len()), ("serving", 0));
+    assert!(
+        told[2].2.starts_with("it fails on this pod: "),
+        "{}",
+        told[2].2
+    );
+    assert_eq!(
+        (
+            explanation.class.name.as_str(),
+            explanation.class.because.len()
+        ),
+        ("serving", 0)
+    );
 
     // What others are called, and how they are chosen, is for who may see all of them.
     let uid = pod("p", "1Gi").uid();
-    let told = explain_to(PodAccess::Namespace, &mut world.ledger.copy(), &uid, &ShownNodes::All).unwrap();
-    let wants: Vec<&str> = told.class.passed_over[..3].iter().map(|passed| &*passed.unmet.wants).collect();
-    assert_eq!(wants, ["as the policy says", "app=web", "as the policy says"]);
+    let told = explain_to(
+        PodAccess::Namespace,
+        &mut world.ledger.copy(),
+        &uid,
+        &ShownNodes::All,
+    )
+    .unwrap();
+    let wants: Vec<&str> = told.class.passed_over[..3]
+        .iter()
+        .map(|passed| &*passed.unmet.wants)
+        .collect();
+    assert_eq!(
+        wants,
+        ["as the policy says", "app=web", "as the policy says"]
+    );
 }
 
 #[test]
 fn the_rule_that_chose_the_class_is_named() {
     let mut world = ExplainedCluster::new(Policy::default()).node("a", 1);
-    let explanation = explained(&mut world, &Sketch { priority: -5, ..pod("p", "1Gi") });
+    let explanation = explained(
+        &mut world,
+        &Sketch {
+            priority: -5,
+            ..pod("p", "1Gi")
+        },
+    );
     let condition = &explanation.class.because[0];
     assert_eq!(explanation.class.name, "opportunistic");
     assert_eq!(
-        (condition.field.as_str(), condition.wants.as_str(), condition.has.as_str()),
+        (
+            condition.field.as_str(),
+            condition.wants.as_str(),
+            condition.has.as_str()
+        ),
         ("priority", "-1 or less", "-5")
     );
 }
@@ -79,17 +136,31 @@ fn a_starting_engine_is_named_with_the_longest_time_its_start_gate_stays_closed(
     world.pass(Millis::seconds(2));
     world.report("a", &[], &[]);
     let explanation = explained(&mut world, &pod("second", "10Gi"));
-    let [RemedyChange::WaitForStartGate { gpu_candidate, by, opens_in_millis: Some(opens_in) }] =
-        changes(&explanation)[..]
+    let [
+        RemedyChange::WaitForStartGate {
+            gpu_candidate,
+            by,
+            opens_in_millis: Some(opens_in),
+        },
+    ] = changes(&explanation)[..]
     else {
         panic!("{:?}", explanation.remedies)
     };
-    assert_eq!((gpu_candidate.gpus.as_slice(), by.as_slice()), (&[0][..], &["team/first".to_owned()][..]));
+    assert_eq!(
+        (gpu_candidate.gpus.as_slice(), by.as_slice()),
+        (&[0][..], &["team/first".to_owned()][..])
+    );
     world.pass(Millis(opens_in.0 - 1));
-    assert_eq!(explained(&mut world, &pod("second", "10Gi")).verdict, PodVerdict::DoesNotFit);
+    assert_eq!(
+        explained(&mut world, &pod("second", "10Gi")).verdict,
+        PodVerdict::DoesNotFit
+    );
     world.pass(Millis(1));
     world.report("a", &[], &[]);
-    assert_eq!(explained(&mut world, &pod("second", "10Gi")).verdict, PodVerdict::Fits);
+    assert_eq!(
+        explained(&mut world, &pod("second", "10Gi")).verdict,
+        PodVerdict::Fits
+    );
 }
 
 #[test]
@@ -99,7 +170,13 @@ fn of_an_engine_whose_binding_is_on_its_way_it_is_not_known_when_its_start_gate_
     let uid = world.wait(&first);
     world.ledger.assume(&uid, &name("a")).unwrap();
     let explanation = explained(&mut world, &pod("second", "10Gi"));
-    let [RemedyChange::WaitForStartGate { by, opens_in_millis: None, .. }] = &changes(&explanation)[..]
+    let [
+        RemedyChange::WaitForStartGate {
+            by,
+            opens_in_millis: None,
+            ..
+        },
+    ] = &changes(&explanation)[..]
     else {
         panic!("{:?}", explanation.remedies)
     };
@@ -114,27 +191,38 @@ fn a_pool_that_does_not_accept_the_class_is_named() {
         ..Pool::named("fraud")
     };
     let policy = Policy::default().with_pools(vec![pool]).unwrap();
-    let mut world = ExplainedCluster::new(policy).node("a", 1).labelled("a", "pool", "fraud");
+    let mut world = ExplainedCluster::new(policy)
+        .node("a", 1)
+        .labelled("a", "pool", "fraud");
     let explanation = explained(&mut world, &pod("p", "10Gi"));
-    let expected =
-        "admit class serving to node pool fraud (nodePools[].classes in the policy): a GPU 0 fits then";
+    let expected = "admit class serving to node pool fraud (nodePools[].classes in the policy): a GPU 0 fits then";
     assert_eq!(explanation.remedies[0].text, expected);
 }
 
 #[test]
 fn classes_that_do_not_share_are_named_with_the_pods_on_the_gpu() {
     let alone = Class {
-        matches: Match { namespaces: vec!["fraud".into()], ..Match::default() },
+        matches: Match {
+            namespaces: vec!["fraud".into()],
+            ..Match::default()
+        },
         shares_with: Some(vec![]),
         engine: false,
         ..Class::named("fraud")
     };
-    let fraud = Sketch { namespace: "fraud", ..pod("f", "10Gi") };
-    let mut world = ExplainedCluster::new(with_classes(vec![alone])).node("a", 1).runs(&fraud, "a", &[0]);
+    let fraud = Sketch {
+        namespace: "fraud",
+        ..pod("f", "10Gi")
+    };
+    let mut world = ExplainedCluster::new(with_classes(vec![alone]))
+        .node("a", 1)
+        .runs(&fraud, "a", &[0]);
     let explanation = explained(&mut world, &pod("p", "10Gi"));
     assert_eq!(
         explanation.nodes[0].gpus[0].obstacles,
-        [Obstacle::ClassExcluded { by: vec!["fraud/f".into()] }]
+        [Obstacle::ClassExcluded {
+            by: vec!["fraud/f".into()]
+        }]
     );
     assert!(
         matches!(changes(&explanation)[0], RemedyChange::Lift { reason, by, .. } if reason == "class-excluded" && by[..] == ["fraud/f"])
@@ -143,19 +231,33 @@ fn classes_that_do_not_share_are_named_with_the_pods_on_the_gpu() {
 
 #[test]
 fn a_limit_is_named_with_the_increase_that_would_be_enough() {
-    let limit = TenantLimit { vram: Some(Bytes::gib(50)), milli_gpus: None };
-    let tenant = Tenant { limit, ..Tenant::named("work", &["team"]) };
+    let limit = TenantLimit {
+        vram: Some(Bytes::gib(50)),
+        milli_gpus: None,
+    };
+    let tenant = Tenant {
+        limit,
+        ..Tenant::named("work", &["team"])
+    };
     let policy = Policy::default().with_tenants(vec![tenant]).unwrap();
-    let mut world = ExplainedCluster::new(policy).node("a", 2).runs(&pod("old", "30Gi"), "a", &[0]);
+    let mut world = ExplainedCluster::new(policy)
+        .node("a", 2)
+        .runs(&pod("old", "30Gi"), "a", &[0]);
     let explanation = explained(&mut world, &pod("new", "40Gi"));
     let tenant = explanation.tenant.as_ref().unwrap();
     assert_eq!(tenant.left.vram_bytes, Some(Bytes::gib(20)));
-    let raised = changes(&explanation).into_iter().find_map(|change| match change {
-        RemedyChange::RaiseLimit { by, .. } => by.vram_bytes,
-        _ => None,
-    });
+    let raised = changes(&explanation)
+        .into_iter()
+        .find_map(|change| match change {
+            RemedyChange::RaiseLimit { by, .. } => by.vram_bytes,
+            _ => None,
+        });
     assert_eq!(raised, Some(Bytes::gib(20)));
-    assert!(explanation.remedies[0].text.starts_with("request 20Gi"), "{}", explanation.remedies[0].text);
+    assert!(
+        explanation.remedies[0].text.starts_with("request 20Gi"),
+        "{}",
+        explanation.remedies[0].text
+    );
 }
 
 #[test]
@@ -163,48 +265,98 @@ fn an_unhealthy_gpu_is_the_obstacle_to_remove() {
     let mut world = ExplainedCluster::new(Policy::default()).node("a", 1);
     world.devices("a", &[Health::Draining]);
     let explanation = explained(&mut world, &pod("p", "10Gi"));
-    assert_eq!(explanation.remedies[0].text, "a GPU 0 is draining; once healthy, the pod fits");
+    assert_eq!(
+        explanation.remedies[0].text,
+        "a GPU 0 is draining; once healthy, the pod fits"
+    );
 }
 
 #[test]
 fn a_gpu_in_compute_mode_exclusive_process_takes_only_a_pod_that_has_it_exclusively() {
     let mut world = ExplainedCluster::new(Policy::default()).node("a", 1);
     let devices = world.ledger.node(&name("a")).unwrap().devices.clone();
-    let devices = devices.iter().map(|device| Device { exclusive_process: true, ..device.clone() }).collect();
+    let devices = devices
+        .iter()
+        .map(|device| Device {
+            exclusive_process: true,
+            ..device.clone()
+        })
+        .collect();
     world.ledger.report_devices(&name("a"), devices).unwrap();
     let explanation = explained(&mut world, &pod("p", "10Gi"));
-    assert_eq!(explanation.nodes[0].misfit.as_ref().unwrap().code, "exclusive-process");
-    assert_eq!(explanation.nodes[0].gpus[0].obstacles, [Obstacle::ExclusiveProcess]);
-    let way_out = "set the compute mode of a GPU 0 to default (nvidia-smi -c DEFAULT): a GPU 0 fits then";
-    let texts: Vec<&str> = explanation.remedies.iter().map(|remedy| remedy.text.as_str()).collect();
+    assert_eq!(
+        explanation.nodes[0].misfit.as_ref().unwrap().code,
+        "exclusive-process"
+    );
+    assert_eq!(
+        explanation.nodes[0].gpus[0].obstacles,
+        [Obstacle::ExclusiveProcess]
+    );
+    let way_out =
+        "set the compute mode of a GPU 0 to default (nvidia-smi -c DEFAULT): a GPU 0 fits then";
+    let texts: Vec<&str> = explanation
+        .remedies
+        .iter()
+        .map(|remedy| remedy.text.as_str())
+        .collect();
     assert!(texts.contains(&way_out), "{texts:?}");
-    let alone = explained(&mut world, &Sketch { exclusive: true, ..pod("q", "10Gi") });
+    let alone = explained(
+        &mut world,
+        &Sketch {
+            exclusive: true,
+            ..pod("q", "10Gi")
+        },
+    );
     assert_eq!(alone.nodes[0].misfit, None);
 }
 
 #[test]
 fn the_priority_that_would_allow_an_eviction_is_named() {
-    let job = Sketch { priority: -1, ..pod("job", "60Gi") };
-    let mut world = ExplainedCluster::new(Policy::default()).node("a", 1).runs(&job, "a", &[0]);
-    let low = Sketch { priority: -5, ..pod("p", "60Gi") };
-    let needs = |explanation: &Explanation| {
-        changes(explanation).into_iter().find_map(|change| match change {
-            RemedyChange::Preempt { needs, .. } => Some(*needs),
-            _ => None,
-        })
+    let job = Sketch {
+        priority: -1,
+        ..pod("job", "60Gi")
     };
-    assert_eq!(needs(&explained(&mut world, &low)), Some(PreemptionNeeds::Priority(0)));
-    let never = Sketch { never_preempts: true, ..pod("q", "60Gi") };
-    assert_eq!(needs(&explained(&mut world, &never)), Some(PreemptionNeeds::PreemptionPolicy));
+    let mut world = ExplainedCluster::new(Policy::default())
+        .node("a", 1)
+        .runs(&job, "a", &[0]);
+    let low = Sketch {
+        priority: -5,
+        ..pod("p", "60Gi")
+    };
+    let needs = |explanation: &Explanation| {
+        changes(explanation)
+            .into_iter()
+            .find_map(|change| match change {
+                RemedyChange::Preempt { needs, .. } => Some(*needs),
+                _ => None,
+            })
+    };
+    assert_eq!(
+        needs(&explained(&mut world, &low)),
+        Some(PreemptionNeeds::Priority(0))
+    );
+    let never = Sketch {
+        never_preempts: true,
+        ..pod("q", "60Gi")
+    };
+    assert_eq!(
+        needs(&explained(&mut world, &never)),
+        Some(PreemptionNeeds::PreemptionPolicy)
+    );
 }
 
 #[test]
 fn b1_the_eviction_limit_that_prevents_preemption_is_named() {
-    let job = |name: &str| Sketch { priority: -1, ..pod(name, "60Gi") };
+    let job = |name: &str| Sketch {
+        priority: -1,
+        ..pod(name, "60Gi")
+    };
     let mut policy = Policy::default();
     policy.preemption.evictions_per_minute.cluster = 1;
-    let mut world =
-        ExplainedCluster::new(policy).node("a", 2).runs(&job("one"), "a", &[0]).runs(&job("two"), "a", &[1]);
+    let mut world = ExplainedCluster::new(policy)
+        .node("a", 2)
+        .runs(&job("one"), "a", &[0])
+        .runs(&job("two"), "a", &[1]);
     let high = pod("p", "60Gi");
     assert!(
         explained(&mut world, &high).remedies[0]
@@ -213,10 +365,20 @@ fn b1_the_eviction_limit_that_prevents_preemption_is_named() {
     );
     world.ledger.note_ordered(&[job("two").uid()]);
     let text = explained(&mut world, &high).remedies[0].text.clone();
-    assert!(text.contains("the eviction allowance of this minute is used up: 1 a minute"), "{text}");
-    assert!(text.contains("preemption.evictionsPerMinute.cluster"), "{text}");
+    assert!(
+        text.contains("the eviction allowance of this minute is used up: 1 a minute"),
+        "{text}"
+    );
+    assert!(
+        text.contains("preemption.evictionsPerMinute.cluster"),
+        "{text}"
+    );
     world.pass(Millis::seconds(61));
-    assert!(!explained(&mut world, &high).remedies[0].text.contains("used up"));
+    assert!(
+        !explained(&mut world, &high).remedies[0]
+            .text
+            .contains("used up")
+    );
 }
 
 #[test]
@@ -224,18 +386,31 @@ fn a_pods_own_soft_reservation_is_no_obstacle_for_it() {
     let mut world = ExplainedCluster::new(Policy::default()).node("a", 1);
     let uid = world.wait(&pod("p", "60Gi"));
     let node = world.ledger.snapshot().node("a").unwrap().clone();
-    world.ledger.offer(&uid, &node.name, &node.uuids(GpuSet::one(0)));
+    world
+        .ledger
+        .offer(&uid, &node.name, &node.uuids(GpuSet::one(0)));
     let explanation = explain(&mut world.ledger.copy(), &uid, &ShownNodes::default()).unwrap();
     let score = explanation.nodes[0].score.as_ref().unwrap();
     assert!(!score.contended);
-    assert_eq!(explanation.nodes[0].gpus[0].soft_reserved_bytes, Bytes::ZERO);
-    assert!(matches!(changes(&explanation)[..], [RemedyChange::NotBound { attempts: 0, .. }]));
+    assert_eq!(
+        explanation.nodes[0].gpus[0].soft_reserved_bytes,
+        Bytes::ZERO
+    );
+    assert!(matches!(
+        changes(&explanation)[..],
+        [RemedyChange::NotBound { attempts: 0, .. }]
+    ));
 }
 
 #[test]
 fn a_pod_with_a_reservation_lists_its_remaining_victims() {
-    let job = Sketch { priority: -1, ..pod("job", "60Gi") };
-    let mut world = ExplainedCluster::new(Policy::default()).node("a", 1).runs(&job, "a", &[0]);
+    let job = Sketch {
+        priority: -1,
+        ..pod("job", "60Gi")
+    };
+    let mut world = ExplainedCluster::new(Policy::default())
+        .node("a", 1)
+        .runs(&job, "a", &[0]);
     let uid = world.wait(&pod("p", "60Gi"));
     let devices = world.ledger.node(&name("a")).unwrap().devices.clone();
     let reservation = Reservation {
@@ -247,24 +422,41 @@ fn a_pod_with_a_reservation_lists_its_remaining_victims() {
     world.ledger.reserve(&uid, reservation).unwrap();
     let explanation = explain(&mut world.ledger.copy(), &uid, &ShownNodes::default()).unwrap();
     assert_eq!(explanation.verdict, PodVerdict::Reserved);
-    let PodStage::Reserved { victims, victims_left: 1, .. } = &explanation.stage else { panic!() };
+    let PodStage::Reserved {
+        victims,
+        victims_left: 1,
+        ..
+    } = &explanation.stage
+    else {
+        panic!()
+    };
     assert_eq!(victims[..], ["team/job".to_owned()]);
     world.ledger.release(&job.uid());
     world.report("a", &[], &[]);
     assert_eq!(
-        explain(&mut world.ledger.copy(), &uid, &ShownNodes::default()).unwrap().verdict,
+        explain(&mut world.ledger.copy(), &uid, &ShownNodes::default())
+            .unwrap()
+            .verdict,
         PodVerdict::Fits
     );
 }
 
 #[test]
 fn nodes_that_the_scheduler_did_not_ask_about_are_marked() {
-    let mut world = ExplainedCluster::new(Policy::default()).node("a", 1).node("b", 1);
+    let mut world = ExplainedCluster::new(Policy::default())
+        .node("a", 1)
+        .node("b", 1);
     let uid = world.wait(&pod("p", "80Gi"));
     let snapshot = world.ledger.snapshot();
-    world.ledger.note_refused(&uid, Some(snapshot.set_of([0].into_iter())));
+    world
+        .ledger
+        .note_refused(&uid, Some(snapshot.set_of([0].into_iter())));
     let explanation = explain(&mut world.ledger.copy(), &uid, &ShownNodes::All).unwrap();
-    let asked: Vec<Option<bool>> = explanation.nodes.iter().map(|node| node.was_asked).collect();
+    let asked: Vec<Option<bool>> = explanation
+        .nodes
+        .iter()
+        .map(|node| node.was_asked)
+        .collect();
     assert_eq!(asked, [Some(true), Some(false)]);
 }
 
@@ -274,29 +466,48 @@ fn a_pod_that_an_earlier_leader_may_have_refused_is_one_that_has_not_been_asked_
     let uid = world.wait(&pod("p", "20Gi"));
     world.ledger.suppose_all_refused();
     let explanation = explain(&mut world.ledger.copy(), &uid, &ShownNodes::All).unwrap();
-    let PodStage::Waiting { refused: Some(refused), .. } = &explanation.stage else { panic!() };
+    let PodStage::Waiting {
+        refused: Some(refused),
+        ..
+    } = &explanation.stage
+    else {
+        panic!()
+    };
     assert!(refused.supposed);
-    assert!(matches!(changes(&explanation)[0], RemedyChange::NotAsked), "{:?}", changes(&explanation));
+    assert!(
+        matches!(changes(&explanation)[0], RemedyChange::NotAsked),
+        "{:?}",
+        changes(&explanation)
+    );
     let all = world.ledger.snapshot().set_of([0].into_iter());
     world.ledger.note_refused(&uid, Some(all));
     let explanation = explain(&mut world.ledger.copy(), &uid, &ShownNodes::All).unwrap();
-    assert!(matches!(changes(&explanation)[0], RemedyChange::Requeued { woken: 0, .. }));
+    assert!(matches!(
+        changes(&explanation)[0],
+        RemedyChange::Requeued { woken: 0, .. }
+    ));
 }
 
 #[test]
 fn no_remedy_proposes_a_node_that_another_plugin_rules_out() {
-    let mut world =
-        ExplainedCluster::new(Policy::default()).node("a", 1).node("b", 1).runs(&pod("r", "60Gi"), "a", &[0]);
+    let mut world = ExplainedCluster::new(Policy::default())
+        .node("a", 1)
+        .node("b", 1)
+        .runs(&pod("r", "60Gi"), "a", &[0]);
     let uid = world.wait(&pod("p", "20Gi"));
     let snapshot = world.ledger.snapshot();
-    world.ledger.note_refused(&uid, Some(snapshot.set_of([0].into_iter())));
+    world
+        .ledger
+        .note_refused(&uid, Some(snapshot.set_of([0].into_iter())));
     let explanation = explain(&mut world.ledger.copy(), &uid, &ShownNodes::default()).unwrap();
     assert_eq!(explanation.verdict, PodVerdict::Fits);
     assert!(
         matches!(changes(&explanation)[0], RemedyChange::RejectedByOthers { node, nodes: 1 } if node.as_str() == "b")
     );
-    let gpu_candidates: Vec<&str> =
-        changes(&explanation)[1..].iter().filter_map(|c| Some(c.entry().1?.node.as_str())).collect();
+    let gpu_candidates: Vec<&str> = changes(&explanation)[1..]
+        .iter()
+        .filter_map(|c| Some(c.entry().1?.node.as_str()))
+        .collect();
     assert!(
         !gpu_candidates.is_empty() && gpu_candidates.iter().all(|node| *node == "a"),
         "{gpu_candidates:?}"
@@ -305,28 +516,54 @@ fn no_remedy_proposes_a_node_that_another_plugin_rules_out() {
 
 #[test]
 fn many_nodes_are_grouped_and_a_single_node_can_be_requested() {
-    let mut world =
-        (0..30).fold(ExplainedCluster::new(Policy::default()), |world, n| world.node(&format!("n{n:02}"), 1));
+    let mut world = (0..30).fold(ExplainedCluster::new(Policy::default()), |world, n| {
+        world.node(&format!("n{n:02}"), 1)
+    });
     for n in 0..12 {
-        world.bound(&pod(&format!("big-{n}"), "70Gi"), &format!("n{n:02}"), &[0], false);
+        world.bound(
+            &pod(&format!("big-{n}"), "70Gi"),
+            &format!("n{n:02}"),
+            &[0],
+            false,
+        );
     }
     world.bound(&pod("less", "60Gi"), "n12", &[0], false);
     let wanted = pod("p", "40Gi");
     let explanation = explained(&mut world, &wanted);
-    assert_eq!((explanation.counts.fit, explanation.counts.refused), (17, 13));
+    assert_eq!(
+        (explanation.counts.fit, explanation.counts.refused),
+        (17, 13)
+    );
     assert_eq!(explanation.nodes.len(), 11);
-    let [group] = &explanation.groups[..] else { panic!("{:?}", explanation.groups) };
+    let [group] = &explanation.groups[..] else {
+        panic!("{:?}", explanation.groups)
+    };
     // The nearest node to fitting stands for all.
-    assert_eq!((group.code.as_str(), group.count, group.example.as_str()), ("insufficient-vram", 13, "n12"));
+    assert_eq!(
+        (group.code.as_str(), group.count, group.example.as_str()),
+        ("insufficient-vram", 13, "n12")
+    );
     assert_eq!(world.explained(&wanted, &ShownNodes::All).nodes.len(), 30);
-    assert_eq!(world.explained(&wanted, &ShownNodes::Node(name("n29"))).nodes.len(), 1);
+    assert_eq!(
+        world
+            .explained(&wanted, &ShownNodes::Node(name("n29")))
+            .nodes
+            .len(),
+        1
+    );
     let unknown = world.explained(&wanted, &ShownNodes::Node(name("x")));
-    assert_eq!(unknown.nodes[0].misfit.as_ref().unwrap().code, "unknown-node");
+    assert_eq!(
+        unknown.nodes[0].misfit.as_ref().unwrap().code,
+        "unknown-node"
+    );
 }
 
 #[test]
 fn a_cluster_without_nodes_is_explained() {
-    let explanation = explained(&mut ExplainedCluster::new(Policy::default()), &pod("p", "9Gi"));
+    let explanation = explained(
+        &mut ExplainedCluster::new(Policy::default()),
+        &pod("p", "9Gi"),
+    );
     assert_eq!(explanation.verdict, PodVerdict::DoesNotFit);
     assert_eq!(
         explanation.remedies[0].text,
@@ -337,22 +574,60 @@ fn a_cluster_without_nodes_is_explained() {
 #[test]
 fn a_device_plugin_pod_is_explained_in_devices() {
     let mut world = ExplainedCluster::new(Policy::default()).plugin("p", 4);
-    let three = Sketch { devices: Some("3"), ..pod("three", "") };
+    let three = Sketch {
+        devices: Some("3"),
+        ..pod("three", "")
+    };
     let uid = world.wait(&three);
     world.ledger.assume(&uid, &name("p")).unwrap();
     world.ledger.confirm(&uid, &name("p"), None);
     assert_eq!(
-        explain(&mut world.ledger.copy(), &uid, &ShownNodes::default()).unwrap().verdict,
+        explain(&mut world.ledger.copy(), &uid, &ShownNodes::default())
+            .unwrap()
+            .verdict,
         PodVerdict::Bound
     );
-    let explanation = explained(&mut world, &Sketch { devices: Some("2"), ..pod("two", "") });
-    assert_eq!(explanation.nodes[0].devices.map(|devices| (devices.allocatable, devices.left)), Some((4, 1)));
-    let texts: Vec<&str> = explanation.remedies.iter().map(|remedy| remedy.text.as_str()).collect();
-    assert_eq!(texts[0], "request 1 of nvidia.com/gpu instead of 2: p fits then");
-    assert!(texts[1].starts_with("wait until 1 more of nvidia.com/gpu is free on p"), "{texts:?}");
-    let one = explained(&mut world, &Sketch { devices: Some("1"), ..pod("one", "") });
+    let explanation = explained(
+        &mut world,
+        &Sketch {
+            devices: Some("2"),
+            ..pod("two", "")
+        },
+    );
+    assert_eq!(
+        explanation.nodes[0]
+            .devices
+            .map(|devices| (devices.allocatable, devices.left)),
+        Some((4, 1))
+    );
+    let texts: Vec<&str> = explanation
+        .remedies
+        .iter()
+        .map(|remedy| remedy.text.as_str())
+        .collect();
+    assert_eq!(
+        texts[0],
+        "request 1 of nvidia.com/gpu instead of 2: p fits then"
+    );
+    assert!(
+        texts[1].starts_with("wait until 1 more of nvidia.com/gpu is free on p"),
+        "{texts:?}"
+    );
+    let one = explained(
+        &mut world,
+        &Sketch {
+            devices: Some("1"),
+            ..pod("one", "")
+        },
+    );
     assert_eq!(one.verdict, PodVerdict::Fits);
-    let many = explained(&mut world, &Sketch { devices: Some("9"), ..pod("nine", "") });
+    let many = explained(
+        &mut world,
+        &Sketch {
+            devices: Some("9"),
+            ..pod("nine", "")
+        },
+    );
     assert!(
         many.impasse
             .unwrap()
@@ -366,28 +641,57 @@ fn the_victims_of_a_kueue_workload_show_what_its_restart_loses() {
     let mut policy = Policy::default();
     policy.preemption.kueue = KueueRule::EvictPods;
     let mut world = ExplainedCluster::new(policy).node("a", 1).node("b", 1);
-    let group = GroupKey { namespace: "team".into(), kind: GroupKind::KueueWorkload, name: "train".into() };
-    let job = DisruptionInfo { group: Some(group), queue_managed: true, ..DisruptionInfo::default() };
+    let group = GroupKey {
+        namespace: "team".into(),
+        kind: GroupKind::KueueWorkload,
+        name: "train".into(),
+    };
+    let job = DisruptionInfo {
+        group: Some(group),
+        queue_managed: true,
+        ..DisruptionInfo::default()
+    };
     for (name, on) in [("train-0", "a"), ("train-1", "b")] {
-        world.bound_with(&Sketch { priority: -1, ..pod(name, "60Gi") }, on, &[0], job.clone());
+        world.bound_with(
+            &Sketch {
+                priority: -1,
+                ..pod(name, "60Gi")
+            },
+            on,
+            &[0],
+            job.clone(),
+        );
     }
     let explanation = explained(&mut world, &pod("p", "60Gi"));
     let [RemedyChange::Preempt { victims, .. }, ..] = changes(&explanation)[..] else {
         panic!("{explanation:?}")
     };
-    let [victim] = &victims[..] else { panic!("{victims:?}") };
+    let [victim] = &victims[..] else {
+        panic!("{victims:?}")
+    };
     let group = victim.group.as_ref().unwrap();
-    assert_eq!((group.name.as_str(), group.pods), ("Kueue Workload team/train", 2));
+    assert_eq!(
+        (group.name.as_str(), group.pods),
+        ("Kueue Workload team/train", 2)
+    );
     assert_eq!(group.cost, 2 * victim.eviction_cost.total(), "both restart");
     let text = &explanation.remedies[0].text;
-    assert!(text.contains("all 2 pods of its Kueue Workload team/train restart"), "{text}");
-    assert!(text.contains("is not requeued, and replacements wait inside its quota"), "{text}");
+    assert!(
+        text.contains("all 2 pods of its Kueue Workload team/train restart"),
+        "{text}"
+    );
+    assert!(
+        text.contains("is not requeued, and replacements wait inside its quota"),
+        "{text}"
+    );
 }
 
 #[test]
 fn what_a_pod_uses_beyond_its_grant_is_shown_once_several_reports_agree() {
     let job = pod("job", "10Gi");
-    let mut world = ExplainedCluster::new(Policy::default()).node("a", 1).runs(&job, "a", &[0]);
+    let mut world = ExplainedCluster::new(Policy::default())
+        .node("a", 1)
+        .runs(&job, "a", &[0]);
     let beyond = |world: &mut ExplainedCluster| {
         let explanation = explained(world, &pod("p", "60Gi"));
         explanation.nodes[0].gpus[0].occupants[0].over_grant_bytes
@@ -396,8 +700,17 @@ fn what_a_pod_uses_beyond_its_grant_is_shown_once_several_reports_agree() {
     for _ in 0..3 {
         world.pass(Millis::seconds(1));
         let (granted, used) = (Bytes::gib(10), Bytes::gib(13));
-        let over_grant = vec![OverGrant { pod: job.uid(), granted, used, ungranted: None }];
-        let reading = NodeReading { sampled: world.ledger.now(), over_grant, ..NodeReading::default() };
+        let over_grant = vec![OverGrant {
+            pod: job.uid(),
+            granted,
+            used,
+            ungranted: None,
+        }];
+        let reading = NodeReading {
+            sampled: world.ledger.now(),
+            over_grant,
+            ..NodeReading::default()
+        };
         world.ledger.read(&name("a"), reading.into());
     }
     assert_eq!(beyond(&mut world), Bytes::gib(3));
@@ -406,27 +719,50 @@ fn what_a_pod_uses_beyond_its_grant_is_shown_once_several_reports_agree() {
 #[test]
 fn advice_names_no_node_that_shows_no_gpu() {
     let started = |explanation: &Explanation| {
-        changes(explanation).into_iter().find_map(|change| match change {
-            RemedyChange::StartAgent { node, nodes, .. } => Some((node.to_string(), *nodes)),
-            _ => None,
-        })
+        changes(explanation)
+            .into_iter()
+            .find_map(|change| match change {
+                RemedyChange::StartAgent { node, nodes, .. } => Some((node.to_string(), *nodes)),
+                _ => None,
+            })
     };
-    let full = || ExplainedCluster::new(Policy::default()).node("b", 1).silent("a-cpu").silent("z-cpu");
+    let full = || {
+        ExplainedCluster::new(Policy::default())
+            .node("b", 1)
+            .silent("a-cpu")
+            .silent("z-cpu")
+    };
     let large = pod("p", "100Gi");
     assert_eq!(started(&explained(&mut full(), &large)), None);
     let mut labelled =
-        full().silent("g").labelled("g", "feature.node.kubernetes.io/pci-10de.present", "true");
-    assert_eq!(started(&explained(&mut labelled, &large)), Some(("g".into(), 1)));
-    let mut denied = full().silent("g").labelled("g", "nvidia.com/gpu.present", "false");
+        full()
+            .silent("g")
+            .labelled("g", "feature.node.kubernetes.io/pci-10de.present", "true");
+    assert_eq!(
+        started(&explained(&mut labelled, &large)),
+        Some(("g".into(), 1))
+    );
+    let mut denied = full()
+        .silent("g")
+        .labelled("g", "nvidia.com/gpu.present", "false");
     assert_eq!(started(&explained(&mut denied, &large)), None);
 }
 
 #[test]
 fn where_no_gpu_is_known_at_all_labels_are_the_way_to_some() {
-    let mut world = ExplainedCluster::new(Policy::default()).silent("a").silent("b");
+    let mut world = ExplainedCluster::new(Policy::default())
+        .silent("a")
+        .silent("b");
     let explanation = explained(&mut world, &pod("p", "10Gi"));
-    assert!(changes(&explanation).contains(&&RemedyChange::LabelGpuNodes), "{:?}", explanation.remedies);
-    assert_eq!(explanation.impasse, None, "no GPU is known, so none is known to be too small");
+    assert!(
+        changes(&explanation).contains(&&RemedyChange::LabelGpuNodes),
+        "{:?}",
+        explanation.remedies
+    );
+    assert_eq!(
+        explanation.impasse, None,
+        "no GPU is known, so none is known to be too small"
+    );
     let text = &explanation.remedies[0].text;
     assert!(text.contains("nvidia.com/gpu.present=true"), "{text}");
 }
@@ -435,29 +771,57 @@ fn where_no_gpu_is_known_at_all_labels_are_the_way_to_some() {
 fn what_no_wait_changes_is_told_beside_the_remedies() {
     let mut world = ExplainedCluster::new(Policy::default()).node("a", 1);
     let large = explained(&mut world, &pod("large", "100Gi"));
-    assert!(large.impasse.is_some_and(|impasse| impasse.text.contains("can allocate 72.0 GiB")));
-    assert!(large.remedies.iter().all(|remedy| !remedy.text.contains("will not help")));
+    assert!(
+        large
+            .impasse
+            .is_some_and(|impasse| impasse.text.contains("can allocate 72.0 GiB"))
+    );
+    assert!(
+        large
+            .remedies
+            .iter()
+            .all(|remedy| !remedy.text.contains("will not help"))
+    );
     let small = explained(&mut world, &pod("small", "10Gi"));
     assert_eq!((small.impasse, small.verdict), (None, PodVerdict::Fits));
 }
 
 fn of_others(name: &str, vram: &str) -> Sketch {
-    Sketch { namespace: "elsewhere", priority: -1, ..pod(name, vram) }
+    Sketch {
+        namespace: "elsewhere",
+        priority: -1,
+        ..pod(name, vram)
+    }
 }
 
 /// The explanation as text of JSON, and its remedies' sentences.
-fn told_to(reader: PodAccess, world: &mut ExplainedCluster, asks: &Sketch) -> (serde_json::Value, String) {
+fn told_to(
+    reader: PodAccess,
+    world: &mut ExplainedCluster,
+    asks: &Sketch,
+) -> (serde_json::Value, String) {
     let uid = world.wait(asks);
     let told = explain_to(reader, &mut world.ledger.copy(), &uid, &ShownNodes::All).unwrap();
-    let remedies: Vec<&str> = told.remedies.iter().map(|remedy| remedy.text.as_str()).collect();
+    let remedies: Vec<&str> = told
+        .remedies
+        .iter()
+        .map(|remedy| remedy.text.as_str())
+        .collect();
     (serde_json::to_value(&told).unwrap(), remedies.join("\n"))
 }
 
 #[test]
 fn victims_that_the_reader_may_not_see_are_one_count_and_one_sum() {
-    let own = Sketch { priority: -1, ..pod("own", "10Gi") };
+    let own = Sketch {
+        priority: -1,
+        ..pod("own", "10Gi")
+    };
     for (reader, named, others) in [
-        (PodAccess::All, vec!["elsewhere/x", "elsewhere/y", "team/own"], None),
+        (
+            PodAccess::All,
+            vec!["elsewhere/x", "elsewhere/y", "team/own"],
+            None,
+        ),
         (PodAccess::Namespace, vec!["team/own"], Some((2, 45))),
         (PodAccess::Own, vec![], Some((3, 55))),
     ] {
@@ -467,13 +831,24 @@ fn victims_that_the_reader_may_not_see_are_one_count_and_one_sum() {
             .runs(&of_others("y", "30Gi"), "a", &[0])
             .runs(&own, "a", &[0]);
         let (json, text) = told_to(reader, &mut world, &pod("p", "72Gi"));
-        let change =
-            json["remedies"].as_array().unwrap().iter().find(|one| one["change"] == "preempt").unwrap();
-        let victims: Vec<&str> =
-            change["victims"].as_array().unwrap().iter().map(|one| one["pod"].as_str().unwrap()).collect();
+        let change = json["remedies"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|one| one["change"] == "preempt")
+            .unwrap();
+        let victims: Vec<&str> = change["victims"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|one| one["pod"].as_str().unwrap())
+            .collect();
         assert_eq!(victims, named);
         let told = others.map(|(pods, gib)| {
-            assert!(text.contains(&format!("{pods} pods of others ({gib}.0 GiB)")), "{text}");
+            assert!(
+                text.contains(&format!("{pods} pods of others ({gib}.0 GiB)")),
+                "{text}"
+            );
             serde_json::json!({ "pods": pods, "bytes": (gib as u64) << 30 })
         });
         assert_eq!(change["others"], told.unwrap_or_default());
@@ -483,37 +858,57 @@ fn victims_that_the_reader_may_not_see_are_one_count_and_one_sum() {
 
 #[test]
 fn pods_in_the_way_that_the_reader_may_not_see_are_counted_once() {
-    let asks = Sketch { gpus: Some(2), ..pod("p", "20Gi") };
+    let asks = Sketch {
+        gpus: Some(2),
+        ..pod("p", "20Gi")
+    };
     for (engines, told) in [
         (&[("x", &[0][..]), ("y", &[1])][..], "2 pods of others"),
         (&[("x", &[0, 1])], "1 pod of others"),
-        (&[("x", &[0, 1]), ("y", &[1]), ("z", &[0])], "3 pods of others"),
+        (
+            &[("x", &[0, 1]), ("y", &[1]), ("z", &[0])],
+            "3 pods of others",
+        ),
     ] {
         let mut world = ExplainedCluster::new(Policy::default()).node("a", 2);
         for (name, gpus) in engines {
-            let engine = Sketch { priority: 0, gpus: Some(gpus.len() as u32), ..of_others(name, "20Gi") };
+            let engine = Sketch {
+                priority: 0,
+                gpus: Some(gpus.len() as u32),
+                ..of_others(name, "20Gi")
+            };
             world.bound(&engine, "a", gpus, false);
         }
         world.report("a", &[(0, 95, 0), (1, 95, 0)], &[]);
         let (_, text) = told_to(PodAccess::Namespace, &mut world, &asks);
         assert!(text.contains(&format!("(the engine of {told})")), "{text}");
     }
-    let alone = Sketch { exclusive: true, ..pod("alone", "20Gi") };
+    let alone = Sketch {
+        exclusive: true,
+        ..pod("alone", "20Gi")
+    };
     let mut world = ExplainedCluster::new(Policy::default())
         .node("a", 1)
         .runs(&of_others("x", "10Gi"), "a", &[0])
         .runs(&of_others("y", "10Gi"), "a", &[0]);
     let (json, _) = told_to(PodAccess::Namespace, &mut world, &alone);
     let text = &json["nodes"][0]["gpus"][0]["obstacles"][0]["text"];
-    assert_eq!(text, "the pod requests it exclusively, and 2 pods of others have VRAM on it");
+    assert_eq!(
+        text,
+        "the pod requests it exclusively, and 2 pods of others have VRAM on it"
+    );
 }
 
 #[test]
 fn victims_of_a_reservation_that_the_reader_may_not_see_are_counted() {
-    let own = Sketch { priority: -1, ..pod("own", "20Gi") };
+    let own = Sketch {
+        priority: -1,
+        ..pod("own", "20Gi")
+    };
     let jobs = [of_others("x", "20Gi"), of_others("y", "20Gi"), own];
     let mut world = ExplainedCluster::new(Policy::default()).node("a", 1);
-    jobs.iter().for_each(|job| world.bound(job, "a", &[0], false));
+    jobs.iter()
+        .for_each(|job| world.bound(job, "a", &[0], false));
     let uid = world.wait(&pod("p", "60Gi"));
     let devices = world.ledger.node(&name("a")).unwrap().devices.clone();
     let reservation = Reservation {
@@ -523,10 +918,18 @@ fn victims_of_a_reservation_that_the_reader_may_not_see_are_counted() {
         deadline: world.ledger.now() + Millis::seconds(60),
     };
     world.ledger.reserve(&uid, reservation).unwrap();
-    let told = explain_to(PodAccess::Namespace, &mut world.ledger.copy(), &uid, &ShownNodes::All).unwrap();
+    let told = explain_to(
+        PodAccess::Namespace,
+        &mut world.ledger.copy(),
+        &uid,
+        &ShownNodes::All,
+    )
+    .unwrap();
     let text = &told.remedies[0].text;
     assert!(
-        text.starts_with("wait: 3 victims on a not terminated yet, of 2 pods of others and team/own;"),
+        text.starts_with(
+            "wait: 3 victims on a not terminated yet, of 2 pods of others and team/own;"
+        ),
         "{text}"
     );
 }

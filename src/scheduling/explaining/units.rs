@@ -6,9 +6,19 @@ pub use crate::units::length;
 
 /// A quantity as Kubernetes writes it, in the largest unit that is exact.
 pub fn quantity(bytes: Bytes) -> String {
-    let units = [(1u64 << 40, "Ti"), (1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki")];
-    let exact = units.into_iter().find(|(unit, _)| bytes.0 > 0 && bytes.0.is_multiple_of(*unit));
-    exact.map_or_else(|| bytes.0.to_string(), |(unit, name)| format!("{}{name}", bytes.0 / unit))
+    let units = [
+        (1u64 << 40, "Ti"),
+        (1 << 30, "Gi"),
+        (1 << 20, "Mi"),
+        (1 << 10, "Ki"),
+    ];
+    let exact = units
+        .into_iter()
+        .find(|(unit, _)| bytes.0 > 0 && bytes.0.is_multiple_of(*unit));
+    exact.map_or_else(
+        || bytes.0.to_string(),
+        |(unit, name)| format!("{}{name}", bytes.0 / unit),
+    )
 }
 
 /// `0.125`, `2`.
@@ -22,8 +32,13 @@ pub fn gpus(milli: u64) -> String {
 /// `2.0 GiB and 0.5 GPUs`; `nothing` is the text for a missing bound.
 pub fn amount(amount: ShareAmount, nothing: &str) -> String {
     let vram = amount.vram_bytes.map(|vram| vram.to_string());
-    let gpus =
-        amount.milli_gpus.map(|milli| format!("{} GPU{}", gpus(milli), if milli == 1000 { "" } else { "s" }));
+    let gpus = amount.milli_gpus.map(|milli| {
+        format!(
+            "{} GPU{}",
+            gpus(milli),
+            if milli == 1000 { "" } else { "s" }
+        )
+    });
     match (vram, gpus) {
         (None, None) => nothing.into(),
         (Some(one), None) | (None, Some(one)) => one,
@@ -48,12 +63,22 @@ mod tests {
 
     #[test]
     fn durations_and_quantities_are_formatted_for_people() {
-        let lengths = [1_234, 59_000, 180_000, 7_500_000, 400_000_000].map(|millis| length(Millis(millis)));
+        let lengths =
+            [1_234, 59_000, 180_000, 7_500_000, 400_000_000].map(|millis| length(Millis(millis)));
         assert_eq!(lengths, ["1.2 s", "59 s", "3 min", "2 h 5 min", "4 days"]);
-        let sizes =
-            [Bytes::gib(40), Bytes::mib(1536), Bytes(1000), Bytes::ZERO, Bytes::gib(2048)].map(quantity);
+        let sizes = [
+            Bytes::gib(40),
+            Bytes::mib(1536),
+            Bytes(1000),
+            Bytes::ZERO,
+            Bytes::gib(2048),
+        ]
+        .map(quantity);
         assert_eq!(sizes, ["40Gi", "1536Mi", "1000", "0", "2Ti"]);
         assert_eq!([500, 2000, 1250].map(gpus), ["0.500", "2", "1.250"]);
-        assert_eq!([gpu_list(&[2]), gpu_list(&[0, 1, 3])], ["GPU 2", "GPUs 0, 1 and 3"]);
+        assert_eq!(
+            [gpu_list(&[2]), gpu_list(&[0, 1, 3])],
+            ["GPU 2", "GPUs 0, 1 and 3"]
+        );
     }
 }

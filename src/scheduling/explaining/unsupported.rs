@@ -23,12 +23,20 @@ pub fn unsupported(cluster: &ClusterCopy, facts: &Facts) -> Vec<UnsupportedPart>
         return Vec::new();
     }
     let view = cluster.kube_filters();
-    let Some(wants) = view.wants(&facts.uid) else { return Vec::new() };
+    let Some(wants) = view.wants(&facts.uid) else {
+        return Vec::new();
+    };
     let query = view.ask(Some(&facts.uid), wants);
     let mut found = BTreeMap::new();
     for node in facts.snapshot.nodes() {
-        if let FilterVerdict::Unsupported(rule) = query.verdict(&node.name, &AssumedNodeChange::default()) {
-            let new = || UnsupportedPart { rule: rule.code().into(), text: rule.to_string(), nodes: 0 };
+        if let FilterVerdict::Unsupported(rule) =
+            query.verdict(&node.name, &AssumedNodeChange::default())
+        {
+            let new = || UnsupportedPart {
+                rule: rule.code().into(),
+                text: rule.to_string(),
+                nodes: 0,
+            };
             found.entry(rule.code()).or_insert_with(new).nodes += 1;
         }
     }

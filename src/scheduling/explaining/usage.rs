@@ -59,9 +59,16 @@ pub struct DeviceUsage<'l> {
 /// Adds up what each class and tenant has.
 pub fn usage(ledger: &Ledger) -> ClusterUsage {
     let (policy, now) = (ledger.policy(), ledger.now());
-    let class = |name: &String| ClassUsage { name: name.clone(), ..ClassUsage::default() };
+    let class = |name: &String| ClassUsage {
+        name: name.clone(),
+        ..ClassUsage::default()
+    };
     let mut usage = ClusterUsage {
-        classes: policy.classes().iter().map(|known| class(&known.name)).collect(),
+        classes: policy
+            .classes()
+            .iter()
+            .map(|known| class(&known.name))
+            .collect(),
         tenants: policy.tenants().iter().map(TenantShare::of).collect(),
         oldest_reservation: Millis::default(),
     };
@@ -71,12 +78,18 @@ pub fn usage(ledger: &Ledger) -> ClusterUsage {
         if let Some(class) = usage.classes.get_mut(demand.class.place()) {
             class.add(pod_state, vram, pending.map(|since| now.since(since)));
         }
-        if let Some(tenant) = demand.tenant.and_then(|id| usage.tenants.get_mut(id.place())) {
+        if let Some(tenant) = demand
+            .tenant
+            .and_then(|id| usage.tenants.get_mut(id.place()))
+        {
             tenant.allocated += vram;
             tenant.pending += u64::from(pending.is_some());
         }
-        if let Some(WaitingPod { reservation: Some(_), reserved_since: Some(since), .. }) =
-            pod_state.waiting()
+        if let Some(WaitingPod {
+            reservation: Some(_),
+            reserved_since: Some(since),
+            ..
+        }) = pod_state.waiting()
         {
             usage.oldest_reservation = usage.oldest_reservation.max(now.since(*since));
         }
@@ -87,12 +100,17 @@ pub fn usage(ledger: &Ledger) -> ClusterUsage {
 
 /// The GPUs of a node, in its order.
 pub fn devices(node: &Node) -> impl Iterator<Item = DeviceUsage<'_>> {
-    node.devices.iter().zip(&*node.gpus).map(|(device, gpu)| DeviceUsage { device, gpu })
+    node.devices
+        .iter()
+        .zip(&*node.gpus)
+        .map(|(device, gpu)| DeviceUsage { device, gpu })
 }
 
 /// Every node that exists, in order of name, with the name of its pool.
 pub fn nodes(ledger: &Ledger) -> impl Iterator<Item = (&Node, Option<&str>)> {
-    let existing = ledger.all_node_states().filter(|node_state| node_state.exists());
+    let existing = ledger
+        .all_node_states()
+        .filter(|node_state| node_state.exists());
     existing.map(|node_state| {
         let node = node_state.view();
         (node, ledger.pool_of(&node.name).map(|pool| &*pool.name))
@@ -102,7 +120,11 @@ pub fn nodes(ledger: &Ledger) -> impl Iterator<Item = (&Node, Option<&str>)> {
 impl DeviceUsage<'_> {
     /// VRAM that pods may be allocated; none where a DRA driver allocates it.
     pub fn allocatable(&self, node: &Node) -> Bytes {
-        if node.kind == NodeKind::Dra { Bytes::ZERO } else { self.gpu.capacity }
+        if node.kind == NodeKind::Dra {
+            Bytes::ZERO
+        } else {
+            self.gpu.capacity
+        }
     }
 }
 
@@ -135,7 +157,9 @@ impl TenantShare {
     }
 
     fn settle(&mut self) {
-        self.borrowed = self.guarantee.map_or(Bytes::ZERO, |guarantee| self.allocated.minus(guarantee));
+        self.borrowed = self
+            .guarantee
+            .map_or(Bytes::ZERO, |guarantee| self.allocated.minus(guarantee));
     }
 }
 
@@ -149,7 +173,12 @@ fn pending_since(pod_state: &PodState) -> Option<Moment> {
     };
     let is_ours = !pod_state.demand.asks_plugin() || waiting.unplaced_since.is_some();
     let is_pending = is_ours && waiting.gate != SchedulingGate::Others;
-    is_pending.then(|| waiting.unplaced_since.unwrap_or(waiting.since).min(waiting.since))
+    is_pending.then(|| {
+        waiting
+            .unplaced_since
+            .unwrap_or(waiting.since)
+            .min(waiting.since)
+    })
 }
 
 #[cfg(test)]

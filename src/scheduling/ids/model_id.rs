@@ -30,7 +30,10 @@ impl ModelId {
     pub fn parse_named(text: &str) -> Result<Option<Self>, InvalidName> {
         let model = Self::parse(text)?;
         let last = model.canonical.rsplit('/').next();
-        Ok(Some(model.clone()).filter(|_| !(model.is_path() && last.is_some_and(is_models_folder))))
+        Ok(
+            Some(model.clone())
+                .filter(|_| !(model.is_path() && last.is_some_and(is_models_folder))),
+        )
     }
 
     fn of(text: Arc<str>) -> Self {
@@ -53,7 +56,9 @@ impl ModelId {
         }
         let mut found: Option<&Self> = None;
         for model in known {
-            if model == self || self.is_short_for(model) && found.is_some_and(|found| found != model) {
+            if model == self
+                || self.is_short_for(model) && found.is_some_and(|found| found != model)
+            {
                 return self;
             }
             found = found.or_else(|| self.is_short_for(model).then_some(model));
@@ -67,17 +72,30 @@ impl ModelId {
         let mark = |name: &str| {
             let mut hasher = FxHasher::default();
             name.bytes().for_each(|byte| {
-                hasher.write_u8(if matches!(byte, b'/' | b'_' | b'.') { b'-' } else { byte });
+                hasher.write_u8(if matches!(byte, b'/' | b'_' | b'.') {
+                    b'-'
+                } else {
+                    byte
+                });
             });
             1 << (hasher.finish() % 64)
         };
-        let name = self.canonical.split_once('/').map_or(&*self.canonical, |(_, name)| name);
+        let name = self
+            .canonical
+            .split_once('/')
+            .map_or(&*self.canonical, |(_, name)| name);
         mark(&self.canonical) | mark(name)
     }
 
     fn is_short_for(&self, model: &Self) -> bool {
-        let Some((organization, name)) = model.canonical.split_once('/') else { return false };
-        let Some(front) = self.canonical.strip_suffix(name).filter(|_| !model.is_path()) else {
+        let Some((organization, name)) = model.canonical.split_once('/') else {
+            return false;
+        };
+        let Some(front) = self
+            .canonical
+            .strip_suffix(name)
+            .filter(|_| !model.is_path())
+        else {
             return false;
         };
         front.is_empty() || front.strip_suffix(['-', '_', '.']) == Some(organization)
@@ -118,17 +136,18 @@ fn canonical(text: &str) -> Cow<'_, str> {
 /// The model whose files are in a folder of the hub's cache, or below one for models.
 fn in_folder(path: &str) -> Option<Cow<'_, str>> {
     let mut folders = path.split('/');
-    if let Some(name) =
-        folders.clone().find_map(|folder| of_cache(folder).filter(|_| folder.starts_with(CACHED)))
+    if let Some(name) = folders
+        .clone()
+        .find_map(|folder| of_cache(folder).filter(|_| folder.starts_with(CACHED)))
     {
         return Some(name);
     }
     folders.by_ref().find(|folder| is_models_folder(folder))?;
     match folders.collect::<Vec<_>>()[..] {
         [name] => Some(lower(name)),
-        [organization, name] if !is_models_folder(organization) => {
-            Some(lower(&path[path.len() - organization.len() - name.len() - 1..]))
-        }
+        [organization, name] if !is_models_folder(organization) => Some(lower(
+            &path[path.len() - organization.len() - name.len() - 1..],
+        )),
         _ => None,
     }
 }
@@ -142,20 +161,26 @@ const CACHED: &str = "models--";
 
 /// `organization--name`, with or without that: no name on the hub has two hyphens in a row.
 fn of_cache(folder: &str) -> Option<Cow<'_, str>> {
-    let (organization, name) = folder.strip_prefix(CACHED).unwrap_or(folder).split_once("--")?;
-    let is_one =
-        !organization.is_empty() && !name.is_empty() && !name.contains("--") && !folder.contains('/');
+    let (organization, name) = folder
+        .strip_prefix(CACHED)
+        .unwrap_or(folder)
+        .split_once("--")?;
+    let is_one = !organization.is_empty()
+        && !name.is_empty()
+        && !name.contains("--")
+        && !folder.contains('/');
     is_one.then(|| format!("{organization}/{name}").to_ascii_lowercase().into())
 }
 
 /// Behind a colon, a name of an engine's own may have a size or a precision, which is another model: `llama3:8b`.
 fn without_revision(text: &str) -> &str {
-    let is_commit =
-        |text: &str| (7..=40).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    match text
-        .split_once('@')
-        .or_else(|| text.rsplit_once(':').filter(|(_, rev)| *rev == "main" || is_commit(rev)))
-    {
+    let is_commit = |text: &str| {
+        (7..=40).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+    };
+    match text.split_once('@').or_else(|| {
+        text.rsplit_once(':')
+            .filter(|(_, rev)| *rev == "main" || is_commit(rev))
+    }) {
         Some((name, _)) if !name.is_empty() => name,
         _ => text,
     }
@@ -163,7 +188,10 @@ fn without_revision(text: &str) -> &str {
 
 fn strip_prefix<'a>(text: &'a str, prefix: &str) -> Option<&'a str> {
     let (front, rest) = text.split_at_checked(prefix.len())?;
-    front.eq_ignore_ascii_case(prefix).then_some(rest).filter(|rest| !rest.is_empty())
+    front
+        .eq_ignore_ascii_case(prefix)
+        .then_some(rest)
+        .filter(|rest| !rest.is_empty())
 }
 
 fn lower(text: &str) -> Cow<'_, str> {
@@ -213,7 +241,9 @@ impl Serialize for ModelId {
 
 impl<'de> Deserialize<'de> for ModelId {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_str(NameVisitor("model id")).map(Self::of)
+        deserializer
+            .deserialize_str(NameVisitor("model id"))
+            .map(Self::of)
     }
 }
 
@@ -279,8 +309,15 @@ mod tests {
 
     #[test]
     fn a_folder_in_which_any_model_may_be_names_none() {
-        let named = |text| ModelId::parse_named(text).unwrap().map(|model| model.to_string());
-        assert_eq!(["/mnt/models", "/mnt/models/", "/models", "/model"].map(named), [const { None }; 4]);
+        let named = |text| {
+            ModelId::parse_named(text)
+                .unwrap()
+                .map(|model| model.to_string())
+        };
+        assert_eq!(
+            ["/mnt/models", "/mnt/models/", "/models", "/model"].map(named),
+            [const { None }; 4]
+        );
         assert_eq!(named("/mnt/models/llama"), Some("/mnt/models/llama".into()));
         assert_eq!(named("models"), Some("models".into()));
         assert!(ModelId::parse_named("a b").is_err());
@@ -288,8 +325,15 @@ mod tests {
 
     #[test]
     fn a_short_name_stands_for_the_only_model_that_it_can_be() {
-        let known =
-            ["Qwen/Qwen3-32B", "meta-llama/Llama-3.1-8B", "a/twice", "b/twice", "own", "c/own"].map(model);
+        let known = [
+            "Qwen/Qwen3-32B",
+            "meta-llama/Llama-3.1-8B",
+            "a/twice",
+            "b/twice",
+            "own",
+            "c/own",
+        ]
+        .map(model);
         let among = |text: &str| model(text).among(&known).to_string();
         for (short, whole) in [
             ("Qwen3-32B", "Qwen/Qwen3-32B"),
@@ -307,7 +351,11 @@ mod tests {
             assert_eq!(among(short), whole, "{short}");
         }
         let twice = [model("Qwen/Qwen3-32B"), model("qwen/qwen3-32b")];
-        assert_eq!(model("qwen3-32b").among(&twice), &twice[0], "the same model twice is one");
+        assert_eq!(
+            model("qwen3-32b").among(&twice),
+            &twice[0],
+            "the same model twice is one"
+        );
     }
 
     proptest! {

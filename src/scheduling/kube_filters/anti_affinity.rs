@@ -20,8 +20,15 @@ pub(super) struct AntiAffinityIndex {
 
 impl AntiAffinityIndex {
     /// Adds the anti-affinities of a pod on `node`; returns the same, shared with pods that have equal ones.
-    pub fn add(&mut self, node: &NodeName, repels: &[Arc<AntiAffinity>]) -> Arc<[Arc<AntiAffinity>]> {
-        repels.iter().map(|repulsion| self.add_one(node, repulsion)).collect()
+    pub fn add(
+        &mut self,
+        node: &NodeName,
+        repels: &[Arc<AntiAffinity>],
+    ) -> Arc<[Arc<AntiAffinity>]> {
+        repels
+            .iter()
+            .map(|repulsion| self.add_one(node, repulsion))
+            .collect()
     }
 
     pub fn remove(&mut self, node: &NodeName, repels: &[Arc<AntiAffinity>]) {
@@ -46,8 +53,15 @@ impl AntiAffinityIndex {
             Some(namespace) => self.by_namespace.entry(namespace.to_owned()).or_default(),
             None => &mut self.wide,
         };
-        let shared = known.get_key_value(repulsion).map_or(repulsion, |(shared, _)| shared).clone();
-        *known.entry(shared.clone()).or_default().entry(node.clone()).or_default() += 1;
+        let shared = known
+            .get_key_value(repulsion)
+            .map_or(repulsion, |(shared, _)| shared)
+            .clone();
+        *known
+            .entry(shared.clone())
+            .or_default()
+            .entry(node.clone())
+            .or_default() += 1;
         shared
     }
 
@@ -55,7 +69,9 @@ impl AntiAffinityIndex {
         let Some(namespace) = only_namespace(repulsion) else {
             return forget(&mut self.wide, node, repulsion);
         };
-        let Some(known) = self.by_namespace.get_mut(namespace) else { return };
+        let Some(known) = self.by_namespace.get_mut(namespace) else {
+            return;
+        };
         forget(known, node, repulsion);
         if known.is_empty() {
             self.by_namespace.remove(namespace);
@@ -65,7 +81,9 @@ impl AntiAffinityIndex {
 
 fn only_namespace(repulsion: &AntiAffinity) -> Option<&str> {
     match &repulsion.scope {
-        NamespaceScope::Of(namespaces) if namespaces.len() == 1 => namespaces.first().map(String::as_str),
+        NamespaceScope::Of(namespaces) if namespaces.len() == 1 => {
+            namespaces.first().map(String::as_str)
+        }
         _ => None,
     }
 }
@@ -75,7 +93,9 @@ fn forget(
     node: &NodeName,
     repulsion: &Arc<AntiAffinity>,
 ) {
-    let Some(sources) = known.get_mut(repulsion) else { return };
+    let Some(sources) = known.get_mut(repulsion) else {
+        return;
+    };
     if let Some(count) = sources.get_mut(node) {
         *count -= 1;
         if *count == 0 {

@@ -96,13 +96,25 @@ pub(super) fn classify<'a, P>(pod: &Requirements, present: NodeOccupancy<'a, P>)
 where
     P: Iterator<Item = &'a HostPort> + Clone,
 {
-    let NodeOccupancy { machine, taken, ports, volumes, attached, unsupported } = present;
+    let NodeOccupancy {
+        machine,
+        taken,
+        ports,
+        volumes,
+        attached,
+        unsupported,
+    } = present;
     let reason = by_the_node_alone(pod, volumes, machine)
         .or_else(|| by_resources(pod, machine, taken))
         .or_else(|| by_ports(pod, ports));
-    let may_lack_attachments = !pod.claims.is_empty() && attached + pod.claims.len() > ATTACHED_ANYWHERE;
+    let may_lack_attachments =
+        !pod.claims.is_empty() && attached + pod.claims.len() > ATTACHED_ANYWHERE;
     let attach_limit = may_lack_attachments.then_some(UnsupportedRule::AttachLimit);
-    let unsupported = pod.unsupported.or(volumes.unsupported()).or(unsupported).or(attach_limit);
+    let unsupported = pod
+        .unsupported
+        .or(volumes.unsupported())
+        .or(unsupported)
+        .or(attach_limit);
     match (reason, unsupported) {
         (Some(reason), _) => FilterVerdict::Rejects(reason),
         (None, Some(unsupported)) => FilterVerdict::Unsupported(unsupported),
@@ -117,7 +129,10 @@ fn by_the_node_alone(
     machine: &FilterNode,
 ) -> Option<FilterReason> {
     if let Some(taint) = machine.untolerated(&pod.tolerations) {
-        return Some(FilterReason::Tainted { key: taint.key.clone(), effect: taint.effect });
+        return Some(FilterReason::Tainted {
+            key: taint.key.clone(),
+            effect: taint.effect,
+        });
     }
     if !pod.selects(machine) {
         return Some(FilterReason::NotSelected);
@@ -128,21 +143,37 @@ fn by_the_node_alone(
     let mut asked = pod.amounts.named();
     asked.find_map(|(resource, asked)| {
         let allocatable = machine.allocatable.of_resource(resource);
-        let too_small =
-            || FilterReason::InsufficientAllocatable { resource: resource.into(), asked, allocatable };
+        let too_small = || FilterReason::InsufficientAllocatable {
+            resource: resource.into(),
+            asked,
+            allocatable,
+        };
         (asked > allocatable).then(too_small)
     })
 }
 
 /// NodeResourcesFit. A resource that the pod does not request may be overcommitted.
-fn by_resources(pod: &Requirements, machine: &FilterNode, taken: &RequestedSums) -> Option<FilterReason> {
+fn by_resources(
+    pod: &Requirements,
+    machine: &FilterNode,
+    taken: &RequestedSums,
+) -> Option<FilterReason> {
     if taken.pods >= machine.pods {
-        return Some(FilterReason::TooManyPods { allowed: machine.pods });
+        return Some(FilterReason::TooManyPods {
+            allowed: machine.pods,
+        });
     }
     let mut asked = pod.amounts.named();
     asked.find_map(|(resource, asked)| {
-        let left = machine.allocatable.of_resource(resource).saturating_sub(taken.of_resource(resource));
-        (asked > left).then(|| FilterReason::InsufficientFree { resource: resource.into(), asked, left })
+        let left = machine
+            .allocatable
+            .of_resource(resource)
+            .saturating_sub(taken.of_resource(resource));
+        (asked > left).then(|| FilterReason::InsufficientFree {
+            resource: resource.into(),
+            asked,
+            left,
+        })
     })
 }
 
@@ -152,5 +183,8 @@ fn by_ports<'a>(
     taken: impl Iterator<Item = &'a HostPort> + Clone,
 ) -> Option<FilterReason> {
     let is_taken = |port: &&HostPort| taken.clone().any(|other| port.conflicts_with(other));
-    pod.ports.iter().find(is_taken).map(|port| FilterReason::HostPortInUse { port: port.clone() })
+    pod.ports
+        .iter()
+        .find(is_taken)
+        .map(|port| FilterReason::HostPortInUse { port: port.clone() })
 }

@@ -34,7 +34,11 @@ mod tests {
     use super::*;
 
     fn port(ip: &str, protocol: &str, port: u32) -> HostPort {
-        HostPort { ip: ip.into(), protocol: protocol.into(), port }
+        HostPort {
+            ip: ip.into(),
+            protocol: protocol.into(),
+            port,
+        }
     }
 
     #[test]

@@ -23,7 +23,9 @@ pub mod volumes;
 
 pub use filters::{FilterReason, FilterVerdict};
 pub use node::FilterNode;
-pub use requirements::{AntiAffinity, NamespaceScope, NodeFootprint, Requirements, UnsupportedRule};
+pub use requirements::{
+    AntiAffinity, NamespaceScope, NodeFootprint, Requirements, UnsupportedRule,
+};
 pub use resources::Amounts;
 pub use volumes::{StorageKind, StorageObject};
 
@@ -95,12 +97,19 @@ pub struct FilterQuery<'a> {
 impl ClusterFilters {
     /// Sets a node as it is now.
     pub fn set_machine(&mut self, mut machine: FilterNode) {
-        let page = self.seen.pages.get_or_insert_with(machine.name.clone(), Arc::default);
+        let page = self
+            .seen
+            .pages
+            .get_or_insert_with(machine.name.clone(), Arc::default);
         if page.machine.as_deref() == Some(&machine) {
             return;
         }
         // The ledger shares the same labels: they seldom change, and are most of a node.
-        if let Some(known) = page.machine.as_ref().filter(|known| known.labels == machine.labels) {
+        if let Some(known) = page
+            .machine
+            .as_ref()
+            .filter(|known| known.labels == machine.labels)
+        {
             machine.labels = known.labels.clone();
         }
         Arc::make_mut(page).machine = Some(Arc::new(machine));
@@ -108,7 +117,12 @@ impl ClusterFilters {
 
     /// Removes the node; its pods stay until they are observed to go.
     pub(crate) fn remove_machine(&mut self, name: &NodeName) {
-        if let Some(page) = self.seen.pages.get_mut(name).filter(|page| page.machine.is_some()) {
+        if let Some(page) = self
+            .seen
+            .pages
+            .get_mut(name)
+            .filter(|page| page.machine.is_some())
+        {
             Arc::make_mut(page).machine = None;
             self.forget_blank(name);
         }
@@ -122,19 +136,42 @@ impl ClusterFilters {
         }
         self.remove_pod(&uid);
         // All pods of a node share its name, and all pods with equal anti-affinities share those.
-        let node =
-            self.seen.pages.get_key_value(&footprint.node).map_or(&footprint.node, |(name, _)| name).clone();
+        let node = self
+            .seen
+            .pages
+            .get_key_value(&footprint.node)
+            .map_or(&footprint.node, |(name, _)| name)
+            .clone();
         let repels = match footprint.repels.is_empty() {
             true => Arc::default(),
             false => Arc::make_mut(&mut self.seen.repelling).add(&node, &footprint.repels),
         };
-        let NodeFootprint { volumes, claims_devices, .. } = footprint;
+        let NodeFootprint {
+            volumes,
+            claims_devices,
+            ..
+        } = footprint;
         let ports = shared_if_empty(footprint.ports);
-        let amounts = Amounts { others: shared_if_empty(footprint.amounts.others), ..footprint.amounts };
+        let amounts = Amounts {
+            others: shared_if_empty(footprint.amounts.others),
+            ..footprint.amounts
+        };
         self.places.insert(uid.clone(), node.clone());
-        let page = self.seen.pages.get_or_insert_with(node.clone(), Arc::default);
-        Arc::make_mut(page)
-            .insert(uid, NodeFootprint { node, amounts, ports, repels, volumes, claims_devices });
+        let page = self
+            .seen
+            .pages
+            .get_or_insert_with(node.clone(), Arc::default);
+        Arc::make_mut(page).insert(
+            uid,
+            NodeFootprint {
+                node,
+                amounts,
+                ports,
+                repels,
+                volumes,
+                claims_devices,
+            },
+        );
     }
 
     /// Sets a pending pod as it is now.
@@ -162,8 +199,12 @@ impl ClusterFilters {
     pub(crate) fn remove_pod(&mut self, uid: &PodUid) {
         self.seen.waiting.remove(uid);
         self.seen.movable.remove(uid);
-        let Some(node) = self.places.remove(uid) else { return };
-        let Some(page) = self.seen.pages.get_mut(&node) else { return };
+        let Some(node) = self.places.remove(uid) else {
+            return;
+        };
+        let Some(page) = self.seen.pages.get_mut(&node) else {
+            return;
+        };
         let removed = Arc::make_mut(page).remove(uid);
         if let Some(footprint) = removed.filter(|footprint| !footprint.repels.is_empty()) {
             Arc::make_mut(&mut self.seen.repelling).remove(&node, &footprint.repels);
@@ -174,8 +215,14 @@ impl ClusterFilters {
     /// The view that was exported. Sums and the index of anti-affinities follow from the pods.
     pub fn load(state: ClusterFiltersState) -> Self {
         let mut filters = Self::default();
-        state.machines.into_iter().for_each(|machine| filters.set_machine(Arc::unwrap_or_clone(machine)));
-        state.bound.into_iter().for_each(|(uid, footprint)| filters.set_pod(uid, footprint));
+        state
+            .machines
+            .into_iter()
+            .for_each(|machine| filters.set_machine(Arc::unwrap_or_clone(machine)));
+        state
+            .bound
+            .into_iter()
+            .for_each(|(uid, footprint)| filters.set_pod(uid, footprint));
         filters.seen.waiting = state.waiting.into_iter().collect();
         filters.seen.movable = state.movable.into_iter().collect();
         filters.seen.volumes = Arc::new(VolumeIndex::load(state.volumes));
@@ -214,13 +261,23 @@ impl ClusterFilters {
     pub fn free_host(&self, node: &NodeName) -> Option<HostResources> {
         let page = self.seen.pages.get(node)?;
         let (offered, taken) = (&page.machine.as_ref()?.allocatable, page.taken(&[], &[]));
-        let left = |resource: &str| offered.of_resource(resource).saturating_sub(taken.of_resource(resource));
-        Some(HostResources { cpu: MilliCpu(left(CPU)), memory: Bytes(left(MEMORY)) })
+        let left = |resource: &str| {
+            offered
+                .of_resource(resource)
+                .saturating_sub(taken.of_resource(resource))
+        };
+        Some(HostResources {
+            cpu: MilliCpu(left(CPU)),
+            memory: Bytes(left(MEMORY)),
+        })
     }
 
     /// Whether a pod bound to the node has ResourceClaims.
     pub fn claims_devices(&self, node: &NodeName) -> bool {
-        self.seen.pages.get(node).is_some_and(|page| page.claims_devices())
+        self.seen
+            .pages
+            .get(node)
+            .is_some_and(|page| page.claims_devices())
     }
 
     /// See [`FilterSnapshot::wants`].
@@ -234,7 +291,12 @@ impl ClusterFilters {
     }
 
     fn forget_blank(&mut self, name: &NodeName) {
-        if self.seen.pages.get(name).is_some_and(|page| page.is_blank()) {
+        if self
+            .seen
+            .pages
+            .get(name)
+            .is_some_and(|page| page.is_blank())
+        {
             self.seen.pages.remove(name);
         }
     }
@@ -253,7 +315,9 @@ impl FilterSnapshot {
         let pods = pages().flat_map(|page| page.pods());
         ClusterFiltersState {
             machines,
-            bound: pods.map(|(uid, footprint)| (uid.clone(), footprint.clone())).collect(),
+            bound: pods
+                .map(|(uid, footprint)| (uid.clone(), footprint.clone()))
+                .collect(),
             waiting: in_order(&self.waiting),
             movable: in_order(&self.movable),
             volumes: self.volumes.export(),
@@ -281,7 +345,9 @@ impl FilterSnapshot {
     /// All known pods, in no order.
     pub fn pods_in_no_order(&self) -> impl Iterator<Item = &PodUid> {
         let bound = self.pages.in_no_order().flat_map(|(_, page)| page.pods());
-        bound.map(|(uid, _)| uid).chain(self.waiting.in_no_order().map(|(uid, _)| uid))
+        bound
+            .map(|(uid, _)| uid)
+            .chain(self.waiting.in_no_order().map(|(uid, _)| uid))
     }
 
     /// The requirements of a bound pod's successor.
@@ -294,9 +360,17 @@ impl FilterSnapshot {
         for (repulsion, sources) in self.repelling.against(wants) {
             let topology = &*repulsion.topology;
             let values = sources.filter_map(|node| self.machine(node)?.labels.get(topology));
-            shut.entry(topology).or_default().extend(values.map(String::as_str));
+            shut.entry(topology)
+                .or_default()
+                .extend(values.map(String::as_str));
         }
-        FilterQuery { view: self, pod, wants, shut, volumes: self.volumes.rules_of(wants) }
+        FilterQuery {
+            view: self,
+            pod,
+            wants,
+            shut,
+            volumes: self.volumes.rules_of(wants),
+        }
     }
 
     fn machine(&self, node: &NodeName) -> Option<&FilterNode> {
@@ -311,30 +385,57 @@ impl FilterSnapshot {
 impl<'a> FilterQuery<'a> {
     pub fn verdict(&self, node: &NodeName, beside: &AssumedNodeChange<'_>) -> FilterVerdict {
         let page = self.view.pages.get(node);
-        let Some((page, machine)) = page.and_then(|page| Some((page, page.machine.as_deref()?))) else {
+        let Some((page, machine)) = page.and_then(|page| Some((page, page.machine.as_deref()?)))
+        else {
             return FilterVerdict::Rejects(FilterReason::UnknownNode);
         };
         let (coming, unseen) = self.coming(page, beside.coming);
-        let repelled = self.is_ruled_out(machine) || coming.iter().any(|other| self.is_repelled_by(other));
-        let unsupported = repelled.then_some(UnsupportedRule::AntiAffinityOfAnotherPod).or(unseen);
-        let (taken, ports) = (page.taken(beside.leaving, &coming), page.ports(beside.leaving, &coming));
+        let repelled =
+            self.is_ruled_out(machine) || coming.iter().any(|other| self.is_repelled_by(other));
+        let unsupported = repelled
+            .then_some(UnsupportedRule::AntiAffinityOfAnotherPod)
+            .or(unseen);
+        let (taken, ports) = (
+            page.taken(beside.leaving, &coming),
+            page.ports(beside.leaving, &coming),
+        );
         let attached = page.attached(beside.leaving, &coming);
         let volumes = &self.volumes;
-        classify(self.wants, NodeOccupancy { machine, taken: &taken, ports, volumes, attached, unsupported })
+        classify(
+            self.wants,
+            NodeOccupancy {
+                machine,
+                taken: &taken,
+                ports,
+                volumes,
+                attached,
+                unsupported,
+            },
+        )
     }
 
     /// How much the node lacks of the CPU and memory that the pod requests.
     pub fn shortfall(&self, node: &NodeName, beside: &AssumedNodeChange<'_>) -> HostResources {
-        let Some(page) = self.view.pages.get(node) else { return HostResources::default() };
-        let Some(machine) = &page.machine else { return HostResources::default() };
+        let Some(page) = self.view.pages.get(node) else {
+            return HostResources::default();
+        };
+        let Some(machine) = &page.machine else {
+            return HostResources::default();
+        };
         let (coming, _) = self.coming(page, beside.coming);
         let taken = page.taken(beside.leaving, &coming);
         let shortfall = |resource: &str, asked: u64| {
-            let left = machine.allocatable.of_resource(resource).saturating_sub(taken.of_resource(resource));
+            let left = machine
+                .allocatable
+                .of_resource(resource)
+                .saturating_sub(taken.of_resource(resource));
             asked.saturating_sub(left)
         };
         let Amounts { cpu, memory, .. } = &self.wants.amounts;
-        HostResources { cpu: MilliCpu(shortfall(CPU, cpu.0)), memory: Bytes(shortfall(MEMORY, memory.0)) }
+        HostResources {
+            cpu: MilliCpu(shortfall(CPU, cpu.0)),
+            memory: Bytes(shortfall(MEMORY, memory.0)),
+        }
     }
 
     /// The coming pods that are not there yet, and whether one of them was never observed.
@@ -343,32 +444,53 @@ impl<'a> FilterQuery<'a> {
         page: &FilterNodeState,
         coming: &[PodUid],
     ) -> (Vec<&'a Requirements>, Option<UnsupportedRule>) {
-        let absent = || coming.iter().filter(|uid| Some(*uid) != self.pod && page.pod(uid).is_none());
-        let seen: Vec<_> = absent().filter_map(|uid| self.view.wants(uid)).map(|wants| &**wants).collect();
+        let absent = || {
+            coming
+                .iter()
+                .filter(|uid| Some(*uid) != self.pod && page.pod(uid).is_none())
+        };
+        let seen: Vec<_> = absent()
+            .filter_map(|uid| self.view.wants(uid))
+            .map(|wants| &**wants)
+            .collect();
         let unseen = seen.len() < absent().count();
         (seen, unseen.then_some(UnsupportedRule::UnknownNeighbor))
     }
 
     fn is_ruled_out(&self, machine: &FilterNode) -> bool {
         let is_there = |topology: &str, values: &BTreeSet<&str>| {
-            machine.labels.get(topology).is_some_and(|value| values.contains(&**value))
+            machine
+                .labels
+                .get(topology)
+                .is_some_and(|value| values.contains(&**value))
         };
-        self.shut.iter().any(|(topology, values)| is_there(topology, values))
+        self.shut
+            .iter()
+            .any(|(topology, values)| is_there(topology, values))
     }
 
     /// Both will be on one node, whatever the topology key.
     fn is_repelled_by(&self, other: &Requirements) -> bool {
-        other.repels.iter().any(|repulsion| repulsion.may_take(self.wants))
+        other
+            .repels
+            .iter()
+            .any(|repulsion| repulsion.may_take(self.wants))
     }
 }
 
 fn in_order(pods: &ShardedMap<PodUid, Arc<Requirements>>) -> BTreeMap<PodUid, Arc<Requirements>> {
-    pods.in_no_order().map(|(uid, wants)| (uid.clone(), wants.clone())).collect()
+    pods.in_no_order()
+        .map(|(uid, wants)| (uid.clone(), wants.clone()))
+        .collect()
 }
 
 /// Nearly every pod has no host ports and no extended resources: those share one empty list.
 fn shared_if_empty<T>(list: Arc<[T]>) -> Arc<[T]> {
-    if list.is_empty() { Arc::default() } else { list }
+    if list.is_empty() {
+        Arc::default()
+    } else {
+        list
+    }
 }
 
 #[cfg(test)]

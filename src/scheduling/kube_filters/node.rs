@@ -32,12 +32,19 @@ pub struct FilterNode {
 }
 
 /// Taints by which the control plane keeps new pods off a node, whatever they are.
-const CLOSED: [&str; 3] = [UNSCHEDULABLE, "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
+const CLOSED: [&str; 3] = [
+    UNSCHEDULABLE,
+    "node.kubernetes.io/not-ready",
+    "node.kubernetes.io/unreachable",
+];
 
 impl FilterNode {
     /// Whether new pods go there, apart from such as tolerate anything: it is not cordoned, and its kubelet answers.
     pub(crate) fn takes_new_pods(&self) -> bool {
-        !self.taints.iter().any(|taint| CLOSED.contains(&taint.key.as_str()))
+        !self
+            .taints
+            .iter()
+            .any(|taint| CLOSED.contains(&taint.key.as_str()))
     }
 }
 
@@ -81,13 +88,21 @@ pub struct NodeTerm {
 impl FilterNode {
     /// The first taint that these tolerations do not tolerate.
     pub fn untolerated(&self, tolerations: &[Toleration]) -> Option<&Taint> {
-        self.taints.iter().find(|taint| !tolerations.iter().any(|toleration| toleration.covers(taint)))
+        self.taints.iter().find(|taint| {
+            !tolerations
+                .iter()
+                .any(|toleration| toleration.covers(taint))
+        })
     }
 }
 
 impl Taint {
     pub fn unschedulable() -> Self {
-        Self { key: UNSCHEDULABLE.into(), value: String::new(), effect: Effect::NoSchedule }
+        Self {
+            key: UNSCHEDULABLE.into(),
+            value: String::new(),
+            effect: Effect::NoSchedule,
+        }
     }
 }
 
@@ -111,13 +126,23 @@ impl NodeTerm {
     /// The same for a node of which only labels and name are known.
     pub fn matches(&self, labels: &ObjectLabels, name: &NodeName) -> bool {
         let asks = !self.labels.is_empty() || !self.name.is_empty();
-        asks && self.labels.iter().all(|requirement| requirement.holds_in(labels))
-            && self.name.iter().all(|rule| rule.holds_for(Some(name.as_str())))
+        asks && self
+            .labels
+            .iter()
+            .all(|requirement| requirement.holds_in(labels))
+            && self
+                .name
+                .iter()
+                .all(|rule| rule.holds_for(Some(name.as_str())))
     }
 
     /// The node that it names, if it takes no other.
     fn named_node(&self) -> Option<&str> {
-        let hostnames = self.labels.iter().filter(|one| one.key == HOSTNAME).map(|one| &one.rule);
+        let hostnames = self
+            .labels
+            .iter()
+            .filter(|one| one.key == HOSTNAME)
+            .map(|one| &one.rule);
         hostnames.chain(&self.name).find_map(|rule| match rule {
             Rule::In(names) if names.len() == 1 => names.first().map(String::as_str),
             _ => None,

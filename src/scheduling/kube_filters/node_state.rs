@@ -51,7 +51,9 @@ impl FilterNodeState {
             [] => Cow::Borrowed(&self.taken),
             _ => Cow::Owned(sum(self.staying(leaving))),
         };
-        coming.iter().for_each(|pod| taken.to_mut().add(&pod.amounts));
+        coming
+            .iter()
+            .for_each(|pod| taken.to_mut().add(&pod.amounts));
         taken
     }
 
@@ -72,12 +74,21 @@ impl FilterNodeState {
 
     /// Volumes of the pods that are there then.
     pub fn attached(&self, leaving: &[PodUid], coming: &[&Requirements]) -> usize {
-        let staying: usize = self.staying(leaving).map(|pod| usize::from(pod.volumes)).sum();
+        let staying: usize = self
+            .staying(leaving)
+            .map(|pod| usize::from(pod.volumes))
+            .sum();
         staying + coming.iter().map(|pod| pod.claims.len()).sum::<usize>()
     }
 
-    fn staying<'a>(&'a self, leaving: &'a [PodUid]) -> impl Iterator<Item = &'a NodeFootprint> + Clone {
-        self.pods.iter().filter(|(uid, _)| !leaving.contains(uid)).map(|(_, pod)| pod)
+    fn staying<'a>(
+        &'a self,
+        leaving: &'a [PodUid],
+    ) -> impl Iterator<Item = &'a NodeFootprint> + Clone {
+        self.pods
+            .iter()
+            .filter(|(uid, _)| !leaving.contains(uid))
+            .map(|(_, pod)| pod)
     }
 
     fn recount(&mut self) {

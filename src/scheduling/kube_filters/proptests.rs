@@ -56,13 +56,20 @@ fn labels() -> impl Strategy<Value = ObjectLabels> {
 
 fn amounts(most: u64) -> impl Strategy<Value = Amounts> {
     vec(0..=most, RESOURCES.len()).prop_map(|amounts| {
-        let named = RESOURCES.into_iter().zip(amounts).filter(|(_, amount)| *amount > 0);
+        let named = RESOURCES
+            .into_iter()
+            .zip(amounts)
+            .filter(|(_, amount)| *amount > 0);
         Amounts::of(&named.collect::<NamedAmounts<'_>>())
     })
 }
 
 fn port() -> impl Strategy<Value = HostPort> {
-    (text(&["0.0.0.0", "10.0.0.1", "10.0.0.2"]), text(&["TCP", "UDP"]), 80..82u32)
+    (
+        text(&["0.0.0.0", "10.0.0.1", "10.0.0.2"]),
+        text(&["TCP", "UDP"]),
+        80..82u32,
+    )
         .prop_map(|(ip, protocol, port)| HostPort { ip, protocol, port })
 }
 
@@ -71,11 +78,18 @@ fn effect() -> impl Strategy<Value = Effect> {
 }
 
 fn taint() -> impl Strategy<Value = Taint> {
-    (text(&KEYS), text(&VALUES), effect()).prop_map(|(key, value, effect)| Taint { key, value, effect })
+    (text(&KEYS), text(&VALUES), effect()).prop_map(|(key, value, effect)| Taint {
+        key,
+        value,
+        effect,
+    })
 }
 
 fn toleration() -> impl Strategy<Value = Toleration> {
-    let rule = prop_oneof![Just(TolerationRule::Exists), text(&VALUES).prop_map(TolerationRule::Equal)];
+    let rule = prop_oneof![
+        Just(TolerationRule::Exists),
+        text(&VALUES).prop_map(TolerationRule::Equal)
+    ];
     let key = prop_oneof![4 => text(&KEYS), 1 => Just(String::new())];
     (key, rule, of(effect())).prop_map(|(key, rule, effect)| Toleration { key, rule, effect })
 }
@@ -96,7 +110,11 @@ fn requirement() -> impl Strategy<Value = Requirement> {
 fn term() -> impl Strategy<Value = NodeTerm> {
     let name = (node(), any::<bool>()).prop_map(|(name, is_in)| {
         let names = BTreeSet::from([name.to_string()]);
-        if is_in { Rule::In(names) } else { Rule::NotIn(names) }
+        if is_in {
+            Rule::In(names)
+        } else {
+            Rule::NotIn(names)
+        }
     });
     (vec(requirement(), 0..3), vec(name, 0..2)).prop_map(|(labels, name)| NodeTerm { labels, name })
 }
@@ -110,8 +128,13 @@ fn repels() -> impl Strategy<Value = Arc<[Arc<AntiAffinity>]>> {
         4 => vec(requirement(), 1..3).prop_map(Selector::All),
         1 => Just(Selector::Nothing),
     ];
-    let repulsion = (scope, selector, text(&KEYS))
-        .prop_map(|(scope, selector, topology)| Arc::new(AntiAffinity { scope, selector, topology }));
+    let repulsion = (scope, selector, text(&KEYS)).prop_map(|(scope, selector, topology)| {
+        Arc::new(AntiAffinity {
+            scope,
+            selector,
+            topology,
+        })
+    });
     vec(repulsion, 0..2).prop_map(|repels| repels.into())
 }
 
@@ -216,46 +239,94 @@ impl FilterCluster {
 
     /// Codes of all filters that refuse, and whether the verdict is unknown.
     fn classify(&self, case: &FilterCase) -> (Vec<&'static str>, bool) {
-        let Some(machine) = self.machine(&case.node) else { return (vec!["unknown-node"], false) };
-        let FilterCase { wants, leaving, coming, .. } = case;
-        let is_here =
-            |uid: &PodUid| self.bound.iter().any(|(known, pod)| known == uid && pod.node == case.node);
+        let Some(machine) = self.machine(&case.node) else {
+            return (vec!["unknown-node"], false);
+        };
+        let FilterCase {
+            wants,
+            leaving,
+            coming,
+            ..
+        } = case;
+        let is_here = |uid: &PodUid| {
+            self.bound
+                .iter()
+                .any(|(known, pod)| known == uid && pod.node == case.node)
+        };
         let here: Vec<&NodeFootprint> = (self.bound.iter())
             .filter(|(uid, pod)| pod.node == case.node && !leaving.contains(uid))
             .map(|(_, pod)| pod)
             .collect();
-        let absent: Vec<&PodUid> = coming.iter().filter(|uid| **uid != case.pod && !is_here(uid)).collect();
-        let comers: Vec<&Requirements> =
-            self.waiting.iter().filter(|(uid, _)| absent.contains(&uid)).map(|(_, wants)| wants).collect();
+        let absent: Vec<&PodUid> = coming
+            .iter()
+            .filter(|uid| **uid != case.pod && !is_here(uid))
+            .collect();
+        let comers: Vec<&Requirements> = self
+            .waiting
+            .iter()
+            .filter(|(uid, _)| absent.contains(&uid))
+            .map(|(_, wants)| wants)
+            .collect();
 
         let mut refusals = Vec::new();
         let mut refuse = |code, refuses: bool| refusals.extend(refuses.then_some(code));
-        refuse("tainted", !machine.taints.iter().all(|taint| tolerates(&wants.tolerations, taint)));
+        refuse(
+            "tainted",
+            !machine
+                .taints
+                .iter()
+                .all(|taint| tolerates(&wants.tolerations, taint)),
+        );
         refuse("not-selected", !is_selected(wants, machine));
-        refuse("too-many-pods", (here.len() + comers.len()) as u64 + 1 > machine.pods);
+        refuse(
+            "too-many-pods",
+            (here.len() + comers.len()) as u64 + 1 > machine.pods,
+        );
         for resource in RESOURCES {
             let asked = i128::from(wants.amounts.of_resource(resource));
             let has = i128::from(machine.allocatable.of_resource(resource));
-            let taken = here.iter().map(|pod| &pod.amounts).chain(comers.iter().map(|pod| &pod.amounts));
-            let taken: i128 = taken.map(|amounts| i128::from(amounts.of_resource(resource))).sum();
+            let taken = here
+                .iter()
+                .map(|pod| &pod.amounts)
+                .chain(comers.iter().map(|pod| &pod.amounts));
+            let taken: i128 = taken
+                .map(|amounts| i128::from(amounts.of_resource(resource)))
+                .sum();
             refuse("insufficient-allocatable", asked > 0 && asked > has);
             refuse("insufficient-free", asked > 0 && asked > has - taken);
         }
-        let mut ports =
-            here.iter().flat_map(|pod| pod.ports.iter()).chain(comers.iter().flat_map(|pod| &pod.ports));
-        refuse("host-port-in-use", ports.any(|port| wants.ports.iter().any(|other| clashes(port, other))));
+        let mut ports = here
+            .iter()
+            .flat_map(|pod| pod.ports.iter())
+            .chain(comers.iter().flat_map(|pod| &pod.ports));
+        refuse(
+            "host-port-in-use",
+            ports.any(|port| wants.ports.iter().any(|other| clashes(port, other))),
+        );
 
-        let kept_away = self.bound.iter().any(|(_, pod)| self.keeps_away(pod, wants, machine));
-        let by_comer =
-            comers.iter().flat_map(|pod| pod.repels.iter()).any(|repulsion| minds(repulsion, wants));
-        (refusals, kept_away || by_comer || comers.len() < absent.len() || wants.unsupported.is_some())
+        let kept_away = self
+            .bound
+            .iter()
+            .any(|(_, pod)| self.keeps_away(pod, wants, machine));
+        let by_comer = comers
+            .iter()
+            .flat_map(|pod| pod.repels.iter())
+            .any(|repulsion| minds(repulsion, wants));
+        (
+            refusals,
+            kept_away || by_comer || comers.len() < absent.len() || wants.unsupported.is_some(),
+        )
     }
 
     fn keeps_away(&self, pod: &NodeFootprint, wants: &Requirements, machine: &FilterNode) -> bool {
-        let Some(home) = self.machine(&pod.node) else { return false };
+        let Some(home) = self.machine(&pod.node) else {
+            return false;
+        };
         pod.repels.iter().any(|repulsion| {
-            let (there, here) =
-                (home.labels.get(&repulsion.topology), machine.labels.get(&repulsion.topology));
+            let (there, here) = (
+                home.labels.get(&repulsion.topology),
+                machine.labels.get(&repulsion.topology),
+            );
             minds(repulsion, wants) && there.is_some() && there == here
         })
     }
@@ -282,17 +353,26 @@ fn is_selected(wants: &Requirements, machine: &FilterNode) -> bool {
             return false;
         }
     }
-    let Some(terms) = &wants.node_affinity else { return true };
+    let Some(terms) = &wants.node_affinity else {
+        return true;
+    };
     terms.iter().any(|term| {
-        let of_labels =
-            term.labels.iter().all(|asked| reservations(&asked.rule, machine.labels.get(&asked.key)));
-        let of_name = term.name.iter().all(|rule| reservations(rule, Some(&machine.name.to_string())));
+        let of_labels = term
+            .labels
+            .iter()
+            .all(|asked| reservations(&asked.rule, machine.labels.get(&asked.key)));
+        let of_name = term
+            .name
+            .iter()
+            .all(|rule| reservations(rule, Some(&machine.name.to_string())));
         (term.labels.len() + term.name.len() > 0) && of_labels && of_name
     })
 }
 
 fn reservations(rule: &Rule, value: Option<&String>) -> bool {
-    let Some(value) = value else { return matches!(rule, Rule::NotIn(_) | Rule::DoesNotExist) };
+    let Some(value) = value else {
+        return matches!(rule, Rule::NotIn(_) | Rule::DoesNotExist);
+    };
     match rule {
         Rule::In(set) => set.iter().any(|one| one == value),
         Rule::NotIn(set) => set.iter().all(|one| one != value),
@@ -310,12 +390,16 @@ fn clashes(a: &HostPort, b: &HostPort) -> bool {
 
 fn minds(repulsion: &AntiAffinity, pod: &Requirements) -> bool {
     let right_namespace = match &repulsion.scope {
-        NamespaceScope::Of(namespaces) => namespaces.iter().any(|namespace| *namespace == pod.namespace),
+        NamespaceScope::Of(namespaces) => namespaces
+            .iter()
+            .any(|namespace| *namespace == pod.namespace),
         NamespaceScope::Selected => true,
     };
     let right_labels = match &repulsion.selector {
         Selector::Nothing => false,
-        Selector::All(all) => all.iter().all(|asked| reservations(&asked.rule, pod.labels.get(&asked.key))),
+        Selector::All(all) => all
+            .iter()
+            .all(|asked| reservations(&asked.rule, pod.labels.get(&asked.key))),
     };
     right_namespace && right_labels
 }
@@ -335,10 +419,19 @@ fn run(case: &FilterCase) -> (FilterVerdict, Vec<&'static str>, bool) {
         }
     }
     let known: BTreeSet<_> = view.pods().collect();
-    let expected = world.bound.iter().map(|(uid, _)| uid).chain(world.waiting.iter().map(|(uid, _)| uid));
+    let expected = world
+        .bound
+        .iter()
+        .map(|(uid, _)| uid)
+        .chain(world.waiting.iter().map(|(uid, _)| uid));
     assert_eq!(known, expected.collect());
-    let beside = AssumedNodeChange { leaving: &case.leaving, coming: &case.coming };
-    let verdict = view.snapshot().verdict(&case.pod, &case.wants, &case.node, &beside);
+    let beside = AssumedNodeChange {
+        leaving: &case.leaving,
+        coming: &case.coming,
+    };
+    let verdict = view
+        .snapshot()
+        .verdict(&case.pod, &case.wants, &case.node, &beside);
     let (refusals, unsupported) = world.classify(case);
     (verdict, refusals, unsupported)
 }
@@ -403,6 +496,9 @@ fn the_generated_cases_reach_every_verdict() {
         "unknown-neighbor",
         "volumes",
     ] {
-        assert!(counts.get(code).is_some_and(|count| *count >= 3), "{code}: {counts:?}");
+        assert!(
+            counts.get(code).is_some_and(|count| *count >= 3),
+            "{code}: {counts:?}"
+        );
     }
 }

@@ -134,7 +134,8 @@ impl Requirements {
 
     /// Whether they name a single node.
     pub fn name_one_node(&self) -> bool {
-        self.node_selector.contains_key(HOSTNAME) || self.node_affinity.as_deref().is_some_and(name_one_node)
+        self.node_selector.contains_key(HOSTNAME)
+            || self.node_affinity.as_deref().is_some_and(name_one_node)
     }
 }
 

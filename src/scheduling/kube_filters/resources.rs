@@ -35,12 +35,16 @@ pub struct Amounts {
 impl Amounts {
     pub fn of(named: &NamedAmounts<'_>) -> Self {
         let amount = |name: &str| named.get(name).copied().unwrap_or(0);
-        let others = named.iter().filter(|(name, _)| !matches!(**name, CPU | MEMORY | EPHEMERAL_STORAGE));
+        let others = named
+            .iter()
+            .filter(|(name, _)| !matches!(**name, CPU | MEMORY | EPHEMERAL_STORAGE));
         Self {
             cpu: MilliCpu(amount(CPU)),
             memory: Bytes(amount(MEMORY)),
             ephemeral_storage: Bytes(amount(EPHEMERAL_STORAGE)),
-            others: others.map(|(name, amount)| (Arc::from(*name), *amount)).collect(),
+            others: others
+                .map(|(name, amount)| (Arc::from(*name), *amount))
+                .collect(),
         }
     }
 
@@ -53,12 +57,18 @@ impl Amounts {
         pod_level: &NamedAmounts<'_>,
         overhead: &NamedAmounts<'_>,
     ) -> Self {
-        let maps = containers.iter().map(|container| &container.amounts).chain([pod_level, overhead]);
+        let maps = containers
+            .iter()
+            .map(|container| &container.amounts)
+            .chain([pod_level, overhead]);
         let names: BTreeSet<&str> = maps.flat_map(|amounts| amounts.keys().copied()).collect();
         let of_containers = |name: &str| {
-            let parts = containers
-                .iter()
-                .map(|container| (container.role, Bytes(container.amounts.get(name).copied().unwrap_or(0))));
+            let parts = containers.iter().map(|container| {
+                (
+                    container.role,
+                    Bytes(container.amounts.get(name).copied().unwrap_or(0)),
+                )
+            });
             together(parts).0
         };
         let amount = |name: &str| {
@@ -71,10 +81,16 @@ impl Amounts {
 
     /// The amounts that are not zero, by name.
     pub fn named(&self) -> impl Iterator<Item = (&str, u64)> {
-        let basic =
-            [(CPU, self.cpu.0), (MEMORY, self.memory.0), (EPHEMERAL_STORAGE, self.ephemeral_storage.0)];
+        let basic = [
+            (CPU, self.cpu.0),
+            (MEMORY, self.memory.0),
+            (EPHEMERAL_STORAGE, self.ephemeral_storage.0),
+        ];
         let others = self.others.iter().map(|(name, amount)| (&**name, *amount));
-        basic.into_iter().chain(others).filter(|(_, amount)| *amount > 0)
+        basic
+            .into_iter()
+            .chain(others)
+            .filter(|(_, amount)| *amount > 0)
     }
 
     pub fn of_resource(&self, name: &str) -> u64 {
@@ -132,7 +148,10 @@ mod tests {
     use super::*;
 
     fn container(role: ContainerRole, cpu: u64) -> ContainerAmounts<'static> {
-        ContainerAmounts { role, amounts: [(CPU, cpu), ("example.com/nic", cpu)].into() }
+        ContainerAmounts {
+            role,
+            amounts: [(CPU, cpu), ("example.com/nic", cpu)].into(),
+        }
     }
 
     fn of_pod(containers: &[ContainerAmounts<'_>]) -> Amounts {
@@ -142,13 +161,25 @@ mod tests {
     #[test]
     fn a_pod_requests_its_running_containers_or_its_largest_init_step() {
         use ContainerRole::{Init, Main, Sidecar};
-        let small =
-            of_pod(&[container(Init, 3), container(Sidecar, 1), container(Main, 2), container(Main, 4)]);
+        let small = of_pod(&[
+            container(Init, 3),
+            container(Sidecar, 1),
+            container(Main, 2),
+            container(Main, 4),
+        ]);
         assert_eq!((small.cpu.0, small.of_resource("example.com/nic")), (7, 7));
-        let large_start = of_pod(&[container(Sidecar, 1), container(Init, 9), container(Main, 2)]);
+        let large_start = of_pod(&[
+            container(Sidecar, 1),
+            container(Init, 9),
+            container(Main, 2),
+        ]);
         assert_eq!(large_start.cpu.0, 10);
         // Before the sidecar started it did not count.
-        let early = of_pod(&[container(Init, 9), container(Sidecar, 1), container(Main, 2)]);
+        let early = of_pod(&[
+            container(Init, 9),
+            container(Sidecar, 1),
+            container(Main, 2),
+        ]);
         assert_eq!(early.cpu.0, 9);
     }
 
@@ -159,16 +190,32 @@ mod tests {
         let overhead = [(CPU, 1), (MEMORY, 7)].into();
         let amounts = Amounts::of_pod(&containers, &pod_level, &overhead);
         // A pod cannot request extended resources at pod level.
-        assert_eq!(amounts.named().collect::<Vec<_>>(), [(CPU, 4), (MEMORY, 7), ("example.com/nic", 5)]);
+        assert_eq!(
+            amounts.named().collect::<Vec<_>>(),
+            [(CPU, 4), (MEMORY, 7), ("example.com/nic", 5)]
+        );
     }
 
     #[test]
     fn sums_saturate_at_the_largest_number() {
         let mut taken = RequestedSums::default();
-        let huge = Amounts::of(&[(CPU, u64::MAX), (MEMORY, u64::MAX), ("example.com/nic", u64::MAX)].into());
+        let huge = Amounts::of(
+            &[
+                (CPU, u64::MAX),
+                (MEMORY, u64::MAX),
+                ("example.com/nic", u64::MAX),
+            ]
+            .into(),
+        );
         taken.add(&huge);
         taken.add(&huge);
         assert_eq!((taken.pods, taken.of_resource(CPU)), (2, u64::MAX));
-        assert_eq!((taken.of_resource(MEMORY), taken.of_resource("example.com/nic")), (u64::MAX, u64::MAX));
+        assert_eq!(
+            (
+                taken.of_resource(MEMORY),
+                taken.of_resource("example.com/nic")
+            ),
+            (u64::MAX, u64::MAX)
+        );
     }
 }

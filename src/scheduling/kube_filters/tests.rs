@@ -8,7 +8,10 @@ use crate::testkit::{node, uid};
 use crate::vocabulary::label_selector::{Requirement, Rule, Selector};
 
 fn labels(pairs: &[(&str, &str)]) -> ObjectLabels {
-    pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+    pairs
+        .iter()
+        .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+        .collect()
 }
 
 fn cpu(amount: u64) -> Amounts {
@@ -38,27 +41,47 @@ fn on(name: &str, amount: u64) -> NodeFootprint {
 }
 
 fn asking(amount: u64) -> Requirements {
-    Requirements { namespace: "team".into(), amounts: cpu(amount), ..Requirements::default() }
+    Requirements {
+        namespace: "team".into(),
+        amounts: cpu(amount),
+        ..Requirements::default()
+    }
 }
 
 fn view(machines: &[FilterNode]) -> ClusterFilters {
     let mut view = ClusterFilters::default();
-    machines.iter().cloned().for_each(|machine| view.set_machine(machine));
+    machines
+        .iter()
+        .cloned()
+        .for_each(|machine| view.set_machine(machine));
     view
 }
 
 fn verdict(view: &ClusterFilters, wants: &Requirements) -> FilterVerdict {
-    view.snapshot().verdict(&uid("new"), wants, &node("a"), &AssumedNodeChange::default())
+    view.snapshot().verdict(
+        &uid("new"),
+        wants,
+        &node("a"),
+        &AssumedNodeChange::default(),
+    )
 }
 
-fn beside(view: &ClusterFilters, wants: &Requirements, leaving: &[&str], coming: &[&str]) -> FilterVerdict {
+fn beside(
+    view: &ClusterFilters,
+    wants: &Requirements,
+    leaving: &[&str],
+    coming: &[&str],
+) -> FilterVerdict {
     let uids = |names: &[&str]| names.iter().map(|name| uid(name)).collect::<Vec<_>>();
     let (leaving, coming) = (uids(leaving), uids(coming));
     view.snapshot().verdict(
         &uid("new"),
         wants,
         &node("a"),
-        &AssumedNodeChange { leaving: &leaving, coming: &coming },
+        &AssumedNodeChange {
+            leaving: &leaving,
+            coming: &coming,
+        },
     )
 }
 
@@ -87,7 +110,11 @@ fn pods_observed_before_their_node_count_once_it_is_observed() {
     view.set_machine(machine("a"));
     assert_eq!(
         verdict(&view, &asking(50)),
-        FilterVerdict::Rejects(FilterReason::InsufficientFree { resource: CPU.into(), asked: 50, left: 40 })
+        FilterVerdict::Rejects(FilterReason::InsufficientFree {
+            resource: CPU.into(),
+            asked: 50,
+            left: 40
+        })
     );
 }
 
@@ -114,8 +141,13 @@ fn a_resource_that_the_pod_does_not_request_may_be_overcommitted() {
 #[test]
 fn a_node_accepts_pods_up_to_its_pod_limit() {
     let mut view = view(&[machine("a")]);
-    ["x", "y", "z"].iter().for_each(|name| view.set_pod(uid(name), on("a", 0)));
-    assert_eq!(verdict(&view, &asking(0)), FilterVerdict::Rejects(FilterReason::TooManyPods { allowed: 3 }));
+    ["x", "y", "z"]
+        .iter()
+        .for_each(|name| view.set_pod(uid(name), on("a", 0)));
+    assert_eq!(
+        verdict(&view, &asking(0)),
+        FilterVerdict::Rejects(FilterReason::TooManyPods { allowed: 3 })
+    );
     view.remove_pod(&uid("y"));
     assert_eq!(verdict(&view, &asking(0)), FilterVerdict::Accepts);
 }
@@ -125,20 +157,38 @@ fn leaving_pods_free_their_resources_on_their_own_node_only() {
     let mut view = view(&[machine("a"), machine("b")]);
     view.set_pod(uid("x"), on("a", 60));
     view.set_pod(uid("y"), on("b", 60));
-    assert_eq!(code(&beside(&view, &asking(50), &["y"], &[])), "insufficient-free");
-    assert_eq!(beside(&view, &asking(50), &["x"], &[]), FilterVerdict::Accepts);
+    assert_eq!(
+        code(&beside(&view, &asking(50), &["y"], &[])),
+        "insufficient-free"
+    );
+    assert_eq!(
+        beside(&view, &asking(50), &["x"], &[]),
+        FilterVerdict::Accepts
+    );
     // An evicted pod counts until it is gone.
-    assert_eq!(code(&beside(&view, &asking(50), &[], &[])), "insufficient-free");
+    assert_eq!(
+        code(&beside(&view, &asking(50), &[], &[])),
+        "insufficient-free"
+    );
 }
 
 #[test]
 fn pods_placed_earlier_take_resources_unless_they_are_already_counted() {
     let mut view = view(&[machine("a")]);
     view.set_waiting(uid("first"), asking(60));
-    assert_eq!(code(&beside(&view, &asking(50), &[], &["first"])), "insufficient-free");
-    assert_eq!(beside(&view, &asking(40), &[], &["first"]), FilterVerdict::Accepts);
+    assert_eq!(
+        code(&beside(&view, &asking(50), &[], &["first"])),
+        "insufficient-free"
+    );
+    assert_eq!(
+        beside(&view, &asking(40), &[], &["first"]),
+        FilterVerdict::Accepts
+    );
     view.set_pod(uid("first"), on("a", 60));
-    assert_eq!(beside(&view, &asking(40), &[], &["first"]), FilterVerdict::Accepts);
+    assert_eq!(
+        beside(&view, &asking(40), &[], &["first"]),
+        FilterVerdict::Accepts
+    );
     assert!(view.wants(&uid("first")).is_none());
 }
 
@@ -146,29 +196,52 @@ fn pods_placed_earlier_take_resources_unless_they_are_already_counted() {
 fn a_pod_is_not_counted_ahead_of_itself() {
     let mut view = view(&[machine("a")]);
     view.set_waiting(uid("new"), asking(60));
-    assert_eq!(beside(&view, &asking(60), &[], &["new"]), FilterVerdict::Accepts);
+    assert_eq!(
+        beside(&view, &asking(60), &[], &["new"]),
+        FilterVerdict::Accepts
+    );
 }
 
 #[test]
 fn an_unknown_neighbor_makes_the_verdict_unknown() {
     let view = view(&[machine("a")]);
-    assert_eq!(code(&beside(&view, &asking(1), &[], &["ghost"])), "unknown-neighbor");
+    assert_eq!(
+        code(&beside(&view, &asking(1), &[], &["ghost"])),
+        "unknown-neighbor"
+    );
 }
 
 #[test]
 fn a_taint_excludes_a_pod_that_does_not_tolerate_it() {
-    let taint = |effect| Taint { key: "gpu".into(), value: "h100".into(), effect };
+    let taint = |effect| Taint {
+        key: "gpu".into(),
+        value: "h100".into(),
+        effect,
+    };
     let tolerating = |key: &str, rule: TolerationRule, effect| Requirements {
-        tolerations: vec![Toleration { key: key.into(), rule, effect }],
+        tolerations: vec![Toleration {
+            key: key.into(),
+            rule,
+            effect,
+        }],
         ..asking(1)
     };
     let equal = |value: &str| TolerationRule::Equal(value.into());
-    let view = view(&[FilterNode { taints: [taint(Effect::NoExecute)].into(), ..machine("a") }]);
+    let view = view(&[FilterNode {
+        taints: [taint(Effect::NoExecute)].into(),
+        ..machine("a")
+    }]);
     assert_eq!(code(&verdict(&view, &asking(1))), "tainted");
     for (wants, expected) in [
         (tolerating("gpu", equal("h100"), None), "accepts"),
-        (tolerating("gpu", equal("h100"), Some(Effect::NoExecute)), "accepts"),
-        (tolerating("gpu", equal("h100"), Some(Effect::NoSchedule)), "tainted"),
+        (
+            tolerating("gpu", equal("h100"), Some(Effect::NoExecute)),
+            "accepts",
+        ),
+        (
+            tolerating("gpu", equal("h100"), Some(Effect::NoSchedule)),
+            "tainted",
+        ),
         (tolerating("gpu", equal("a100"), None), "tainted"),
         (tolerating("gpu", TolerationRule::Exists, None), "accepts"),
         (tolerating("", TolerationRule::Exists, None), "accepts"),
@@ -181,50 +254,113 @@ fn a_taint_excludes_a_pod_that_does_not_tolerate_it() {
 #[test]
 fn one_node_affinity_term_is_enough_and_an_empty_term_matches_nothing() {
     let view = view(&[machine("a")]);
-    let term = |key: &str, value: &str| NodeTerm { labels: vec![Requirement::is(key, value)], name: vec![] };
-    let name = |name: &str| NodeTerm { labels: vec![], name: vec![Rule::In([name.to_owned()].into())] };
-    let wants = |terms: Vec<NodeTerm>| Requirements { node_affinity: Some(terms), ..asking(1) };
+    let term = |key: &str, value: &str| NodeTerm {
+        labels: vec![Requirement::is(key, value)],
+        name: vec![],
+    };
+    let name = |name: &str| NodeTerm {
+        labels: vec![],
+        name: vec![Rule::In([name.to_owned()].into())],
+    };
+    let wants = |terms: Vec<NodeTerm>| Requirements {
+        node_affinity: Some(terms),
+        ..asking(1)
+    };
     for (terms, expected) in [
         (vec![term("host", "b"), term("zone", "z")], "accepts"),
         (vec![term("host", "b")], "not-selected"),
         (vec![name("a")], "accepts"),
         (vec![name("b")], "not-selected"),
-        (vec![NodeTerm { name: name("b").name, ..term("zone", "z") }], "not-selected"),
+        (
+            vec![NodeTerm {
+                name: name("b").name,
+                ..term("zone", "z")
+            }],
+            "not-selected",
+        ),
         (vec![NodeTerm::default()], "not-selected"),
         (vec![], "not-selected"),
     ] {
-        assert_eq!(code(&verdict(&view, &wants(terms.clone()))), expected, "{terms:?}");
+        assert_eq!(
+            code(&verdict(&view, &wants(terms.clone()))),
+            expected,
+            "{terms:?}"
+        );
     }
-    let both = Requirements { node_selector: labels(&[("host", "b")]), ..wants(vec![term("zone", "z")]) };
+    let both = Requirements {
+        node_selector: labels(&[("host", "b")]),
+        ..wants(vec![term("zone", "z")])
+    };
     assert_eq!(code(&verdict(&view, &both)), "not-selected");
 }
 
 #[test]
 fn a_host_port_is_in_use_until_its_pod_leaves() {
-    let port = HostPort { ip: "0.0.0.0".into(), protocol: "TCP".into(), port: 80 };
+    let port = HostPort {
+        ip: "0.0.0.0".into(),
+        protocol: "TCP".into(),
+        port: 80,
+    };
     let mut view = view(&[machine("a")]);
-    view.set_pod(uid("x"), NodeFootprint { ports: [port.clone()].into(), ..on("a", 1) });
-    let wants = Requirements { ports: vec![port.clone()], ..asking(1) };
-    assert_eq!(verdict(&view, &wants), FilterVerdict::Rejects(FilterReason::HostPortInUse { port }));
+    view.set_pod(
+        uid("x"),
+        NodeFootprint {
+            ports: [port.clone()].into(),
+            ..on("a", 1)
+        },
+    );
+    let wants = Requirements {
+        ports: vec![port.clone()],
+        ..asking(1)
+    };
+    assert_eq!(
+        verdict(&view, &wants),
+        FilterVerdict::Rejects(FilterReason::HostPortInUse { port })
+    );
     assert_eq!(beside(&view, &wants, &["x"], &[]), FilterVerdict::Accepts);
     view.set_waiting(uid("y"), wants.clone());
-    assert_eq!(code(&beside(&view, &wants, &["x"], &["y"])), "host-port-in-use");
+    assert_eq!(
+        code(&beside(&view, &wants, &["x"], &["y"])),
+        "host-port-in-use"
+    );
 }
 
 fn repelling(scope: &[&str], app: &str, topology: &str) -> Arc<[Arc<AntiAffinity>]> {
-    let scope = NamespaceScope::Of(scope.iter().map(|namespace| (*namespace).to_owned()).collect());
+    let scope = NamespaceScope::Of(
+        scope
+            .iter()
+            .map(|namespace| (*namespace).to_owned())
+            .collect(),
+    );
     let selector = Selector::of_labels(&labels(&[("app", app)]));
-    [Arc::new(AntiAffinity { scope, selector, topology: topology.into() })].into()
+    [Arc::new(AntiAffinity {
+        scope,
+        selector,
+        topology: topology.into(),
+    })]
+    .into()
 }
 
 #[test]
 fn a_pods_anti_affinity_makes_the_verdict_unknown_in_its_topology_only() {
     let mut view = view(&[machine("a"), machine("b")]);
-    let wants = Requirements { labels: labels(&[("app", "chat")]), ..asking(1) };
-    let on_b = |repels| NodeFootprint { repels, ..on("b", 1) };
+    let wants = Requirements {
+        labels: labels(&[("app", "chat")]),
+        ..asking(1)
+    };
+    let on_b = |repels| NodeFootprint {
+        repels,
+        ..on("b", 1)
+    };
     for (repels, expected) in [
-        (repelling(&["team"], "chat", "zone"), "anti-affinity-of-another-pod"),
-        (repelling(&["other", "team"], "chat", "zone"), "anti-affinity-of-another-pod"),
+        (
+            repelling(&["team"], "chat", "zone"),
+            "anti-affinity-of-another-pod",
+        ),
+        (
+            repelling(&["other", "team"], "chat", "zone"),
+            "anti-affinity-of-another-pod",
+        ),
         (repelling(&["team"], "chat", "host"), "accepts"),
         (repelling(&["team"], "chat", "rack"), "accepts"),
         (repelling(&["team"], "batch", "zone"), "accepts"),
@@ -241,18 +377,39 @@ fn a_pods_anti_affinity_makes_the_verdict_unknown_in_its_topology_only() {
 #[test]
 fn a_pod_placed_earlier_applies_its_anti_affinity() {
     let mut view = view(&[machine("a")]);
-    let wants = Requirements { labels: labels(&[("app", "chat")]), ..asking(1) };
-    view.set_waiting(uid("y"), Requirements { repels: repelling(&["team"], "chat", "rack"), ..asking(1) });
-    assert_eq!(code(&beside(&view, &wants, &[], &["y"])), "anti-affinity-of-another-pod");
-    assert_eq!(beside(&view, &asking(1), &[], &["y"]), FilterVerdict::Accepts);
+    let wants = Requirements {
+        labels: labels(&[("app", "chat")]),
+        ..asking(1)
+    };
+    view.set_waiting(
+        uid("y"),
+        Requirements {
+            repels: repelling(&["team"], "chat", "rack"),
+            ..asking(1)
+        },
+    );
+    assert_eq!(
+        code(&beside(&view, &wants, &[], &["y"])),
+        "anti-affinity-of-another-pod"
+    );
+    assert_eq!(
+        beside(&view, &asking(1), &[], &["y"]),
+        FilterVerdict::Accepts
+    );
 }
 
 #[test]
 fn a_certain_refusal_goes_before_an_unknown_verdict() {
     let view = view(&[machine("a")]);
-    let wants = |amount| Requirements { unsupported: Some(UnsupportedRule::Volumes), ..asking(amount) };
+    let wants = |amount| Requirements {
+        unsupported: Some(UnsupportedRule::Volumes),
+        ..asking(amount)
+    };
     assert_eq!(code(&verdict(&view, &wants(1))), "volumes");
-    assert_eq!(code(&verdict(&view, &wants(101))), "insufficient-allocatable");
+    assert_eq!(
+        code(&verdict(&view, &wants(101))),
+        "insufficient-allocatable"
+    );
 }
 
 #[test]
@@ -273,7 +430,12 @@ fn a_snapshot_does_not_change_with_the_live_state() {
     view.remove_pod(&uid("new"));
     let wants = before.wants(&uid("new")).expect("it waited then");
     assert_eq!(
-        before.verdict(&uid("new"), wants, &node("a"), &AssumedNodeChange::default()),
+        before.verdict(
+            &uid("new"),
+            wants,
+            &node("a"),
+            &AssumedNodeChange::default()
+        ),
         FilterVerdict::Accepts
     );
     assert_eq!(code(&verdict(&view, wants)), "insufficient-free");

@@ -146,13 +146,22 @@ impl TopologyLabel {
     /// The label's name, and the one it had before Kubernetes 1.17.
     pub fn names(self) -> [&'static str; 2] {
         match self {
-            Self::Zone => ["topology.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/zone"],
-            Self::Region => ["topology.kubernetes.io/region", "failure-domain.beta.kubernetes.io/region"],
+            Self::Zone => [
+                "topology.kubernetes.io/zone",
+                "failure-domain.beta.kubernetes.io/zone",
+            ],
+            Self::Region => [
+                "topology.kubernetes.io/region",
+                "failure-domain.beta.kubernetes.io/region",
+            ],
         }
     }
 
     fn of(self, machine: &FilterNode) -> Option<&str> {
-        self.names().iter().find_map(|name| machine.labels.get(*name)).map(String::as_str)
+        self.names()
+            .iter()
+            .find_map(|name| machine.labels.get(*name))
+            .map(String::as_str)
     }
 }
 
@@ -160,12 +169,17 @@ impl VolumePlace {
     fn takes(&self, machine: &FilterNode) -> bool {
         let is_matched = |terms: &Vec<NodeTerm>| terms.iter().any(|term| term.takes(machine));
         // A node without any such label is in no zone, and no volume's zone excludes it.
-        let has_zones =
-            [TopologyLabel::Zone, TopologyLabel::Region].iter().any(|label| label.of(machine).is_some());
+        let has_zones = [TopologyLabel::Zone, TopologyLabel::Region]
+            .iter()
+            .any(|label| label.of(machine).is_some());
         let mut zones = self.zones.iter();
         self.terms.as_ref().is_none_or(is_matched)
             && (!has_zones
-                || zones.all(|(label, values)| label.of(machine).is_some_and(|value| values.contains(value))))
+                || zones.all(|(label, values)| {
+                    label
+                        .of(machine)
+                        .is_some_and(|value| values.contains(value))
+                }))
     }
 }
 
@@ -226,8 +240,14 @@ impl VolumeIndex {
     }
 
     pub(super) fn load(state: VolumeIndexState) -> Self {
-        let mut index = Self { classes: state.classes, ..Self::default() };
-        state.claims.into_iter().for_each(|(name, claim)| index.claims.insert(name, claim));
+        let mut index = Self {
+            classes: state.classes,
+            ..Self::default()
+        };
+        state
+            .claims
+            .into_iter()
+            .for_each(|(name, claim)| index.claims.insert(name, claim));
         for (name, place) in state.volumes {
             index.set(name, StorageObject::Volume(Arc::unwrap_or_clone(place)));
         }
@@ -252,19 +272,31 @@ impl VolumeIndex {
         name: &str,
         rules: &mut Vec<VolumeRule<'a>>,
     ) -> Result<(), UnsupportedRule> {
-        let claim = self.claims.get(&format!("{namespace}/{name}")).ok_or(UnsupportedRule::VolumeUnknown)?;
+        let claim = self
+            .claims
+            .get(&format!("{namespace}/{name}"))
+            .ok_or(UnsupportedRule::VolumeUnknown)?;
         match &claim.binding {
             ClaimBinding::Unusable => return Err(UnsupportedRule::VolumeUnbound),
             ClaimBinding::Bound { volume } => {
-                let place = self.volumes.get(volume).ok_or(UnsupportedRule::VolumeUnknown)?;
+                let place = self
+                    .volumes
+                    .get(volume)
+                    .ok_or(UnsupportedRule::VolumeUnknown)?;
                 rules.push(VolumeRule::Place(place));
                 if place.unreadable {
                     return Err(UnsupportedRule::Unreadable);
                 }
             }
-            ClaimBinding::Unbound { class, selected_node } => {
+            ClaimBinding::Unbound {
+                class,
+                selected_node,
+            } => {
                 let class = class.as_ref().ok_or(UnsupportedRule::VolumeUnbound)?;
-                let class = self.classes.get(class).ok_or(UnsupportedRule::VolumeUnknown)?;
+                let class = self
+                    .classes
+                    .get(class)
+                    .ok_or(UnsupportedRule::VolumeUnknown)?;
                 if !class.waits {
                     return Err(UnsupportedRule::VolumeUnbound);
                 }
@@ -275,18 +307,27 @@ impl VolumeIndex {
                 rules.extend(selected_node.as_ref().map(VolumeRule::Node));
             }
         }
-        if claim.of_one_pod { Err(UnsupportedRule::ReadWriteOncePod) } else { Ok(()) }
+        if claim.of_one_pod {
+            Err(UnsupportedRule::ReadWriteOncePod)
+        } else {
+            Ok(())
+        }
     }
 
     /// Whether the volume of one of these claims is known to be on a single node.
     pub(crate) fn are_on_one_node(&self, namespace: &str, claims: &[Arc<str>]) -> bool {
         claims.iter().any(|name| {
-            let Some(VolumeClaim { binding: ClaimBinding::Bound { volume }, .. }) =
-                self.claims.get(&format!("{namespace}/{name}"))
+            let Some(VolumeClaim {
+                binding: ClaimBinding::Bound { volume },
+                ..
+            }) = self.claims.get(&format!("{namespace}/{name}"))
             else {
                 return false;
             };
-            let terms = self.volumes.get(volume).and_then(|place| place.terms.as_deref());
+            let terms = self
+                .volumes
+                .get(volume)
+                .and_then(|place| place.terms.as_deref());
             terms.is_some_and(name_one_node)
         })
     }
@@ -331,12 +372,16 @@ impl<V: Clone + PartialEq> Shards<V> {
     }
 
     fn names(&self) -> Vec<Arc<str>> {
-        self.0.iter().flat_map(|shard| shard.keys().cloned()).collect()
+        self.0
+            .iter()
+            .flat_map(|shard| shard.keys().cloned())
+            .collect()
     }
 
     fn all(&self) -> BTreeMap<Arc<str>, V> {
         let all = self.0.iter().flat_map(|shard| shard.iter());
-        all.map(|(name, value)| (name.clone(), value.clone())).collect()
+        all.map(|(name, value)| (name.clone(), value.clone()))
+            .collect()
     }
 }
 

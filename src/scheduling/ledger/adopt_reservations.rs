@@ -96,7 +96,10 @@ impl Ledger {
         let known = self.shown_reservations.get(uid);
         // What is told by wall time wavers by some milliseconds.
         let lasts_as_long = |(known, shown): (&Reservation, &Reservation)| {
-            let differ = known.deadline.since(shown.deadline).max(shown.deadline.since(known.deadline));
+            let differ = known
+                .deadline
+                .since(shown.deadline)
+                .max(shown.deadline.since(known.deadline));
             known.is_same(shown) && differ < Millis(SAME_DEADLINE.0 / 2)
         };
         if known == shown || known.zip(shown).is_some_and(lasts_as_long) {
@@ -122,7 +125,8 @@ impl Ledger {
     /// version wrote it, or if it replaced one that landed late.
     pub fn may_show_reservation(&self, uid: &PodUid) -> bool {
         let was_given_up = self.origin.given_up.contains_key(uid);
-        let is_written = |reservation: &Reservation| !reservation.victims.is_empty() || was_given_up;
+        let is_written =
+            |reservation: &Reservation| !reservation.victims.is_empty() || was_given_up;
         self.shows_one(uid) || self.pod_states.reservation(uid).is_some_and(is_written)
     }
 
@@ -132,11 +136,22 @@ impl Ledger {
     }
 
     /// The reservation that a pod shows, as far as it counts: a leader knows every reservation that it does not end.
-    pub(super) fn believed(&mut self, uid: &PodUid, observed: Option<Reservation>) -> Option<Reservation> {
+    pub(super) fn believed(
+        &mut self,
+        uid: &PodUid,
+        observed: Option<Reservation>,
+    ) -> Option<Reservation> {
         let observed = observed?;
-        let was_given_up = self.origin.given_up.get(uid).is_some_and(|given_up| given_up.is_same(&observed));
-        let is_known =
-            was_given_up || self.pod_states.get(uid).is_some_and(|pod_state| pod_state.knows(&observed));
+        let was_given_up = self
+            .origin
+            .given_up
+            .get(uid)
+            .is_some_and(|given_up| given_up.is_same(&observed));
+        let is_known = was_given_up
+            || self
+                .pod_states
+                .get(uid)
+                .is_some_and(|pod_state| pod_state.knows(&observed));
         if !self.origin.is_leading() || is_known {
             return Some(observed);
         }
@@ -146,22 +161,42 @@ impl Ledger {
 
     /// The pod has again what it had reserved in an earlier epoch. If that would not be made now, it expires with the next tick.
     pub(crate) fn review_reservation(&mut self, uid: &PodUid) {
-        let Some(reservation) = self.pod_states.reservation(uid).cloned() else { return };
+        let Some(reservation) = self.pod_states.reservation(uid).cloned() else {
+            return;
+        };
         self.set_reservation(uid, None);
-        let deadline =
-            if self.may_stand(uid, &reservation) { reservation.deadline } else { Moment::default() };
-        self.set_reservation(uid, Some(Reservation { deadline, ..reservation }));
+        let deadline = if self.may_stand(uid, &reservation) {
+            reservation.deadline
+        } else {
+            Moment::default()
+        };
+        self.set_reservation(
+            uid,
+            Some(Reservation {
+                deadline,
+                ..reservation
+            }),
+        );
     }
 
     fn adopt_reservations(&mut self, concerns: impl Fn(&Reservation) -> bool) {
-        let concerned = self.pod_states.reservations().filter(|(.., reservation)| concerns(reservation));
+        let concerned = self
+            .pod_states
+            .reservations()
+            .filter(|(.., reservation)| concerns(reservation));
         let mut reservations: Vec<_> = concerned
             .map(|(uid, pod_state, reservation)| {
-                (Reverse(pod_state.demand.priority), uid.clone(), reservation.clone())
+                (
+                    Reverse(pod_state.demand.priority),
+                    uid.clone(),
+                    reservation.clone(),
+                )
             })
             .collect();
         reservations.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
-        reservations.iter().for_each(|(_, uid, _)| self.set_reservation(uid, None));
+        reservations
+            .iter()
+            .for_each(|(_, uid, _)| self.set_reservation(uid, None));
         let mut fallen = Vec::new();
         for (_, uid, reservation) in reservations {
             match self.may_stand(&uid, &reservation) {
@@ -171,24 +206,42 @@ impl Ledger {
         }
         // Only now: a reservation that falls must not stand in the way of one that could stand.
         for (uid, reservation) in fallen {
-            self.set_reservation(&uid, Some(Reservation { deadline: Moment::default(), ..reservation }));
+            self.set_reservation(
+                &uid,
+                Some(Reservation {
+                    deadline: Moment::default(),
+                    ..reservation
+                }),
+            );
         }
     }
 
     /// Whether the reservation would be made now, with those of its victims that are still there.
     fn may_stand(&self, uid: &PodUid, reservation: &Reservation) -> bool {
-        let Some(node_state) = self.node_states.existing(&reservation.node) else { return false };
+        let Some(node_state) = self.node_states.existing(&reservation.node) else {
+            return false;
+        };
         // Until the agent reports, it may be unknown which GPUs it names.
         if !node_state.is_reported() && node_state.resolve(&reservation.devices).is_none() {
             return true;
         }
         let is_there = |victim: &&PodUid| self.pod_states.contains(victim);
-        let remaining = reservation.victims.iter().filter(is_there).cloned().collect();
-        let remaining = Reservation { victims: remaining, ..reservation.clone() };
+        let remaining = reservation
+            .victims
+            .iter()
+            .filter(is_there)
+            .cloned()
+            .collect();
+        let remaining = Reservation {
+            victims: remaining,
+            ..reservation.clone()
+        };
         let preemptor = self.preemptor_without_cost(uid).adopting();
         let stands = self.check_reservation(&preemptor, uid, &remaining);
         // It may have been made for victims that fit on other nodes.
-        stands.or_else(|_| self.check_reservation(&preemptor.moving(), uid, &remaining)).is_ok()
+        stands
+            .or_else(|_| self.check_reservation(&preemptor.moving(), uid, &remaining))
+            .is_ok()
     }
 }
 
@@ -196,7 +249,8 @@ impl PodState {
     /// Whether a reservation that the pod shows is the one that it has.
     fn knows(&self, observed: &Reservation) -> bool {
         // What is shown of a pod that has a node is older than what is known.
-        self.waiting().is_none_or(|waiting| !waiting.is_news(observed))
+        self.waiting()
+            .is_none_or(|waiting| !waiting.is_news(observed))
     }
 }
 
@@ -219,31 +273,59 @@ mod tests {
         let mut cluster = LedgerCluster::empty(Policy::default());
         let demand = |gib: u64| demand_of(gib << 30, 1, Sharing::Shared, 0);
         cluster.apply(NodeObserved::new(node("n"), NodeKind::Stowage));
-        cluster.run("resident", ("n", gpu), demand(40), None, ObservedDisruptionInfo::default());
+        cluster.run(
+            "resident",
+            ("n", gpu),
+            demand(40),
+            None,
+            ObservedDisruptionInfo::default(),
+        );
         let reservation = Reservation {
             node: node("n"),
             devices: Arc::from([gpu_at("n", 0)]),
             victims: Arc::default(),
             deadline: cluster.now() + Millis::seconds(60),
         };
-        let waiting = ObservedWaiting { reservation: Some(reservation), ..ObservedWaiting::default() };
+        let waiting = ObservedWaiting {
+            reservation: Some(reservation),
+            ..ObservedWaiting::default()
+        };
         cluster.observe("p", demand(50), ObservedPhase::Waiting(waiting), None);
         cluster.apply(LeadershipBegan(LeaderEpoch::new("lease", 1, "nonce")));
         let devices = vec![h100("n", 0), h100("n", 1)];
-        cluster.apply(DevicesReported { node: node("n"), devices: devices.into(), are_all: true }).unwrap();
+        cluster
+            .apply(DevicesReported {
+                node: node("n"),
+                devices: devices.into(),
+                are_all: true,
+            })
+            .unwrap();
         cluster.pass(1);
-        cluster.pod_state(&uid("p")).unwrap().reservation().is_some()
+        cluster
+            .pod_state(&uid("p"))
+            .unwrap()
+            .reservation()
+            .is_some()
     }
 
     #[test]
     fn reservations_are_adopted_once_it_is_known_which_gpus_are_lost() {
-        assert!(!stands_beside_pod_on(0), "40 and 50 GiB are too much for one GPU");
+        assert!(
+            !stands_beside_pod_on(0),
+            "40 and 50 GiB are too much for one GPU"
+        );
         assert!(stands_beside_pod_on(1));
-        assert!(stands_beside_pod_on(7), "the machine has no eighth GPU, and the pod none of the first two");
+        assert!(
+            stands_beside_pod_on(7),
+            "the machine has no eighth GPU, and the pod none of the first two"
+        );
     }
 
     /// Whether a reservation that this leader gave up is mirrored when another leader makes it again, and adopted later.
-    fn is_mirrored_again(meanwhile: impl FnOnce(&mut LedgerCluster), then: impl FnOnce(&mut LedgerCluster)) {
+    fn is_mirrored_again(
+        meanwhile: impl FnOnce(&mut LedgerCluster),
+        then: impl FnOnce(&mut LedgerCluster),
+    ) {
         let mut cluster = LedgerCluster::new(&[("n", 1)]);
         cluster.apply(LeadershipBegan(LeaderEpoch::new("lease", 1, "nonce")));
         let demand = demand_of(50 << 30, 1, Sharing::Shared, 0);
@@ -259,9 +341,15 @@ mod tests {
         meanwhile(&mut cluster);
         cluster.apply(LeadershipEnded);
         then(&mut cluster);
-        let waiting = ObservedWaiting { reservation: Some(reservation), ..ObservedWaiting::default() };
+        let waiting = ObservedWaiting {
+            reservation: Some(reservation),
+            ..ObservedWaiting::default()
+        };
         cluster.observe("p", demand, ObservedPhase::Waiting(waiting), None);
-        assert!(cluster.reservation_of(&uid("p")).is_some(), "the GPU is kept for it");
+        assert!(
+            cluster.reservation_of(&uid("p")).is_some(),
+            "the GPU is kept for it"
+        );
         cluster.apply(LeadershipBegan(LeaderEpoch::new("lease", 3, "nonce")));
         assert!(cluster.reservation_of(&uid("p")).is_some(), "it is adopted");
     }
@@ -269,7 +357,11 @@ mod tests {
     #[test]
     fn a_reservation_that_was_given_up_is_mirrored_when_another_leader_makes_it_again() {
         is_mirrored_again(|_| (), |_| ());
-        let bind = BindAsked { uid: uid("p"), key: key("p"), node: node("n") };
+        let bind = BindAsked {
+            uid: uid("p"),
+            key: key("p"),
+            node: node("n"),
+        };
         let assume = |cluster: &mut LedgerCluster| drop(cluster.apply(bind).unwrap());
         is_mirrored_again(assume, |cluster| cluster.apply(BindingFailed(uid("p"))));
     }
@@ -283,14 +375,27 @@ mod tests {
         let made = |cluster: &mut LedgerCluster| {
             let (devices, victims) = (Arc::from([gpu_at("n", 0)]), Arc::default());
             let deadline = cluster.now() + Millis::seconds(60);
-            let reservation = Reservation { node: node("n"), devices, victims, deadline };
+            let reservation = Reservation {
+                node: node("n"),
+                devices,
+                victims,
+                deadline,
+            };
             cluster.reserve(&uid("p"), reservation.clone()).unwrap();
             reservation
         };
         let show = |cluster: &mut LedgerCluster, shown| {
-            let waiting = ObservedWaiting { reservation: Some(shown), ..ObservedWaiting::default() };
+            let waiting = ObservedWaiting {
+                reservation: Some(shown),
+                ..ObservedWaiting::default()
+            };
             let watched = Some(ObservedDisruptionInfo::default());
-            cluster.observe("p", demand.clone(), ObservedPhase::Waiting(waiting), watched);
+            cluster.observe(
+                "p",
+                demand.clone(),
+                ObservedPhase::Waiting(waiting),
+                watched,
+            );
             cluster.reservation_of(&uid("p")).unwrap().is_shown
         };
         let first = made(&mut cluster);
@@ -321,10 +426,21 @@ mod tests {
         cluster.reserve(&uid("p"), second.clone()).unwrap();
         // A late event of the first one, and one of the second.
         for (shown, is_shown) in [(first, false), (second, true)] {
-            let waiting = ObservedWaiting { reservation: Some(shown), ..ObservedWaiting::default() };
+            let waiting = ObservedWaiting {
+                reservation: Some(shown),
+                ..ObservedWaiting::default()
+            };
             let watched = Some(ObservedDisruptionInfo::default());
-            cluster.observe("p", demand.clone(), ObservedPhase::Waiting(waiting), watched);
-            assert_eq!(cluster.reservation_of(&uid("p")).unwrap().is_shown, is_shown);
+            cluster.observe(
+                "p",
+                demand.clone(),
+                ObservedPhase::Waiting(waiting),
+                watched,
+            );
+            assert_eq!(
+                cluster.reservation_of(&uid("p")).unwrap().is_shown,
+                is_shown
+            );
         }
     }
 }

@@ -52,7 +52,8 @@ const DEADLINES_AT_ONCE: usize = 4;
 impl Ledger {
     /// Lets soft reservations, reservations, start gates and readings expire. Answers the pods whose reservations did.
     pub(crate) fn expire(&mut self, now: Moment) -> Vec<PodUid> {
-        self.run_out(now, ExpiredReservations::End, usize::MAX).ended
+        self.run_out(now, ExpiredReservations::End, usize::MAX)
+            .ended
     }
 
     /// The same on a standby: reservations stand until the API server shows that the leader has ended them, or until
@@ -63,31 +64,55 @@ impl Ledger {
 
     /// The same for the first few, so that nothing waits long for the lock.
     pub(crate) fn expire_few(&mut self, now: Moment, is_leading: bool) -> Expired {
-        let reservations = if is_leading { ExpiredReservations::End } else { ExpiredReservations::Stand };
+        let reservations = if is_leading {
+            ExpiredReservations::End
+        } else {
+            ExpiredReservations::Stand
+        };
         self.run_out(now, reservations, DEADLINES_AT_ONCE)
     }
 
-    fn run_out(&mut self, now: Moment, reservations: ExpiredReservations, at_most: usize) -> Expired {
+    fn run_out(
+        &mut self,
+        now: Moment,
+        reservations: ExpiredReservations,
+        at_most: usize,
+    ) -> Expired {
         self.set_now(now);
         let (mut ended, mut left) = (Vec::new(), at_most);
         while left > 0
             && let Some((deadline, uid)) = self.pod_states.take_due(self.now, reservations)
         {
             left -= 1;
-            let Some(pod_state) = self.pod_states.get(&uid) else { continue };
+            let Some(pod_state) = self.pod_states.get(&uid) else {
+                continue;
+            };
             let is_over = |moment: Option<Moment>| moment.is_some_and(|moment| moment <= deadline);
             if is_over(pod_state.starting) {
                 let is_ready = pod_state.disruption_info.health == PodHealth::Ready;
                 self.note_gate_over(&uid, is_ready);
                 self.edit_pod(&uid, |pod_state| pod_state.open_start_gate(None));
-            } else if is_over(pod_state.soft_reservation().map(|soft_reservation| soft_reservation.expires)) {
+            } else if is_over(
+                pod_state
+                    .soft_reservation()
+                    .map(|soft_reservation| soft_reservation.expires),
+            ) {
                 self.set_soft_reservation(&uid, None);
-            } else if is_over(pod_state.reservation().map(|reservation| reservation.deadline)) {
+            } else if is_over(
+                pod_state
+                    .reservation()
+                    .map(|reservation| reservation.deadline),
+            ) {
                 // Victims that were told to leave and have not are at fault themselves, and are not chosen again.
-                let is_leaving =
-                    |victim: &PodUid| self.pod_states.get(victim).is_some_and(PodState::is_leaving);
-                let victims =
-                    pod_state.reservation().map(|reservation| &*reservation.victims).unwrap_or_default();
+                let is_leaving = |victim: &PodUid| {
+                    self.pod_states
+                        .get(victim)
+                        .is_some_and(PodState::is_leaving)
+                };
+                let victims = pod_state
+                    .reservation()
+                    .map(|reservation| &*reservation.victims)
+                    .unwrap_or_default();
                 if !victims.is_empty() && !victims.iter().any(is_leaving) {
                     self.note_failed_eviction(&uid);
                 }
@@ -101,14 +126,20 @@ impl Ledger {
             left -= 1;
             self.age(&node);
         }
-        Expired { ended, may_be_more: left == 0 }
+        Expired {
+            ended,
+            may_be_more: left == 0,
+        }
     }
 
     /// The pod asks for a node (again): its soft reservation is open, and did not lead to a bind. Answers how often that has
     /// happened, and the node that was ranked first if the latest attempt was such a one.
     pub(crate) fn begin_attempt(&mut self, uid: &PodUid) -> (u32, Option<NodeName>) {
         self.set_soft_reservation(uid, None);
-        let attempt = self.pod_states.note_waiting(uid, WaitingPod::begin_attempt).unwrap_or_default();
+        let attempt = self
+            .pod_states
+            .note_waiting(uid, WaitingPod::begin_attempt)
+            .unwrap_or_default();
         self.requeue(uid);
         attempt
     }
@@ -116,53 +147,80 @@ impl Ledger {
     /// Makes a soft reservation of these GPUs of `node`, in place of any earlier one: filters of other pods steer around it for
     /// a while. Changes nothing if a GPU is gone since the view was taken.
     pub(crate) fn offer(&mut self, uid: &PodUid, node: &NodeName, devices: &[GpuUuid]) {
-        let Some(node_state) = self.node_states.existing(node) else { return };
+        let Some(node_state) = self.node_states.existing(node) else {
+            return;
+        };
         // Of a device plugin's GPUs none is offered: kube-scheduler counts them itself.
-        let gpus = if devices.is_empty() { Some(GpuSet::EMPTY) } else { node_state.resolve(devices) };
+        let gpus = if devices.is_empty() {
+            Some(GpuSet::EMPTY)
+        } else {
+            node_state.resolve(devices)
+        };
         let Some(gpus) = gpus else { return };
         let expires = self.now + self.policy.scoring.soft_reservation_lifetime;
-        let soft_reservation =
-            (!gpus.is_empty()).then(|| SoftReservation { node: node.clone(), gpus, expires });
+        let soft_reservation = (!gpus.is_empty()).then(|| SoftReservation {
+            node: node.clone(),
+            gpus,
+            expires,
+        });
         self.set_soft_reservation(uid, soft_reservation);
-        self.pod_states.note_waiting(uid, |waiting| waiting.note_offered(node));
+        self.pod_states
+            .note_waiting(uid, |waiting| waiting.note_offered(node));
     }
 
     /// The scheduler asked for victims for the pod on so many nodes.
     pub(crate) fn note_offered_to_preempt(&mut self, uid: &PodUid, nodes: usize) {
-        self.pod_states.note_waiting(uid, |waiting| waiting.note_offered_to_preempt(nodes));
+        self.pod_states
+            .note_waiting(uid, |waiting| waiting.note_offered_to_preempt(nodes));
     }
 
     /// The placement that is the pod's already: where it is bound or assumed, or what its reservation keeps, with how many
     /// victims are still in the way.
-    pub(crate) fn reserved_placement(&self, uid: &PodUid) -> Option<(NodeName, Result<GpuSet, Misfit>)> {
+    pub(crate) fn reserved_placement(
+        &self,
+        uid: &PodUid,
+    ) -> Option<(NodeName, Result<GpuSet, Misfit>)> {
         let pod_state = self.pod_states.get(uid)?;
-        let node = pod_state.node().or(pod_state.reservation().map(|reservation| &reservation.node))?;
+        let node = pod_state
+            .node()
+            .or(pod_state.reservation().map(|reservation| &reservation.node))?;
         let placement = match (self.node_states.existing(node), pod_state.reservation()) {
             (None, _) => Err(Misfit::UnknownNode),
             (Some(node_state), Some(reservation)) => {
                 let demand = self.as_borrower(uid, pod_state.demand.clone());
                 self.placement_of_reservation(uid, &demand, reservation, node_state)
             }
-            (Some(node_state), None) => {
-                Ok(node_state.charge_of(pod_state).map(|charge| charge.gpus).unwrap_or_default())
-            }
+            (Some(node_state), None) => Ok(node_state
+                .charge_of(pod_state)
+                .map(|charge| charge.gpus)
+                .unwrap_or_default()),
         };
         Some((node.clone(), placement))
     }
 
     /// Allocates the pod its GPUs on `node`, checking again that they are free. Idempotent.
-    pub(crate) fn assume(&mut self, uid: &PodUid, node: &NodeName) -> Result<AssumeResult, AssumeConflict> {
+    pub(crate) fn assume(
+        &mut self,
+        uid: &PodUid,
+        node: &NodeName,
+    ) -> Result<AssumeResult, AssumeConflict> {
         let pod_state = self.pod_states.get(uid).ok_or(AssumeConflict::UnknownPod)?;
         match &pod_state.phase {
             PodPhase::Bound(bound) if bound.node == *node => return Ok(AssumeResult::Bound),
             PodPhase::Bound(bound) => {
-                return Err(AssumeConflict::BoundElsewhere { node: bound.node.clone() });
+                return Err(AssumeConflict::BoundElsewhere {
+                    node: bound.node.clone(),
+                });
             }
-            PodPhase::Assumed(assumed) if assumed.placement.node == *node && self.may_be_written(assumed) => {
+            PodPhase::Assumed(assumed)
+                if assumed.placement.node == *node && self.may_be_written(assumed) =>
+            {
                 return Ok(AssumeResult::InFlight(assumed.placement.clone()));
             }
             PodPhase::Assumed(assumed) => {
-                return Err(AssumeConflict::Unsettled { node: assumed.placement.node.clone() });
+                return Err(AssumeConflict::Unsettled {
+                    node: assumed.placement.node.clone(),
+                });
             }
             PodPhase::Waiting(_) => {}
         }
@@ -171,11 +229,14 @@ impl Ledger {
             false => self.checked(uid, pod_state, node)?,
         };
         let view = self.node_states.get(node).map(NodeState::view);
-        let (starting, start) =
-            view.map_or((None, None), |view| self.expected_start(&pod_state.demand, view));
+        let (starting, start) = view.map_or((None, None), |view| {
+            self.expected_start(&pod_state.demand, view)
+        });
         let starting = self.within_share(starting, &pod_state.demand, node, &placement.devices);
         let (epoch, now) = (self.leader().cloned(), self.now);
-        self.edit_pod(uid, |pod_state| pod_state.assume(placement.clone(), epoch, now, starting, start));
+        self.edit_pod(uid, |pod_state| {
+            pod_state.assume(placement.clone(), epoch, now, starting, start)
+        });
         self.forget_start_if_woken(uid);
         Ok(AssumeResult::New(placement))
     }
@@ -189,7 +250,8 @@ impl Ledger {
     /// A pod that may wake an engine says nothing of how long starts take.
     pub(super) fn forget_start_if_woken(&mut self, uid: &PodUid) {
         if self.wakes_an_engine(uid) {
-            self.pod_states.note(uid, |pod_state| pod_state.start = None);
+            self.pod_states
+                .note(uid, |pod_state| pod_state.start = None);
         }
     }
 
@@ -199,28 +261,51 @@ impl Ledger {
             let pod_state = self.pod_states.get(uid)?;
             Some((pod_state, self.node_states.get(pod_state.node()?)?))
         };
-        let Some((pod_state, node_state)) = pod_and_node() else { return false };
-        let charge = node_state.charge_of(pod_state).filter(|charge| charge.placed);
+        let Some((pod_state, node_state)) = pod_and_node() else {
+            return false;
+        };
+        let charge = node_state
+            .charge_of(pod_state)
+            .filter(|charge| charge.placed);
         let reusable = node_state.reusable_engines(&self.pod_states, &self.policy, Some(uid));
         let reusable = ReusableEngineSet::from(reusable);
         charge.is_some_and(|charge| reusable.on(charge.gpus, &pod_state.demand).is_some())
     }
 
     /// Where the pod goes on `node`, by what is free there now.
-    fn checked(&self, uid: &PodUid, pod_state: &PodState, node: &NodeName) -> Result<Placement, Misfit> {
+    fn checked(
+        &self,
+        uid: &PodUid,
+        pod_state: &PodState,
+        node: &NodeName,
+    ) -> Result<Placement, Misfit> {
         let node_state = self.node_states.existing(node).ok_or(Misfit::UnknownNode)?;
         let demand = self.as_borrower(uid, pod_state.demand.clone());
-        let gpus = match pod_state.reservation().filter(|reservation| reservation.node == *node) {
-            Some(reservation) => self.placement_of_reservation(uid, &demand, reservation, node_state)?,
+        let gpus = match pod_state
+            .reservation()
+            .filter(|reservation| reservation.node == *node)
+        {
+            Some(reservation) => {
+                self.placement_of_reservation(uid, &demand, reservation, node_state)?
+            }
             None => self.free_gpus_for(uid, &demand, node_state)?,
         };
-        let borrowed_from = node_state.lenders_to(uid, &demand, gpus, &self.pod_states, &self.policy);
-        Ok(Placement { borrowed_from, ..placement(node_state, &demand, gpus) })
+        let borrowed_from =
+            node_state.lenders_to(uid, &demand, gpus, &self.pod_states, &self.policy);
+        Ok(Placement {
+            borrowed_from,
+            ..placement(node_state, &demand, gpus)
+        })
     }
 
     /// The pod is bound to `node` with these devices: its Binding was written, or a read past every cache said so. It
     /// counts there from now on, whatever was assumed. Where the watch was faster, what it has shown stays.
-    pub(crate) fn confirm(&mut self, uid: &PodUid, node: &NodeName, devices: Option<Arc<[GpuUuid]>>) {
+    pub(crate) fn confirm(
+        &mut self,
+        uid: &PodUid,
+        node: &NodeName,
+        devices: Option<Arc<[GpuUuid]>>,
+    ) {
         self.confirm_loan(uid, node, devices, false);
     }
 
@@ -238,15 +323,24 @@ impl Ledger {
                 borrows: known.borrows || borrows,
                 ..known.clone()
             },
-            Some(PodPhase::Assumed(assumed)) if assumed.placement.recorded() == devices => BoundPod {
-                borrows: borrows || !assumed.placement.borrowed_from.is_empty(),
+            Some(PodPhase::Assumed(assumed)) if assumed.placement.recorded() == devices => {
+                BoundPod {
+                    borrows: borrows || !assumed.placement.borrowed_from.is_empty(),
+                    ..BoundPod::new(node.clone(), devices, self.now)
+                }
+            }
+            _ => BoundPod {
+                borrows,
                 ..BoundPod::new(node.clone(), devices, self.now)
             },
-            _ => BoundPod { borrows, ..BoundPod::new(node.clone(), devices, self.now) },
         };
         let (starting, start) = self.start_of_landed(uid, node);
         self.edit_pod(uid, |pod_state| pod_state.set_bound(bound, starting, start));
-        if self.node_states.get(node).is_some_and(NodeState::is_reported) {
+        if self
+            .node_states
+            .get(node)
+            .is_some_and(NodeState::is_reported)
+        {
             self.pin_indices(node);
         }
     }
@@ -260,14 +354,21 @@ impl Ledger {
         let pod_state = self.pod_states.get(uid).ok_or(AssumeConflict::UnknownPod)?;
         match &pod_state.phase {
             PodPhase::Waiting(_) => Ok(pod_state),
-            PodPhase::Assumed(assumed) => {
-                Err(AssumeConflict::Unsettled { node: assumed.placement.node.clone() })
-            }
-            PodPhase::Bound(bound) => Err(AssumeConflict::BoundElsewhere { node: bound.node.clone() }),
+            PodPhase::Assumed(assumed) => Err(AssumeConflict::Unsettled {
+                node: assumed.placement.node.clone(),
+            }),
+            PodPhase::Bound(bound) => Err(AssumeConflict::BoundElsewhere {
+                node: bound.node.clone(),
+            }),
         }
     }
 
-    fn free_gpus_for(&self, uid: &PodUid, demand: &Demand, node_state: &NodeState) -> Result<GpuSet, Misfit> {
+    fn free_gpus_for(
+        &self,
+        uid: &PodUid,
+        demand: &Demand,
+        node_state: &NodeState,
+    ) -> Result<GpuSet, Misfit> {
         check_node_admission(node_state.view(), demand)?;
         let gpus = node_state.gpus_without(uid, &self.pod_states, &self.policy);
         let demand = &*self.beside_spare(demand);
@@ -291,7 +392,10 @@ impl Ledger {
         let reusable = node_state.reusable_engines(&self.pod_states, &self.policy, Some(uid));
         affinity::choose_at(
             self.packing.model(),
-            NodeGpus { gpus, ..node_state.view().node_gpus() },
+            NodeGpus {
+                gpus,
+                ..node_state.view().node_gpus()
+            },
             demand,
             &reusable.into(),
             allowed,
@@ -307,7 +411,9 @@ impl Ledger {
         chosen: GpuSet,
     ) -> Result<GpuSet, Misfit> {
         let is_within = is_allowed(left, gpus, demand, chosen);
-        is_within.then_some(chosen).ok_or(Misfit::TenantLimitOnNode { left })
+        is_within
+            .then_some(chosen)
+            .ok_or(Misfit::TenantLimitOnNode { left })
     }
 
     pub(super) fn placement_of_reservation(
@@ -342,9 +448,13 @@ impl Ledger {
     /// How many of a reservation's victims still take VRAM on its node. The driver gives memory back later than the API server
     /// forgets a pod: where an agent reports, a victim has left when a reading sampled after its end shows nothing of it.
     pub(super) fn victims_on(&self, reservation: &Reservation, node_state: &NodeState) -> u32 {
-        let is_charged =
-            |victim: &PodUid| self.pod_states.get(victim).is_some_and(|v| node_state.charge_of(v).is_some());
-        let is_there = |victim: &&PodUid| is_charged(victim) || node_state.may_have_memory(victim, self.now);
+        let is_charged = |victim: &PodUid| {
+            self.pod_states
+                .get(victim)
+                .is_some_and(|v| node_state.charge_of(v).is_some())
+        };
+        let is_there =
+            |victim: &&PodUid| is_charged(victim) || node_state.may_have_memory(victim, self.now);
         reservation.victims.iter().filter(is_there).count() as u32
     }
 }
@@ -352,7 +462,11 @@ impl Ledger {
 /// Forgets what a reading says of reserved GPUs: it is about the pods that just left, or a margin for want of a reading.
 pub(super) fn forget_measured(gpus: &mut [Gpu]) {
     for gpu in gpus {
-        *gpu = Gpu { unaccounted_vram: Bytes::ZERO, engine_load: EngineLoad::default(), ..*gpu };
+        *gpu = Gpu {
+            unaccounted_vram: Bytes::ZERO,
+            engine_load: EngineLoad::default(),
+            ..*gpu
+        };
     }
 }
 
@@ -364,12 +478,16 @@ fn placement(node_state: &NodeState, demand: &Demand, gpus: GpuSet) -> Placement
         // pods that have left, or a margin for want of a report: it gets what it requests.
         Sharing::Exclusive => node_state.view().gpus[place].most().max(demand.per_gpu),
     };
-    let fraction = |place: usize| MemoryFraction::of(granted_on(place), node_state.devices()[place].total);
+    let fraction =
+        |place: usize| MemoryFraction::of(granted_on(place), node_state.devices()[place].total);
     let memory_fraction = gpus.iter().map(fraction).min().unwrap_or_default();
     let greatest = gpus.iter().map(fraction).max();
     Placement {
         node: node_state.view().name.clone(),
-        devices: gpus.iter().map(|place| node_state.devices()[place].uuid.clone()).collect(),
+        devices: gpus
+            .iter()
+            .map(|place| node_state.devices()[place].uuid.clone())
+            .collect(),
         granted: gpus.iter().map(granted_on).sum(),
         memory_fraction,
         greatest_fraction: greatest.filter(|greatest| *greatest != memory_fraction),

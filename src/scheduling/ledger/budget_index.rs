@@ -33,7 +33,10 @@ struct Namespace<'a> {
 
 impl<'a> BudgetIndex<'a> {
     pub(super) fn new(budgets: &'a [Arc<DisruptionBudget>]) -> Self {
-        let mut coverage = Self { budgets, ..Self::default() };
+        let mut coverage = Self {
+            budgets,
+            ..Self::default()
+        };
         for (place, budget) in budgets.iter().enumerate() {
             let namespace = coverage.by_namespace.entry(&budget.namespace).or_default();
             let wanted = wanted_label(&budget.selector);
@@ -41,7 +44,9 @@ impl<'a> BudgetIndex<'a> {
             match wanted.filter(|_| namespace.values <= MOST_VALUES) {
                 Some((key, values)) => {
                     let of_key = namespace.by_label.entry(key).or_default();
-                    values.iter().for_each(|value| of_key.entry(value).or_default().push(place));
+                    values
+                        .iter()
+                        .for_each(|value| of_key.entry(value).or_default().push(place));
                 }
                 None => namespace.others.push(place),
             }
@@ -51,16 +56,24 @@ impl<'a> BudgetIndex<'a> {
 
     /// The budgets that the Eviction API asks about such a pod, as [`Self::of`] has them.
     pub(crate) fn asked(&self, pod: &PodTraits, health: PodHealth) -> Vec<usize> {
-        let over = if health == PodHealth::Pending { Vec::new() } else { self.of(pod) };
+        let over = if health == PodHealth::Pending {
+            Vec::new()
+        } else {
+            self.of(pod)
+        };
         match &over[..] {
-            [only] if health == PodHealth::Unready && self.budgets[*only].unhealthy_may_go => Vec::new(),
+            [only] if health == PodHealth::Unready && self.budgets[*only].unhealthy_may_go => {
+                Vec::new()
+            }
             _ => over,
         }
     }
 
     /// The budgets that cover a pod, by their places in the list, and [`SEVERAL`] if they are several.
     pub(crate) fn of(&self, pod: &PodTraits) -> Vec<usize> {
-        let Some(namespace) = self.by_namespace.get(&*pod.namespace) else { return Vec::new() };
+        let Some(namespace) = self.by_namespace.get(&*pod.namespace) else {
+            return Vec::new();
+        };
         if namespace.values > MOST_VALUES {
             return vec![SEVERAL; 2];
         }
@@ -70,7 +83,9 @@ impl<'a> BudgetIndex<'a> {
             .filter_map(|(key, of_key)| of_key.get(pod.labels.get(*key)?.as_str()))
             .flatten();
         let meant = by_label.chain(&namespace.others).copied();
-        let mut over: Vec<usize> = meant.filter(|place| self.budgets[*place].covers(pod)).collect();
+        let mut over: Vec<usize> = meant
+            .filter(|place| self.budgets[*place].covers(pod))
+            .collect();
         if over.len() > 1 {
             over.push(SEVERAL);
         }
@@ -81,20 +96,28 @@ impl<'a> BudgetIndex<'a> {
 /// A label without one of whose values nothing is selected.
 /// What there is to compare a pod with: each rule is looked at, too.
 fn values_of(selector: &Selector) -> usize {
-    let Selector::All(requirements) = selector else { return 1 };
-    let values = requirements.iter().map(|requirement| match &requirement.rule {
-        Rule::In(values) | Rule::NotIn(values) => 1 + values.len(),
-        Rule::Exists | Rule::DoesNotExist | Rule::Above(_) | Rule::Below(_) => 1,
-    });
+    let Selector::All(requirements) = selector else {
+        return 1;
+    };
+    let values = requirements
+        .iter()
+        .map(|requirement| match &requirement.rule {
+            Rule::In(values) | Rule::NotIn(values) => 1 + values.len(),
+            Rule::Exists | Rule::DoesNotExist | Rule::Above(_) | Rule::Below(_) => 1,
+        });
     1 + values.sum::<usize>()
 }
 
 fn wanted_label(selector: &Selector) -> Option<(&str, &BTreeSet<String>)> {
-    let Selector::All(requirements) = selector else { return None };
-    requirements.iter().find_map(|requirement| match &requirement.rule {
-        Rule::In(values) => Some((&*requirement.key, values)),
-        _ => None,
-    })
+    let Selector::All(requirements) = selector else {
+        return None;
+    };
+    requirements
+        .iter()
+        .find_map(|requirement| match &requirement.rule {
+            Rule::In(values) => Some((&*requirement.key, values)),
+            _ => None,
+        })
 }
 
 #[cfg(test)]
@@ -112,9 +135,15 @@ mod tests {
             vec![],
             vec![requirement("app", "In", &["a", "b"])],
             vec![requirement("app", "NotIn", &["a"])],
-            vec![requirement("tier", "Exists", &[]), requirement("app", "In", &["b"])],
+            vec![
+                requirement("tier", "Exists", &[]),
+                requirement("app", "In", &["b"]),
+            ],
         ];
-        let selectors = rules.into_iter().map(Selector::All).chain([Selector::Nothing]);
+        let selectors = rules
+            .into_iter()
+            .map(Selector::All)
+            .chain([Selector::Nothing]);
         let budgets: Vec<Arc<DisruptionBudget>> = selectors
             .flat_map(|selector| {
                 let of = |namespace: &str| DisruptionBudget {
@@ -128,12 +157,28 @@ mod tests {
             })
             .collect();
         let coverage = BudgetIndex::new(&budgets);
-        let labels = [vec![], vec![("app", "a")], vec![("app", "b"), ("tier", "x")], vec![("tier", "y")]];
-        for (namespace, labels) in labels.iter().flat_map(|labels| [("here", labels), ("nowhere", labels)]) {
-            let labels = labels.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
-            let pod = PodTraits { namespace: namespace.into(), labels, ..PodTraits::default() };
-            let mut expected: Vec<usize> =
-                (0..budgets.len()).filter(|place| budgets[*place].covers(&pod)).collect();
+        let labels = [
+            vec![],
+            vec![("app", "a")],
+            vec![("app", "b"), ("tier", "x")],
+            vec![("tier", "y")],
+        ];
+        for (namespace, labels) in labels
+            .iter()
+            .flat_map(|labels| [("here", labels), ("nowhere", labels)])
+        {
+            let labels = labels
+                .iter()
+                .map(|(key, value)| (key.to_string(), value.to_string()))
+                .collect();
+            let pod = PodTraits {
+                namespace: namespace.into(),
+                labels,
+                ..PodTraits::default()
+            };
+            let mut expected: Vec<usize> = (0..budgets.len())
+                .filter(|place| budgets[*place].covers(&pod))
+                .collect();
             if expected.len() > 1 {
                 expected.push(SEVERAL);
             }
@@ -158,16 +203,27 @@ mod tests {
             };
             Arc::new(budget)
         };
-        let budgets: Vec<_> = (0..60).map(|n| budget("large", n)).chain([budget("small", 0)]).collect();
+        let budgets: Vec<_> = (0..60)
+            .map(|n| budget("large", n))
+            .chain([budget("small", 0)])
+            .collect();
         let index = BudgetIndex::new(&budgets);
         let of = |namespace: &str, app: &str| {
             let labels = BTreeMap::from([("app".to_owned(), app.to_owned())]);
-            let pod = PodTraits { namespace: namespace.into(), labels, ..PodTraits::default() };
+            let pod = PodTraits {
+                namespace: namespace.into(),
+                labels,
+                ..PodTraits::default()
+            };
             index.asked(&pod, PodHealth::Unready)
         };
         assert_eq!(of("large", "nobody's"), [SEVERAL; 2]);
         assert_eq!(
-            (of("small", "0-1"), of("small", "nobody's"), index.of(&PodTraits::default())),
+            (
+                of("small", "0-1"),
+                of("small", "nobody's"),
+                index.of(&PodTraits::default())
+            ),
             (vec![], vec![], vec![])
         );
     }

@@ -63,7 +63,10 @@ impl PodMap {
 
     /// The pods themselves, shared with this map, in order of UID.
     pub(super) fn shared(&self) -> BTreeMap<PodUid, Arc<PodState>> {
-        self.pods.in_no_order().map(|(uid, pod)| (uid.clone(), pod.clone())).collect()
+        self.pods
+            .in_no_order()
+            .map(|(uid, pod)| (uid.clone(), pod.clone()))
+            .collect()
     }
 
     pub(super) fn insert_shared(&mut self, uid: PodUid, pod_state: Arc<PodState>) {
@@ -72,7 +75,10 @@ impl PodMap {
 
     /// All pods, in no order: for sums, and for what is put into an order afterwards.
     pub(super) fn in_no_order(&self) -> impl Iterator<Item = (&PodUid, &PodState)> {
-        self.pods.in_no_order().inspect(|_| look()).map(|(uid, pod_state)| (uid, &**pod_state))
+        self.pods
+            .in_no_order()
+            .inspect(|_| look())
+            .map(|(uid, pod_state)| (uid, &**pod_state))
     }
 
     /// Pods that are others, or are not there, in a copy that was made earlier; in no order.
@@ -81,12 +87,18 @@ impl PodMap {
         earlier: &'a Self,
     ) -> impl Iterator<Item = (&'a PodUid, &'a Arc<PodState>)> {
         let unshared = self.pods.unshared_with(&earlier.pods);
-        unshared.filter(|(uid, pod)| !earlier.pods.get(*uid).is_some_and(|known| Arc::ptr_eq(known, pod)))
+        unshared.filter(|(uid, pod)| {
+            !earlier
+                .pods
+                .get(*uid)
+                .is_some_and(|known| Arc::ptr_eq(known, pod))
+        })
     }
 
     /// Changes all pods, each by itself.
     pub(super) fn change_each(&mut self, mut change: impl FnMut(&mut PodState)) {
-        self.pods.change_each(|pod_state| change(Arc::make_mut(pod_state)));
+        self.pods
+            .change_each(|pod_state| change(Arc::make_mut(pod_state)));
     }
 }
 
@@ -104,10 +116,14 @@ impl NodeMap {
     /// The node, of which nothing but its name is known if it is new.
     pub(super) fn open(&mut self, name: &NodeName) -> &mut NodeState {
         let place = self.place_of(name).unwrap_or_else(|place| {
-            self.nodes.insert(place, Arc::new(NodeState::new(name.clone())));
+            self.nodes
+                .insert(place, Arc::new(NodeState::new(name.clone())));
             place
         });
-        self.nodes.get_mut(place).map(Arc::make_mut).expect("it was there or was just inserted")
+        self.nodes
+            .get_mut(place)
+            .map(Arc::make_mut)
+            .expect("it was there or was just inserted")
     }
 
     pub(super) fn remove(&mut self, name: &NodeName) {
@@ -117,7 +133,8 @@ impl NodeMap {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (&NodeName, &NodeState)> {
-        self.values().map(|node_state| (&node_state.view().name, node_state))
+        self.values()
+            .map(|node_state| (&node_state.view().name, node_state))
     }
 
     /// The nodes themselves, shared with this map, in order of name.
@@ -139,12 +156,17 @@ impl NodeMap {
     }
 
     /// Nodes that are others, or are not there, in a copy that was made earlier.
-    pub(super) fn changed_since<'a>(&'a self, earlier: &'a Self) -> impl Iterator<Item = &'a NodeName> {
+    pub(super) fn changed_since<'a>(
+        &'a self,
+        earlier: &'a Self,
+    ) -> impl Iterator<Item = &'a NodeName> {
         // Most often a node has the same place in both, and no name is compared.
         let is_same = |place: usize, node_state: &Arc<NodeState>| {
             let is_it = |known: &Arc<NodeState>| Arc::ptr_eq(known, node_state);
             earlier.nodes.get(place).is_some_and(is_it)
-                || earlier.get_shared(&node_state.view().name).is_some_and(is_it)
+                || earlier
+                    .get_shared(&node_state.view().name)
+                    .is_some_and(is_it)
         };
         let unshared = self.nodes.unshared_with(&earlier.nodes);
         let changed = unshared.filter(move |(place, node_state)| !is_same(*place, node_state));
@@ -157,7 +179,8 @@ impl NodeMap {
 
     /// The place of a node, or where it would be.
     fn place_of(&self, name: &NodeName) -> Result<usize, usize> {
-        self.nodes.search(|node_state| node_state.view().name.cmp(name))
+        self.nodes
+            .search(|node_state| node_state.view().name.cmp(name))
     }
 }
 
@@ -177,7 +200,15 @@ mod tests {
         let demand = demand_of(1 << 30, 1, Sharing::Shared, 0);
         let phase = PodPhase::Waiting(Box::default());
         let disruption_info = Arc::default();
-        PodState { key, demand, disruption_info, is_unwatched: false, phase, starting: None, start: None }
+        PodState {
+            key,
+            demand,
+            disruption_info,
+            is_unwatched: false,
+            phase,
+            starting: None,
+            start: None,
+        }
     }
 
     fn filled(count: usize) -> PodMap {
@@ -194,7 +225,8 @@ mod tests {
     }
 
     fn try_again(pods: &mut PodMap, n: usize) {
-        if let Some(PodPhase::Waiting(waiting)) = pods.get_mut(&uid(n)).map(|pod_state| &mut pod_state.phase)
+        if let Some(PodPhase::Waiting(waiting)) =
+            pods.get_mut(&uid(n)).map(|pod_state| &mut pod_state.phase)
         {
             waiting.tries += 1;
         }
@@ -212,7 +244,10 @@ mod tests {
         assert_eq!([tries(&copy, 7), tries(&copy, 8)], [0, 1]);
         assert!(pods.get(&uid(9)).is_some() && copy.get(&uid(9)).is_none());
         assert!(pods.get(&uid(1000)).is_some() && copy.get(&uid(1000)).is_none());
-        assert_eq!((pods.in_no_order().count(), copy.in_no_order().count()), (1001, 999));
+        assert_eq!(
+            (pods.in_no_order().count(), copy.in_no_order().count()),
+            (1001, 999)
+        );
     }
 
     #[test]
@@ -220,9 +255,13 @@ mod tests {
         let mut pods = filled(1000);
         let copy = pods.clone();
         try_again(&mut pods, 7);
-        let all = || copy.in_no_order().map(|(uid, pod_state)| (uid, std::ptr::from_ref(pod_state)));
-        let same =
-            all().filter(|(uid, pod_state)| std::ptr::from_ref(pods.get(uid).unwrap()) == *pod_state).count();
+        let all = || {
+            copy.in_no_order()
+                .map(|(uid, pod_state)| (uid, std::ptr::from_ref(pod_state)))
+        };
+        let same = all()
+            .filter(|(uid, pod_state)| std::ptr::from_ref(pods.get(uid).unwrap()) == *pod_state)
+            .count();
         assert_eq!(same, 999);
     }
 
@@ -235,9 +274,21 @@ mod tests {
         nodes.remove(&name(5));
         nodes.remove(&name(5));
         nodes.open(&name(6)).add_pod(&uid(400));
-        assert!(nodes.values().map(|node_state| &node_state.view().name).is_sorted());
-        let pods = |nodes: &NodeMap, n| nodes.get(&name(n)).map(|node_state| node_state.pods().len());
-        assert_eq!([pods(&nodes, 5), pods(&nodes, 6), pods(&nodes, 7)], [None, Some(2), Some(1)]);
+        assert!(
+            nodes
+                .values()
+                .map(|node_state| &node_state.view().name)
+                .is_sorted()
+        );
+        let pods = |nodes: &NodeMap, n| {
+            nodes
+                .get(&name(n))
+                .map(|node_state| node_state.pods().len())
+        };
+        assert_eq!(
+            [pods(&nodes, 5), pods(&nodes, 6), pods(&nodes, 7)],
+            [None, Some(2), Some(1)]
+        );
         assert_eq!([pods(&copy, 5), pods(&copy, 6)], [Some(1), Some(1)]);
         assert_eq!((nodes.iter().count(), copy.iter().count()), (299, 300));
     }

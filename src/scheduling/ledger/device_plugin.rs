@@ -14,14 +14,20 @@ use crate::vocabulary::device_plugin::{Ask, PluginDevices};
 impl Ledger {
     /// What device plugins offer on a node that exists.
     pub(crate) fn set_plugin_devices(&mut self, name: &NodeName, offered: PluginDevices) {
-        if self.node_states.get_mut(name).is_some_and(|node_state| node_state.set_offered(offered)) {
+        if self
+            .node_states
+            .get_mut(name)
+            .is_some_and(|node_state| node_state.set_offered(offered))
+        {
             self.refresh(name);
         }
     }
 
     /// Whether a member of its group would stay behind.
     pub(crate) fn would_break(&self, leaver: &PodState, group_victims: &[PodUid]) -> bool {
-        let Some(group) = &leaver.disruption_info.group else { return false };
+        let Some(group) = &leaver.disruption_info.group else {
+            return false;
+        };
         let stays = |uid: &PodUid| {
             let pod_state = &self.pod_states[uid];
             let is_there = pod_state.waiting().is_none() && self.departure_of(pod_state).is_none();

@@ -23,7 +23,8 @@ impl DisruptionBudgets {
     }
 
     fn place_of(&self, namespace: &str, name: &str) -> Result<usize, usize> {
-        self.budgets.binary_search_by(|budget| (&*budget.namespace, &*budget.name).cmp(&(namespace, name)))
+        self.budgets
+            .binary_search_by(|budget| (&*budget.namespace, &*budget.name).cmp(&(namespace, name)))
     }
 
     fn set(&mut self, budget: DisruptionBudget) {
@@ -63,7 +64,8 @@ impl Ledger {
 
     /// Whether the pod's eviction waits for the disruption budgets that cover it. Of a pod that is not known it does.
     pub fn waits_for_budgets(&self, uid: &PodUid) -> bool {
-        let class = |pod_state: &PodState| self.policy.class(pod_state.demand.class).honors_budgets();
+        let class =
+            |pod_state: &PodState| self.policy.class(pod_state.demand.class).honors_budgets();
         self.pod_states.get(uid).is_none_or(class)
     }
 
@@ -94,12 +96,21 @@ mod tests {
         ledger.set_budget(budget("a", "y", 2));
         ledger.set_budget(budget("a", "x", 3));
         ledger.set_budget(budget("b", "x", 0));
-        let named =
-            |budget: &Arc<DisruptionBudget>| (budget.namespace.clone(), budget.name.clone(), budget.allowed);
+        let named = |budget: &Arc<DisruptionBudget>| {
+            (
+                budget.namespace.clone(),
+                budget.name.clone(),
+                budget.allowed,
+            )
+        };
         let all: Vec<_> = ledger.budgets().iter().map(named).collect();
         assert_eq!(
             all,
-            [("a".into(), "x".into(), 3), ("a".into(), "y".into(), 2), ("b".into(), "x".into(), 0)]
+            [
+                ("a".into(), "x".into(), 3),
+                ("a".into(), "y".into(), 2),
+                ("b".into(), "x".into(), 0)
+            ]
         );
         ledger.remove_budget("a", "y");
         ledger.remove_budget("c", "x");

@@ -77,7 +77,10 @@ impl EvictionAllowance<'_> {
     pub(crate) fn left_on(&self, node: &NodeName) -> u32 {
         // The only lookup that is made for each of many nodes: no key is made for it.
         match self.reserved.is_empty() {
-            true => self.left_of(self.rates.node, self.counts.on_nodes.get(node).copied().unwrap_or(0)),
+            true => self.left_of(
+                self.rates.node,
+                self.counts.on_nodes.get(node).copied().unwrap_or(0),
+            ),
             false => self.left(&ScopeKey::Node(node.clone())),
         }
     }
@@ -91,7 +94,10 @@ impl EvictionAllowance<'_> {
     }
 
     /// The first limit that keeps a set from being evicted, of which so many pods count in each scope.
-    pub(crate) fn exceeded(&self, set: &BTreeMap<ScopeKey, u32>) -> Option<(ScopeKey, EvictionLimit)> {
+    pub(crate) fn exceeded(
+        &self,
+        set: &BTreeMap<ScopeKey, u32>,
+    ) -> Option<(ScopeKey, EvictionLimit)> {
         let (key, wanted) = set.iter().find(|(key, wanted)| self.left(key) < **wanted)?;
         let per_minute = self.limit(key);
         let because = match self.reserved.contains(key) {
@@ -99,7 +105,14 @@ impl EvictionAllowance<'_> {
             false if *wanted > per_minute && per_minute > 0 => LimitedBecause::SetIsLarger,
             false => LimitedBecause::UsedUp,
         };
-        Some((key.clone(), EvictionLimit { scope: key.scope(), per_minute, because }))
+        Some((
+            key.clone(),
+            EvictionLimit {
+                scope: key.scope(),
+                per_minute,
+                because,
+            },
+        ))
     }
 
     fn left_of(&self, limit: u32, used: u32) -> u32 {
@@ -142,7 +155,11 @@ impl ScopeKey {
 
     /// The scopes in which the eviction of one pod counts.
     pub(crate) fn of(node: &NodeName, tenant: Option<TenantId>) -> [Self; 3] {
-        [Self::Cluster, Self::Tenant(tenant), Self::Node(node.clone())]
+        [
+            Self::Cluster,
+            Self::Tenant(tenant),
+            Self::Node(node.clone()),
+        ]
     }
 }
 
@@ -152,11 +169,16 @@ mod tests {
     use crate::testkit::node;
 
     fn set(cluster: u32, on: &str, here: u32) -> BTreeMap<ScopeKey, u32> {
-        [(ScopeKey::Cluster, cluster), (ScopeKey::Node(node(on)), here)].into()
+        [
+            (ScopeKey::Cluster, cluster),
+            (ScopeKey::Node(node(on)), here),
+        ]
+        .into()
     }
 
     #[test]
-    fn b10_a_larger_set_is_within_a_limit_of_which_nothing_was_used_and_a_limit_of_nothing_allows_none() {
+    fn b10_a_larger_set_is_within_a_limit_of_which_nothing_was_used_and_a_limit_of_nothing_allows_none()
+     {
         let mut counts = EvictionCounts::default();
         let reserved = BTreeSet::new();
         fn allowance<'a>(
@@ -165,8 +187,18 @@ mod tests {
             node: u32,
             larger: LargerSets,
         ) -> EvictionAllowance<'a> {
-            let rates = EvictionRates { cluster: 60, node, tenant: 30 };
-            EvictionAllowance { rates, counts, reserved, larger, has_tenants: false }
+            let rates = EvictionRates {
+                cluster: 60,
+                node,
+                tenant: 30,
+            };
+            EvictionAllowance {
+                rates,
+                counts,
+                reserved,
+                larger,
+                has_tenants: false,
+            }
         }
         let because = |counts: &EvictionCounts, limit, larger, wanted| {
             allowance(counts, &reserved, limit, larger)
@@ -175,11 +207,23 @@ mod tests {
         };
         use LargerSets::{AloneInAMinute, Refused};
         assert_eq!(because(&counts, 10, AloneInAMinute, 12), None);
-        assert_eq!(because(&counts, 10, Refused, 12), Some(LimitedBecause::SetIsLarger));
-        assert_eq!(because(&counts, 0, AloneInAMinute, 1), Some(LimitedBecause::UsedUp));
+        assert_eq!(
+            because(&counts, 10, Refused, 12),
+            Some(LimitedBecause::SetIsLarger)
+        );
+        assert_eq!(
+            because(&counts, 0, AloneInAMinute, 1),
+            Some(LimitedBecause::UsedUp)
+        );
         counts.add(&node("n"), None);
-        assert_eq!(because(&counts, 10, AloneInAMinute, 12), Some(LimitedBecause::SetIsLarger));
-        assert_eq!(because(&counts, 10, AloneInAMinute, 10), Some(LimitedBecause::UsedUp));
+        assert_eq!(
+            because(&counts, 10, AloneInAMinute, 12),
+            Some(LimitedBecause::SetIsLarger)
+        );
+        assert_eq!(
+            because(&counts, 10, AloneInAMinute, 10),
+            Some(LimitedBecause::UsedUp)
+        );
         assert_eq!(because(&counts, 10, AloneInAMinute, 9), None);
         assert_eq!(
             allowance(&counts, &reserved, 10, Refused).left(&ScopeKey::Tenant(None)),
@@ -192,7 +236,10 @@ mod tests {
 
     #[test]
     fn what_is_reserved_is_not_left_to_others() {
-        let (counts, reserved) = (EvictionCounts::default(), BTreeSet::from([ScopeKey::Node(node("n"))]));
+        let (counts, reserved) = (
+            EvictionCounts::default(),
+            BTreeSet::from([ScopeKey::Node(node("n"))]),
+        );
         let allowance = EvictionAllowance {
             rates: EvictionRates::default(),
             counts: &counts,
@@ -200,9 +247,19 @@ mod tests {
             larger: LargerSets::AloneInAMinute,
             has_tenants: true,
         };
-        assert_eq!((allowance.left_on(&node("n")), allowance.left_on(&node("m"))), (0, u32::MAX));
+        assert_eq!(
+            (allowance.left_on(&node("n")), allowance.left_on(&node("m"))),
+            (0, u32::MAX)
+        );
         let (key, limit) = allowance.exceeded(&set(1, "n", 1)).unwrap();
-        assert_eq!((key, limit.because), (ScopeKey::Node(node("n")), LimitedBecause::Reserved));
-        assert!(limit.to_string().contains("10 a minute on one node (preemption.evictionsPerMinute.node)"));
+        assert_eq!(
+            (key, limit.because),
+            (ScopeKey::Node(node("n")), LimitedBecause::Reserved)
+        );
+        assert!(
+            limit
+                .to_string()
+                .contains("10 a minute on one node (preemption.evictionsPerMinute.node)")
+        );
     }
 }

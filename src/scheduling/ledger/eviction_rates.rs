@@ -38,7 +38,12 @@ pub(super) struct RecentEvictions {
 
 /// When one was ordered, where, whose, and of which pod: recordings of earlier builds do not say the last.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct RecentEviction(Moment, NodeName, Option<TenantId>, #[serde(default)] Option<PodUid>);
+struct RecentEviction(
+    Moment,
+    NodeName,
+    Option<TenantId>,
+    #[serde(default)] Option<PodUid>,
+);
 
 /// A scope in which nothing is evicted for others, because a pod waits for a minute without evictions.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -63,15 +68,28 @@ struct StoredEvictions {
 }
 
 impl From<RecentEvictions> for StoredEvictions {
-    fn from(RecentEvictions { recently, reserved, .. }: RecentEvictions) -> Self {
-        Self { recently, reserved: reserved.into_iter().collect() }
+    fn from(
+        RecentEvictions {
+            recently, reserved, ..
+        }: RecentEvictions,
+    ) -> Self {
+        Self {
+            recently,
+            reserved: reserved.into_iter().collect(),
+        }
     }
 }
 
 impl From<StoredEvictions> for RecentEvictions {
     fn from(stored: StoredEvictions) -> Self {
-        let mut loaded = Self { reserved: stored.reserved.into_iter().collect(), ..Self::default() };
-        stored.recently.into_iter().for_each(|eviction| loaded.add(eviction));
+        let mut loaded = Self {
+            reserved: stored.reserved.into_iter().collect(),
+            ..Self::default()
+        };
+        stored
+            .recently
+            .into_iter()
+            .for_each(|eviction| loaded.add(eviction));
         loaded
     }
 }
@@ -85,7 +103,11 @@ impl RecentEvictions {
     /// What is a minute old counts no longer.
     pub(super) fn forget_until(&mut self, now: Moment) {
         let since = now.before(WINDOW);
-        while self.recently.front().is_some_and(|RecentEviction(when, ..)| *when <= since) {
+        while self
+            .recently
+            .front()
+            .is_some_and(|RecentEviction(when, ..)| *when <= since)
+        {
             if let Some(RecentEviction(_, node, tenant, _)) = self.recently.pop_front() {
                 self.counts.remove(&node, tenant);
             }
@@ -94,8 +116,12 @@ impl RecentEvictions {
 
     /// Takes back the latest eviction of the pod.
     fn take_back(&mut self, uid: &PodUid) {
-        let found = self.recently.iter().rposition(|RecentEviction(.., of)| of.as_ref() == Some(uid));
-        if let Some(RecentEviction(_, node, tenant, _)) = found.and_then(|found| self.recently.remove(found))
+        let found = self
+            .recently
+            .iter()
+            .rposition(|RecentEviction(.., of)| of.as_ref() == Some(uid));
+        if let Some(RecentEviction(_, node, tenant, _)) =
+            found.and_then(|found| self.recently.remove(found))
         {
             self.counts.remove(&node, tenant);
         }
@@ -105,13 +131,17 @@ impl RecentEvictions {
     pub(super) fn move_to(&mut self, before: &Policy, after: &Policy) {
         let of = |tenant: Option<TenantId>| {
             let name = &before.tenant(tenant?)?.name;
-            after.tenant_ids().find(|id| after.tenant(*id).is_some_and(|tenant| tenant.name == *name))
+            after
+                .tenant_ids()
+                .find(|id| after.tenant(*id).is_some_and(|tenant| tenant.name == *name))
         };
         // Scopes that are reserved name tenants of the old policy: they go.
         let recently = std::mem::take(self).recently;
-        recently.into_iter().for_each(|RecentEviction(when, node, tenant, uid)| {
-            self.add(RecentEviction(when, node, of(tenant), uid));
-        });
+        recently
+            .into_iter()
+            .for_each(|RecentEviction(when, node, tenant, uid)| {
+                self.add(RecentEviction(when, node, of(tenant), uid));
+            });
     }
 }
 
@@ -125,12 +155,15 @@ impl Ledger {
     /// even in a minute in which nothing else is evicted.
     pub(crate) fn may_order_after(&self, ordered: &[PodUid], uid: &PodUid) -> bool {
         let wanted = self.by_scope(ordered.iter().chain([uid]));
-        self.eviction_allowance(LargerSets::Refused, &NOTHING_RESERVED).exceeded(&wanted).is_none()
+        self.eviction_allowance(LargerSets::Refused, &NOTHING_RESERVED)
+            .exceeded(&wanted)
+            .is_none()
     }
 
     /// The limit that keeps these pods from being evicted now.
     pub(crate) fn eviction_limit(&self, victims: &[PodUid]) -> Option<EvictionLimit> {
-        self.exceeded_by(victims, &NOTHING_RESERVED).map(|(_, limit)| limit)
+        self.exceeded_by(victims, &NOTHING_RESERVED)
+            .map(|(_, limit)| limit)
     }
 
     /// The same, with the scope it concerns, where some scopes are reserved.
@@ -140,14 +173,23 @@ impl Ledger {
         reserved: &BTreeSet<ScopeKey>,
     ) -> Option<(ScopeKey, EvictionLimit)> {
         let wanted = self.by_scope(victims);
-        self.eviction_allowance(LargerSets::AloneInAMinute, reserved).exceeded(&wanted)
+        self.eviction_allowance(LargerSets::AloneInAMinute, reserved)
+            .exceeded(&wanted)
     }
 
     /// How many of these pods count in each scope.
-    fn by_scope<'v>(&self, victims: impl IntoIterator<Item = &'v PodUid>) -> BTreeMap<ScopeKey, u32> {
+    fn by_scope<'v>(
+        &self,
+        victims: impl IntoIterator<Item = &'v PodUid>,
+    ) -> BTreeMap<ScopeKey, u32> {
         let mut wanted: BTreeMap<ScopeKey, u32> = BTreeMap::new();
-        for (node, tenant) in victims.into_iter().filter_map(|uid| self.stays_on_node(uid)) {
-            ScopeKey::of(&node, tenant).into_iter().for_each(|key| *wanted.entry(key).or_default() += 1);
+        for (node, tenant) in victims
+            .into_iter()
+            .filter_map(|uid| self.stays_on_node(uid))
+        {
+            ScopeKey::of(&node, tenant)
+                .into_iter()
+                .for_each(|key| *wanted.entry(key).or_default() += 1);
         }
         wanted
     }
@@ -171,7 +213,8 @@ impl Ledger {
     pub(crate) fn note_ordered(&mut self, victims: &[PodUid]) {
         for uid in victims {
             if let Some((node, tenant)) = self.stays_on_node(uid) {
-                self.evictions.add(RecentEviction(self.now, node, tenant, Some(uid.clone())));
+                self.evictions
+                    .add(RecentEviction(self.now, node, tenant, Some(uid.clone())));
             }
         }
     }
@@ -184,7 +227,11 @@ impl Ledger {
     /// The pod needs more evictions at once than the scope's limit: for a while nothing is evicted there for others of no higher
     /// priority, so that there is an empty minute.
     pub(crate) fn reserve_scope(&mut self, scope: ScopeKey, uid: &PodUid) {
-        let Some(priority) = self.pod_states.get(uid).map(|pod_state| pod_state.demand.priority) else {
+        let Some(priority) = self
+            .pod_states
+            .get(uid)
+            .map(|pod_state| pod_state.demand.priority)
+        else {
             return;
         };
         let now = self.now;
@@ -194,28 +241,50 @@ impl Ledger {
             Some(known) if priority <= known.highest => (known.since, known.highest),
             _ => (now, priority),
         };
-        let is_first =
-            |known: &ScopeReservation| known.by == *uid || known.priority < priority || known.until <= now;
-        let has_room =
-            || reserved.values().filter(|reserved| reserved.until > now).count() < RESERVED_AT_MOST;
+        let is_first = |known: &ScopeReservation| {
+            known.by == *uid || known.priority < priority || known.until <= now
+        };
+        let has_room = || {
+            reserved
+                .values()
+                .filter(|reserved| reserved.until > now)
+                .count()
+                < RESERVED_AT_MOST
+        };
         let is_free = reserved.get(&scope).map_or_else(has_room, is_first);
         if is_free && now < since + RESERVED_ON_END {
             let (by, until) = (uid.clone(), now + RESERVED_FOR);
-            reserved.insert(scope, ScopeReservation { by, priority, until, since, highest });
+            reserved.insert(
+                scope,
+                ScopeReservation {
+                    by,
+                    priority,
+                    until,
+                    since,
+                    highest,
+                },
+            );
         }
     }
 
     /// Scopes in which nothing is evicted for a pod, because they are reserved for another one that still waits.
     pub(crate) fn reserved_from(&self, uid: &PodUid, priority: i32) -> BTreeSet<ScopeKey> {
-        let waits =
-            |uid: &PodUid| self.pod_states.waiting(uid).is_some_and(|waiting| waiting.reservation.is_none());
+        let waits = |uid: &PodUid| {
+            self.pod_states
+                .waiting(uid)
+                .is_some_and(|waiting| waiting.reservation.is_none())
+        };
         let is_for_another = |reserved: &ScopeReservation| {
             reserved.by != *uid
                 && reserved.priority >= priority
                 && reserved.until > self.now
                 && waits(&reserved.by)
         };
-        let reserved = self.evictions.reserved.iter().filter(|(_, reserved)| is_for_another(reserved));
+        let reserved = self
+            .evictions
+            .reserved
+            .iter()
+            .filter(|(_, reserved)| is_for_another(reserved));
         reserved.map(|(scope, _)| scope.clone()).collect()
     }
 
@@ -235,8 +304,7 @@ mod tests {
 
     #[test]
     fn evictions_in_recordings_that_name_no_pod_count() {
-        let stored =
-            serde_json::json!({ "lately": [[5_000, "n", null], [6_000, "n", null, "a"]], "reserved": [] });
+        let stored = serde_json::json!({ "lately": [[5_000, "n", null], [6_000, "n", null, "a"]], "reserved": [] });
         let mut loaded: RecentEvictions = serde_json::from_value(stored).unwrap();
         loaded.take_back(&PodUid::parse("b").unwrap());
         assert_eq!(loaded.recently.len(), 2);

@@ -164,13 +164,20 @@ pub struct Ledger {
 impl Ledger {
     pub(crate) fn new(policy: Arc<Policy>) -> Self {
         let packing = PackingState::of_last(policy.packing.window);
-        Self { policy, packing, ..Self::default() }
+        Self {
+            policy,
+            packing,
+            ..Self::default()
+        }
     }
 
     /// An empty ledger under this policy. Its generations go on from those of this one: nothing that others keep of a state of
     /// this ledger is taken for one of that.
     pub(crate) fn emptied(&self, policy: Arc<Policy>) -> Self {
-        Self { node_states: self.node_states.emptied(), ..Self::new(policy) }
+        Self {
+            node_states: self.node_states.emptied(),
+            ..Self::new(policy)
+        }
     }
 
     /// The present, as the ledger knows it.
@@ -191,7 +198,8 @@ impl Ledger {
 
     /// The cluster as it is now. Cheap: most changes are in it already, and of the others only what changed is copied.
     pub fn snapshot(&mut self) -> Arc<Snapshot> {
-        self.node_states.snapshot(self.packing.model(), self.start_times.model())
+        self.node_states
+            .snapshot(self.packing.model(), self.start_times.model())
     }
 
     /// A copy to read, made at once: it shares what neither side changes. Readings do not age there.
@@ -244,19 +252,25 @@ impl Ledger {
 
     /// Brings nodes and queue to a change of a pod.
     fn follow(&mut self, uid: &PodUid, moved: &PodMove) {
-        self.node_states.follow(uid, moved, &self.pod_states, &self.policy);
+        self.node_states
+            .follow(uid, moved, &self.pod_states, &self.policy);
         self.requeue(uid);
     }
 
     /// Brings a node to its pods and devices.
     fn refresh(&mut self, name: &NodeName) {
-        self.node_states.refresh(name, &self.pod_states, &self.policy);
+        self.node_states
+            .refresh(name, &self.pod_states, &self.policy);
     }
 
     fn set_soft_reservation(&mut self, uid: &PodUid, soft_reservation: Option<SoftReservation>) {
-        let Some(waiting) = self.pod_states.waiting(uid) else { return };
+        let Some(waiting) = self.pod_states.waiting(uid) else {
+            return;
+        };
         if waiting.soft_reservation != soft_reservation {
-            self.edit_pod(uid, |pod_state| pod_state.set_soft_reservation(soft_reservation));
+            self.edit_pod(uid, |pod_state| {
+                pod_state.set_soft_reservation(soft_reservation)
+            });
         }
     }
 
@@ -266,14 +280,22 @@ impl Ledger {
     }
 
     fn drop_soft_reservations_on(&mut self, node: &NodeName) {
-        let Some(node_state) = self.node_states.get(node) else { return };
+        let Some(node_state) = self.node_states.get(node) else {
+            return;
+        };
         let softly_reserved = |uid: &&PodUid| {
             self.pod_states[*uid]
                 .soft_reservation()
                 .is_some_and(|soft_reservation| soft_reservation.node == *node)
         };
-        let uids: Vec<PodUid> = node_state.pods().iter().filter(softly_reserved).cloned().collect();
-        uids.iter().for_each(|uid| self.set_soft_reservation(uid, None));
+        let uids: Vec<PodUid> = node_state
+            .pods()
+            .iter()
+            .filter(softly_reserved)
+            .cloned()
+            .collect();
+        uids.iter()
+            .for_each(|uid| self.set_soft_reservation(uid, None));
     }
 }
 

@@ -55,20 +55,31 @@ impl Ledger {
             self.note_labels(edits);
             return None;
         }
-        Some(self.take_current(PreparedPolicy::of_labels(self.scratch(), edits, &selections)))
+        Some(self.take_current(PreparedPolicy::of_labels(
+            self.scratch(),
+            edits,
+            &selections,
+        )))
     }
 
     /// The same, prepared; if its preparation is out of date, answers `None`, and nothing has changed.
     pub(crate) fn take_labels(&mut self, prepared: PreparedLabels) -> Option<RetiredPolicy> {
-        prepared.0.is_current(self).then(|| self.take_current(prepared.0))
+        prepared
+            .0
+            .is_current(self)
+            .then(|| self.take_current(prepared.0))
     }
 
     /// What the policy says of the namespaces of which it says something else by these labels.
     fn other_selections(&self, edits: &NamespaceEdits) -> BTreeMap<String, NamespaceSelection> {
-        let selections =
-            edits.iter().map(|(name, labels)| (name, self.policy.selection_of(labels.as_deref())));
-        let others = selections.filter(|(name, selection)| *selection != self.policy.selection(name));
-        others.map(|(name, selection)| (name.clone(), selection)).collect()
+        let selections = edits
+            .iter()
+            .map(|(name, labels)| (name, self.policy.selection_of(labels.as_deref())));
+        let others =
+            selections.filter(|(name, selection)| *selection != self.policy.selection(name));
+        others
+            .map(|(name, selection)| (name.clone(), selection))
+            .collect()
     }
 
     pub(super) fn note_labels(&mut self, edits: NamespaceEdits) {

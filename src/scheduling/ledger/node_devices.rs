@@ -44,10 +44,17 @@ impl Ledger {
     /// What counts of a node whose agent cannot read any GPU now, once its last reading is not fresh any more: the devices that
     /// are known, and none takes pods. `None` before, and where no agent has listed any.
     pub fn unread_devices(&self, name: &NodeName) -> Option<Vec<Device>> {
-        let is_reported = self.node_states.get(name).is_some_and(NodeState::is_reported);
-        let node = self.node(name).filter(|node| is_reported && node.freshness != Freshness::Fresh)?;
-        let draining =
-            |device: &Device| Device { health: device.health.max(Health::Draining), ..device.clone() };
+        let is_reported = self
+            .node_states
+            .get(name)
+            .is_some_and(NodeState::is_reported);
+        let node = self
+            .node(name)
+            .filter(|node| is_reported && node.freshness != Freshness::Fresh)?;
+        let draining = |device: &Device| Device {
+            health: device.health.max(Health::Draining),
+            ..device.clone()
+        };
         Some(node.devices.iter().map(draining).collect())
     }
 
@@ -57,9 +64,16 @@ impl Ledger {
         devices: &Arc<[Device]>,
         are_all: bool,
     ) -> Result<usize, DevicesRefused> {
-        let node_state = self.node_states.existing_mut(name).ok_or(DevicesRefused::UnknownNode)?;
+        let node_state = self
+            .node_states
+            .existing_mut(name)
+            .ok_or(DevicesRefused::UnknownNode)?;
         let report = node_state.take_report(devices, self.now, &self.pod_states);
-        let DeviceReport { devices, waiting, is_first } = report.map_err(DevicesRefused::TooMany)?;
+        let DeviceReport {
+            devices,
+            waiting,
+            is_first,
+        } = report.map_err(DevicesRefused::TooMany)?;
         if let Some(devices) = devices {
             self.set_devices(name, devices);
             self.pin_indices(name);
@@ -77,7 +91,11 @@ impl Ledger {
     }
 
     fn note_all_devices_listed(&mut self, name: &NodeName) {
-        if self.node_states.get(name).is_some_and(|node_state| !node_state.lists_all_devices()) {
+        if self
+            .node_states
+            .get(name)
+            .is_some_and(|node_state| !node_state.lists_all_devices())
+        {
             self.node_states.open(name).note_all_devices_listed();
             self.refresh(name);
         }
@@ -85,7 +103,9 @@ impl Ledger {
 
     /// Whether a report has listed all GPUs of the node that its machine has.
     pub(crate) fn lists_all_devices(&self, name: &NodeName) -> bool {
-        self.node_states.get(name).is_some_and(NodeState::lists_all_devices)
+        self.node_states
+            .get(name)
+            .is_some_and(NodeState::lists_all_devices)
     }
 
     /// Which Node object it is that bears the name, and which machine that is. Another machine has nothing of what the one
@@ -103,7 +123,9 @@ impl Ledger {
 
     fn forget_machine(&mut self, name: &NodeName) {
         self.node_states.forget_reading(name, &self.policy);
-        let Some(node_state) = self.node_states.get_mut(name) else { return };
+        let Some(node_state) = self.node_states.get_mut(name) else {
+            return;
+        };
         node_state.forget_machine();
         self.forget_locations(name);
         self.drop_soft_reservations_on(name);
@@ -116,10 +138,19 @@ impl Ledger {
     /// node, by the recorded index or wherever there is room.
     fn forget_locations(&mut self, name: &NodeName) {
         let is_located = |uid: &&PodUid| {
-            self.pod_states[*uid].bound().is_some_and(|bound| bound.node == *name && bound.located.is_some())
+            self.pod_states[*uid]
+                .bound()
+                .is_some_and(|bound| bound.node == *name && bound.located.is_some())
         };
-        let located: Vec<PodUid> = self.node_states[name].pods().iter().filter(is_located).cloned().collect();
-        located.iter().for_each(|uid| self.edit_pod(uid, PodState::forget_location));
+        let located: Vec<PodUid> = self.node_states[name]
+            .pods()
+            .iter()
+            .filter(is_located)
+            .cloned()
+            .collect();
+        located
+            .iter()
+            .for_each(|uid| self.edit_pod(uid, PodState::forget_location));
     }
 
     /// What a node's labels say of its devices. It is left aside while pods are charged on devices that are known by UUID:
@@ -131,10 +162,14 @@ impl Ledger {
 
     fn set_devices(&mut self, name: &NodeName, devices: Vec<Device>) {
         let node_state = &self.node_states[name];
-        let Some(devices) = node_state.other_devices(devices, &self.pod_states) else { return };
+        let Some(devices) = node_state.other_devices(devices, &self.pod_states) else {
+            return;
+        };
         // Soft reservations name places, and those may be others now.
         self.drop_soft_reservations_on(name);
-        self.node_states.open(name).set_devices(devices, &self.policy);
+        self.node_states
+            .open(name)
+            .set_devices(devices, &self.policy);
         self.refresh(name);
         self.note_published(name);
         // Before the agent reports, it is unknown which GPUs a reservation names.
@@ -159,12 +194,18 @@ impl Ledger {
                 if !bound.is_recorded() && bound.located.is_none() && bound.node == *name =>
             {
                 let places = node_state.resolve(bound.devices.as_ref()?)?;
-                let uuids = places.iter().map(|place| node_state.devices()[place].uuid.clone()).collect();
+                let uuids = places
+                    .iter()
+                    .map(|place| node_state.devices()[place].uuid.clone())
+                    .collect();
                 Some((uid.clone(), uuids))
             }
             _ => None,
         };
-        let pinned: Vec<(PodUid, Arc<[GpuUuid]>)> = node_state.pods().iter().filter_map(by_index).collect();
-        pinned.into_iter().for_each(|(uid, gpus)| self.locate(&uid, gpus));
+        let pinned: Vec<(PodUid, Arc<[GpuUuid]>)> =
+            node_state.pods().iter().filter_map(by_index).collect();
+        pinned
+            .into_iter()
+            .for_each(|(uid, gpus)| self.locate(&uid, gpus));
     }
 }

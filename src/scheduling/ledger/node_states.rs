@@ -67,7 +67,10 @@ impl NodeStates {
     /// No node, in a generation and an epoch that have not been before.
     pub(super) fn emptied(&self) -> Self {
         let publication = Publication::at(self.generation() + 1, self.publication.epoch() + 1);
-        Self { publication, ..Self::default() }
+        Self {
+            publication,
+            ..Self::default()
+        }
     }
 
     /// A copy: it shares the states of all nodes, and the snapshot. Readings do not age there.
@@ -99,14 +102,29 @@ impl NodeStates {
         pods: &PodStates,
         policy: &Policy,
     ) -> Result<Self, (PodUid, NodeName)> {
-        let StoredNodes { nodes, generation, epoch } = stored;
-        let mut loaded = Self { publication: Publication::at(generation, epoch), ..Self::default() };
-        let names: Vec<NodeName> = nodes.iter().map(|node_state| node_state.view().name.clone()).collect();
-        nodes.into_iter().for_each(|node_state| loaded.nodes.insert_shared(node_state));
+        let StoredNodes {
+            nodes,
+            generation,
+            epoch,
+        } = stored;
+        let mut loaded = Self {
+            publication: Publication::at(generation, epoch),
+            ..Self::default()
+        };
+        let names: Vec<NodeName> = nodes
+            .iter()
+            .map(|node_state| node_state.view().name.clone())
+            .collect();
+        nodes
+            .into_iter()
+            .for_each(|node_state| loaded.nodes.insert_shared(node_state));
         // In no order: nothing follows from the order in which pods come to a node.
         for (uid, _) in pods.in_no_order() {
             for name in pods.nodes_of(uid) {
-                let node_state = loaded.nodes.get_mut(&name).ok_or_else(|| (uid.clone(), name.clone()))?;
+                let node_state = loaded
+                    .nodes
+                    .get_mut(&name)
+                    .ok_or_else(|| (uid.clone(), name.clone()))?;
                 node_state.add_pod(uid);
             }
         }
@@ -114,12 +132,17 @@ impl NodeStates {
             let node_state = loaded.nodes.open(name);
             node_state.note_warnings(policy);
             node_state.recount(pods, policy);
-            let (view, generation) = (node_state.view_by(pods, policy), node_state.view().generation);
+            let (view, generation) = (
+                node_state.view_by(pods, policy),
+                node_state.view().generation,
+            );
             node_state.set_view(view, generation);
             if let Some(due) = node_state.ages_at(&policy.telemetry) {
                 loaded.aging.insert((due, name.clone()));
             }
-            loaded.usages.replace(&TenantsOnNode::default(), node_state.tenants(), policy);
+            loaded
+                .usages
+                .replace(&TenantsOnNode::default(), node_state.tenants(), policy);
             if node_state.has_loans() {
                 loaded.with_loans.insert(name.clone());
             }
@@ -188,7 +211,8 @@ impl NodeStates {
         packing_model: &Arc<PackingModel>,
         start_model: &Arc<StartModel>,
     ) -> Arc<Snapshot> {
-        self.publication.snapshot(&self.nodes, packing_model, start_model)
+        self.publication
+            .snapshot(&self.nodes, packing_model, start_model)
     }
 
     pub(super) fn set_packing_model(&mut self, packing_model: Arc<PackingModel>) {
@@ -200,7 +224,8 @@ impl NodeStates {
         packing_model: Arc<PackingModel>,
         summarized: Snapshot,
     ) -> RetiredSummaries {
-        self.publication.take_packing_model(packing_model, summarized)
+        self.publication
+            .take_packing_model(packing_model, summarized)
     }
 
     /// What a tenant's pods use on all nodes.
@@ -240,7 +265,9 @@ impl NodeStates {
 
     /// The node does not exist any more. Answers whether it did.
     pub(super) fn remove(&mut self, name: &NodeName, policy: &Policy) -> bool {
-        let Some(node_state) = self.existing_mut(name) else { return false };
+        let Some(node_state) = self.existing_mut(name) else {
+            return false;
+        };
         node_state.remove();
         self.count(name);
         // A node that comes back under its name may be another machine.
@@ -251,9 +278,17 @@ impl NodeStates {
     }
 
     /// Brings the nodes to what a pod has there now.
-    pub(super) fn follow(&mut self, uid: &PodUid, moved: &PodMove, pods: &PodStates, policy: &Policy) {
+    pub(super) fn follow(
+        &mut self,
+        uid: &PodUid,
+        moved: &PodMove,
+        pods: &PodStates,
+        policy: &Policy,
+    ) {
         for node in moved.left() {
-            self.get_mut(node).expect("a node with a pod stays").remove_pod(uid);
+            self.get_mut(node)
+                .expect("a node with a pod stays")
+                .remove_pod(uid);
         }
         for node in moved.now_on() {
             self.open(node).add_pod(uid);
@@ -276,8 +311,14 @@ impl NodeStates {
 
     /// Brings the view of a node to its pods, devices and readings, as they were last counted.
     pub(super) fn refresh_view(&mut self, name: &NodeName, pods: &PodStates, policy: &Policy) {
-        let Some(node_state) = self.nodes.get_mut(name) else { return };
-        note(&mut self.with_lenders, name, node_state.has_sleeping_lenders());
+        let Some(node_state) = self.nodes.get_mut(name) else {
+            return;
+        };
+        note(
+            &mut self.with_lenders,
+            name,
+            node_state.has_sleeping_lenders(),
+        );
         let view = node_state.view_by(pods, policy);
         if view != *node_state.view() {
             node_state.set_view(view, self.publication.next_generation());
@@ -300,7 +341,9 @@ impl NodeStates {
     }
 
     fn count(&mut self, name: &NodeName) {
-        let Some(node_state) = self.nodes.get_mut(name) else { return };
+        let Some(node_state) = self.nodes.get_mut(name) else {
+            return;
+        };
         let (before, now) = node_state.count();
         self.replace_counted(&before, &now);
     }
@@ -322,7 +365,9 @@ impl NodeStates {
         free_host: Option<HostResources>,
         pods: &PodStates,
     ) {
-        let Some(node_state) = self.nodes.get_mut(name) else { return };
+        let Some(node_state) = self.nodes.get_mut(name) else {
+            return;
+        };
         // Nothing else of the node follows from it.
         if node_state.set_free_host(free_host, pods) {
             node_state.set_generation(self.publication.next_generation());
@@ -339,7 +384,11 @@ impl NodeStates {
         reading: Arc<NodeReading>,
         policy: &Policy,
     ) -> Vec<(PodUid, Arc<[GpuUuid]>)> {
-        let Some(node_state) = self.nodes.get_mut(name).filter(|node_state| node_state.exists()) else {
+        let Some(node_state) = self
+            .nodes
+            .get_mut(name)
+            .filter(|node_state| node_state.exists())
+        else {
             return Vec::new();
         };
         if let Some(due) = node_state.ages_at(&policy.telemetry) {
@@ -350,7 +399,9 @@ impl NodeStates {
 
     /// Brings a node's reading to what its age allows, and notes when that changes.
     pub(super) fn note_age(&mut self, name: &NodeName, now: Moment, policy: &Policy) {
-        let Some(node_state) = self.nodes.get_mut(name) else { return };
+        let Some(node_state) = self.nodes.get_mut(name) else {
+            return;
+        };
         node_state.age(now, &policy.telemetry);
         if let Some(due) = node_state.ages_at(&policy.telemetry) {
             self.aging.insert((due, name.clone()));
@@ -358,7 +409,9 @@ impl NodeStates {
     }
 
     pub(super) fn forget_reading(&mut self, name: &NodeName, policy: &Policy) {
-        let Some(node_state) = self.nodes.get_mut(name) else { return };
+        let Some(node_state) = self.nodes.get_mut(name) else {
+            return;
+        };
         if let Some(due) = node_state.forget_reading(&policy.telemetry) {
             self.aging.remove(&(due, name.clone()));
         }
@@ -372,7 +425,10 @@ impl NodeStates {
 
     /// Forgets a node that does not exist and has no pods.
     pub(super) fn forget_if_empty(&mut self, name: &NodeName) {
-        if self.get(name).is_some_and(|node_state| !node_state.exists() && node_state.pods().is_empty()) {
+        if self
+            .get(name)
+            .is_some_and(|node_state| !node_state.exists() && node_state.pods().is_empty())
+        {
             self.nodes.remove(name);
             self.with_loans.remove(name);
             self.with_lenders.remove(name);
@@ -393,6 +449,7 @@ impl Index<&NodeName> for NodeStates {
     type Output = NodeState;
 
     fn index(&self, name: &NodeName) -> &NodeState {
-        self.get(name).expect("a node that exists or has pods has a state")
+        self.get(name)
+            .expect("a node that exists or has pods has a state")
     }
 }

@@ -66,8 +66,16 @@ pub enum PodWarning {
 
 impl Ledger {
     /// The node exists. What its labels say of its devices counts until an agent reports.
-    pub(crate) fn set_node(&mut self, name: &NodeName, kind: NodeKind, labelled: Option<Vec<Device>>) {
-        if self.node_states.create(name, kind, &self.pod_states, &self.policy) {
+    pub(crate) fn set_node(
+        &mut self,
+        name: &NodeName,
+        kind: NodeKind,
+        labelled: Option<Vec<Device>>,
+    ) {
+        if self
+            .node_states
+            .create(name, kind, &self.pod_states, &self.policy)
+        {
             self.note_published(name);
         }
         if let Some(devices) = labelled.filter(|_| !self.node_states[name].is_reported()) {
@@ -96,13 +104,17 @@ impl Ledger {
         for (uid, gpus) in found {
             self.locate(&uid, gpus);
         }
-        self.node_states.get_mut(name).map(NodeState::take_woken_over_loans).unwrap_or_default()
+        self.node_states
+            .get_mut(name)
+            .map(NodeState::take_woken_over_loans)
+            .unwrap_or_default()
     }
 
     /// Brings a node's reading to what its age allows, and notes when that changes.
     pub(super) fn age(&mut self, name: &NodeName) {
         self.node_states.note_age(name, self.now, &self.policy);
-        self.node_states.refresh_view(name, &self.pod_states, &self.policy);
+        self.node_states
+            .refresh_view(name, &self.pod_states, &self.policy);
     }
 
     pub(super) fn locate(&mut self, uid: &PodUid, gpus: Arc<[GpuUuid]>) {
@@ -132,7 +144,11 @@ impl Ledger {
         let uid = observation.uid.clone();
         self.note_arrival(&uid, &observation.demand);
         let warning = match observation.state {
-            ObservedPhase::Waiting(ObservedWaiting { reservation, gate, nominated }) => {
+            ObservedPhase::Waiting(ObservedWaiting {
+                reservation,
+                gate,
+                nominated,
+            }) => {
                 // A request of kube-scheduler says nothing of it.
                 if observation.observed.is_some() {
                     self.note_shown_reservation(&uid, reservation.as_ref());
@@ -152,27 +168,49 @@ impl Ledger {
                     self.observe_deadline(&uid, observed);
                 }
                 let now = self.now;
-                self.pod_states.note_waiting(&uid, |waiting| waiting.observe_gate(gate, nominated, now));
+                self.pod_states
+                    .note_waiting(&uid, |waiting| waiting.observe_gate(gate, nominated, now));
                 self.requeue(&uid);
                 PodWarning::Nothing
             }
-            ObservedPhase::Bound { node, devices, starting, ran } => {
+            ObservedPhase::Bound {
+                node,
+                devices,
+                starting,
+                ran,
+            } => {
                 self.note_shown_reservation(&uid, None);
                 self.origin.forget(&uid);
                 let bound = BoundPod::new(node, devices, self.now);
-                let health = observation.observed.as_ref().map(|observed| observed.disruption_info.health);
+                let health = observation
+                    .observed
+                    .as_ref()
+                    .map(|observed| observed.disruption_info.health);
                 let is_unready = health.is_some_and(|health| health != PodHealth::Ready);
                 if !starting && health == Some(PodHealth::Ready) {
                     self.note_engine_ready(&uid, &bound.node);
                 }
                 let start = (starting, is_unready);
-                let warning =
-                    self.observe_bound(observation.uid, observation.key, observation.demand, bound, start);
+                let warning = self.observe_bound(
+                    observation.uid,
+                    observation.key,
+                    observation.demand,
+                    bound,
+                    start,
+                );
                 if let Some(ran) = ran {
                     self.has_run_since(&uid, self.now.before(ran));
                 }
-                let stamp = observation.observed.as_ref().map(|observed| observed.stamp).unwrap_or_default();
-                if warning == PodWarning::Nothing { warning_of(stamp) } else { warning }
+                let stamp = observation
+                    .observed
+                    .as_ref()
+                    .map(|observed| observed.stamp)
+                    .unwrap_or_default();
+                if warning == PodWarning::Nothing {
+                    warning_of(stamp)
+                } else {
+                    warning
+                }
             }
         };
         if let Some(observed) = &observation.observed {
@@ -189,27 +227,42 @@ impl Ledger {
         observation: PodObservation,
         disruption: Option<&ObservedDisruptionInfo>,
     ) {
-        let (uid, is_new) = (observation.uid.clone(), !self.pod_states.contains(&observation.uid));
+        let (uid, is_new) = (
+            observation.uid.clone(),
+            !self.pod_states.contains(&observation.uid),
+        );
         self.see(observation);
         let Some(disruption) = disruption else { return };
         if is_new {
-            self.pod_states.note(&uid, |pod_state| pod_state.is_unwatched = true);
+            self.pod_states
+                .note(&uid, |pod_state| pod_state.is_unwatched = true);
         }
-        if self.pod_states.get(&uid).is_some_and(|pod_state| pod_state.is_unwatched) {
+        if self
+            .pod_states
+            .get(&uid)
+            .is_some_and(|pod_state| pod_state.is_unwatched)
+        {
             self.take_disruption_info(&uid, disruption);
         }
     }
 
     fn note_watched(&mut self, uid: &PodUid) {
-        if self.pod_states.get(uid).is_some_and(|pod_state| pod_state.is_unwatched) {
-            self.pod_states.note(uid, |pod_state| pod_state.is_unwatched = false);
+        if self
+            .pod_states
+            .get(uid)
+            .is_some_and(|pod_state| pod_state.is_unwatched)
+        {
+            self.pod_states
+                .note(uid, |pod_state| pod_state.is_unwatched = false);
         }
     }
 
     /// What a pod shows of its disruption counts at once. No VRAM depends on it, so no node changes.
     fn take_disruption_info(&mut self, uid: &PodUid, observed: &ObservedDisruptionInfo) {
         let now = self.now;
-        let Some(pod_state) = self.pod_states.get(uid) else { return };
+        let Some(pod_state) = self.pod_states.get(uid) else {
+            return;
+        };
         let disruption_info = observed.at(now);
         if !disruption_info.is_like(&pod_state.disruption_info) {
             self.pod_states.set_disruption_info(uid, disruption_info);
@@ -226,22 +279,31 @@ impl Ledger {
             }
         }
         if let Some(leaving) = observed.leaving {
-            self.pod_states.note(uid, |pod_state| pod_state.note_leaving(leaving, now));
+            self.pod_states
+                .note(uid, |pod_state| pod_state.note_leaving(leaving, now));
         }
         self.note_disruption_info(uid);
-        if self.pod_states.get(uid).is_some_and(|pod_state| pod_state.is_news_of_loan(&observed.loan)) {
+        if self
+            .pod_states
+            .get(uid)
+            .is_some_and(|pod_state| pod_state.is_news_of_loan(&observed.loan))
+        {
             self.edit_pod(uid, |pod_state| pod_state.observe_loan(&observed.loan, now));
         }
     }
 
     /// Where GPUs are reserved for a pod, sleeping engines lend only if it may borrow there, which its disruption decides.
     fn note_right_to_borrow(&mut self, uid: &PodUid) {
-        let Some(pod_state) = self.pod_states.get(uid).filter(|pod_state| pod_state.demand.terms.borrows)
+        let Some(pod_state) = self
+            .pod_states
+            .get(uid)
+            .filter(|pod_state| pod_state.demand.terms.borrows)
         else {
             return;
         };
         if let Some(reservation) = pod_state.reservation() {
-            self.node_states.refresh_view(&reservation.node, &self.pod_states, &self.policy);
+            self.node_states
+                .refresh_view(&reservation.node, &self.pod_states, &self.policy);
         }
     }
 
@@ -256,7 +318,10 @@ impl Ledger {
         self.origin.forget(uid);
         self.showing_evictions.remove(uid);
         self.showing_reservations.remove(uid);
-        if let Some(node_state) = pod_state.node().and_then(|node| self.node_states.get_mut(node)) {
+        if let Some(node_state) = pod_state
+            .node()
+            .and_then(|node| self.node_states.get_mut(node))
+        {
             node_state.note_departed(uid, &pod_state, self.now);
         }
         self.note_departure(&pod_state);
@@ -270,20 +335,28 @@ impl Ledger {
 
     /// Brings the node to what the pod's disruption depends on now.
     pub(super) fn note_disruption_info(&mut self, uid: &PodUid) {
-        let Some(pod_state) = self.pod_states.get(uid) else { return };
+        let Some(pod_state) = self.pod_states.get(uid) else {
+            return;
+        };
         let Some(node) = pod_state.node() else { return };
         let node_state = self.node_states.get_mut(node);
         if node_state.is_some_and(|node_state| node_state.note_disruption_info(uid, pod_state)) {
-            self.node_states.refresh_view(node, &self.pod_states, &self.policy);
+            self.node_states
+                .refresh_view(node, &self.pod_states, &self.policy);
         }
     }
 
     /// A reservation of before this process began may have victims that ended before it, too: this ledger was not told of their
     /// end, and their memory may be there still.
     fn look_for_victims(&mut self, preemptor: &PodUid) {
-        let Some(reservation) = self.pod_states.reservation(preemptor) else { return };
+        let Some(reservation) = self.pod_states.reservation(preemptor) else {
+            return;
+        };
         if let Some(node_state) = self.node_states.get_mut(&reservation.node) {
-            let unknown = reservation.victims.iter().filter(|victim| !self.pod_states.contains(victim));
+            let unknown = reservation
+                .victims
+                .iter()
+                .filter(|victim| !self.pod_states.contains(victim));
             unknown.for_each(|victim| node_state.note_missed(victim, self.now));
         }
     }
@@ -293,16 +366,22 @@ impl Ledger {
         name: &NodeName,
         is_broken: impl Fn(&NodeState, &Reservation) -> bool,
     ) {
-        let Some(node_state) = self.node_states.get(name) else { return };
+        let Some(node_state) = self.node_states.get(name) else {
+            return;
+        };
         let broken = |uid: &&PodUid| {
-            let reservation =
-                self.pod_states[*uid].reservation().filter(|reservation| reservation.node == *name);
+            let reservation = self.pod_states[*uid]
+                .reservation()
+                .filter(|reservation| reservation.node == *name);
             reservation.is_some_and(|reservation| is_broken(node_state, reservation))
         };
         let broken: Vec<PodUid> = node_state.pods().iter().filter(broken).cloned().collect();
         for uid in broken {
             let reservation = self.pod_states.reservation(&uid).cloned();
-            let ended = |reservation| Reservation { deadline: Moment::default(), ..reservation };
+            let ended = |reservation| Reservation {
+                deadline: Moment::default(),
+                ..reservation
+            };
             self.set_reservation(&uid, reservation.map(ended));
         }
     }
@@ -315,12 +394,18 @@ impl Ledger {
         reservation: Option<Reservation>,
     ) {
         let (now, latest, leads) = (self.now, self.latest_deadline(), self.origin.is_leading());
-        match self.pod_states.get(&uid).map(|pod_state| (&pod_state.phase, &pod_state.demand)) {
+        match self
+            .pod_states
+            .get(&uid)
+            .map(|pod_state| (&pod_state.phase, &pod_state.demand))
+        {
             // Not bound yet in what is observed, which is older than what is known.
             Some((PodPhase::Assumed(_) | PodPhase::Bound(_), _)) => {}
             Some((PodPhase::Waiting(waiting), known))
                 if *known == demand
-                    && reservation.as_ref().is_none_or(|reservation| !waiting.is_news(reservation)) => {}
+                    && reservation
+                        .as_ref()
+                        .is_none_or(|reservation| !waiting.is_news(reservation)) => {}
             _ => {
                 let new = PodState::waiting_since(now, key, demand.clone());
                 // What a leader knows of a reservation is never older than what is shown; any other replica mirrors.
@@ -341,7 +426,10 @@ impl Ledger {
         bound: BoundPod,
         (is_starting, is_unready): (bool, bool),
     ) -> PodWarning {
-        let known = self.pod_states.get(&uid).filter(|pod_state| pod_state.node() == Some(&bound.node));
+        let known = self
+            .pod_states
+            .get(&uid)
+            .filter(|pod_state| pod_state.node() == Some(&bound.node));
         if let Some(pod_state) = known.filter(|pod_state| !pod_state.is_assumed()) {
             // The record is written with the node: over an assume it is the truth, after that an edit.
             let warning = warning(pod_state, &bound, &demand);
@@ -351,7 +439,11 @@ impl Ledger {
             return warning;
         }
         let is_unplaced = bound.devices.is_none() && !demand.asks_plugin();
-        let warning = if is_unplaced { PodWarning::Unplaced } else { PodWarning::Nothing };
+        let warning = if is_unplaced {
+            PodWarning::Unplaced
+        } else {
+            PodWarning::Nothing
+        };
         let node = bound.node.clone();
         let was_assumed = known.is_some();
         let (landed, start) = self.start_of_landed(&uid, &node);
@@ -365,12 +457,24 @@ impl Ledger {
         };
         let gpus = bound.devices.as_deref().unwrap_or_default();
         let starting = self.within_share(starting, &demand, &node, gpus);
-        let (starting, start) = if is_starting || was_assumed { (starting, start) } else { (None, None) };
+        let (starting, start) = if is_starting || was_assumed {
+            (starting, start)
+        } else {
+            (None, None)
+        };
         let disruption_info = Arc::default();
         let phase = PodPhase::Bound(bound);
         let moved = self.pod_states.put(
             &uid,
-            PodState { key, demand, disruption_info, is_unwatched: false, phase, starting, start },
+            PodState {
+                key,
+                demand,
+                disruption_info,
+                is_unwatched: false,
+                phase,
+                starting,
+                start,
+            },
         );
         self.follow(&uid, &moved);
         self.forget_start_if_woken(&uid);
@@ -386,7 +490,12 @@ impl Ledger {
 
     /// The pod's engine has started, or has failed to. Its gate opens, but not before its class says.
     fn note_started(&mut self, uid: &PodUid, is_unready: bool) {
-        let Some(PodState { demand, phase: PodPhase::Bound(bound), .. }) = self.pod_states.get(uid) else {
+        let Some(PodState {
+            demand,
+            phase: PodPhase::Bound(bound),
+            ..
+        }) = self.pod_states.get(uid)
+        else {
             return;
         };
         let opens = bound.since + self.policy.class(demand.class).start_gate.min;

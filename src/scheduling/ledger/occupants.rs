@@ -57,7 +57,10 @@ pub enum OccupantPhase {
 impl Ledger {
     /// The pod of that name; of two that have had it, the one with the lower UID.
     pub fn uid_of(&self, key: &PodKey) -> Option<PodUid> {
-        let named = self.pod_states.in_no_order().filter(|(_, pod_state)| pod_state.key == *key);
+        let named = self
+            .pod_states
+            .in_no_order()
+            .filter(|(_, pod_state)| pod_state.key == *key);
         named.map(|(uid, _)| uid).min().cloned()
     }
 
@@ -77,26 +80,39 @@ impl Ledger {
         let gpus = node_state.gpus_without(uid, &self.pod_states, &self.policy);
         let view = node_state.view();
         let reusable = node_state.reusable_engines(&self.pod_states, &self.policy, Some(uid));
-        Some(Node { gpus: gpus.into(), reusable: view.reusable.kept_or_new(reusable), ..view.clone() })
+        Some(Node {
+            gpus: gpus.into(),
+            reusable: view.reusable.kept_or_new(reusable),
+            ..view.clone()
+        })
     }
 
     /// All pods with anything on a node, in order of UID; one with a reservation and a soft reservation is there twice.
     pub(crate) fn occupants_of(&self, node: &NodeName) -> Vec<Occupant> {
-        let Some(node_state) = self.node_states.get(node) else { return Vec::new() };
-        let here = node_state.pods().iter().map(|uid| (uid, &self.pod_states[uid]));
+        let Some(node_state) = self.node_states.get(node) else {
+            return Vec::new();
+        };
+        let here = node_state
+            .pods()
+            .iter()
+            .map(|uid| (uid, &self.pod_states[uid]));
         let gpu_candidates = |pod_state: &PodState| {
-            let charge =
-                node_state.charge_of(pod_state).map(|charge| match (&pod_state.phase, charge.placed) {
+            let charge = node_state.charge_of(pod_state).map(|charge| {
+                match (&pod_state.phase, charge.placed) {
                     (PodPhase::Assumed(_), _) => (charge.gpus, OccupantPhase::Assumed),
                     (_, true) => (charge.gpus, OccupantPhase::Bound),
                     (_, false) => (charge.gpus, OccupantPhase::Somewhere),
-                });
-            let reservation = pod_state.reservation().filter(|reservation| reservation.node == *node);
+                }
+            });
+            let reservation = pod_state
+                .reservation()
+                .filter(|reservation| reservation.node == *node);
             let held = reservation
                 .and_then(|reservation| node_state.resolve(&reservation.devices))
                 .map(|gpus| (gpus, OccupantPhase::Reserved));
-            let soft_reservation =
-                pod_state.soft_reservation().filter(|soft_reservation| soft_reservation.node == *node);
+            let soft_reservation = pod_state
+                .soft_reservation()
+                .filter(|soft_reservation| soft_reservation.node == *node);
             [
                 charge,
                 held,
@@ -106,10 +122,18 @@ impl Ledger {
             .into_iter()
             .flatten()
         };
-        let unread = || node_state.believed_reading().into_iter().flat_map(|reading| &reading.unread);
+        let unread = || {
+            node_state
+                .believed_reading()
+                .into_iter()
+                .flat_map(|reading| &reading.unread)
+        };
         here.flat_map(|(uid, pod_state)| {
             let is_unread = unread().any(|unread| unread.pod == *uid);
-            let over_grant = self.overuse_of(uid).map(Overuse::excess).unwrap_or_default();
+            let over_grant = self
+                .overuse_of(uid)
+                .map(Overuse::excess)
+                .unwrap_or_default();
             let loan = self.loan_stage(node_state, pod_state, uid);
             gpu_candidates(pod_state).map(move |gpu_candidate| Occupant {
                 over_grant,
@@ -131,7 +155,11 @@ impl Ledger {
     }
 }
 
-fn occupant(uid: &PodUid, pod_state: &PodState, (gpus, presence): (GpuSet, OccupantPhase)) -> Occupant {
+fn occupant(
+    uid: &PodUid,
+    pod_state: &PodState,
+    (gpus, presence): (GpuSet, OccupantPhase),
+) -> Occupant {
     let demand = &pod_state.demand;
     Occupant {
         uid: uid.clone(),

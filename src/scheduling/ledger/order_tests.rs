@@ -43,12 +43,19 @@ fn node() -> NodeName {
 fn assumed() -> LedgerCluster {
     let mut classes = Policy::default().classes().to_vec();
     for class in &mut classes {
-        class.start_gate = StartGate { min: Millis::seconds(60), max: Millis::seconds(600) };
+        class.start_gate = StartGate {
+            min: Millis::seconds(60),
+            max: Millis::seconds(600),
+        };
     }
     let policy = Policy::default().with_classes(classes).unwrap();
     let gpu = whole_gpu(gpu("GPU-a"), 0, Bytes(100));
     let mut ledger = LedgerCluster::empty(policy).with_node("n", vec![gpu]);
-    see(&mut ledger, ObservedPhase::Waiting(ObservedWaiting::default()), None);
+    see(
+        &mut ledger,
+        ObservedPhase::Waiting(ObservedWaiting::default()),
+        None,
+    );
     ledger.assume(&uid(), &node()).unwrap();
     ledger
 }
@@ -59,15 +66,25 @@ fn see(ledger: &mut LedgerCluster, state: ObservedPhase, observed: Option<Observ
 
 fn take(ledger: &mut LedgerCluster, event: BindEvent) {
     let devices = || Some([gpu("GPU-a")].into());
-    let bound = |starting, ran| ObservedPhase::Bound { node: node(), devices: devices(), starting, ran };
+    let bound = |starting, ran| ObservedPhase::Bound {
+        node: node(),
+        devices: devices(),
+        starting,
+        ran,
+    };
     match event {
         BindEvent::Confirm => ledger.confirm(&uid(), &node(), devices()),
         BindEvent::Bound => see(ledger, bound(true, None), None),
         BindEvent::Ready(ran) => see(ledger, bound(false, Some(Millis::seconds(ran))), None),
         BindEvent::Leaving(grace) => {
-            let leaving = PodDeletion { asked_ago: Millis(0), grace: Millis::seconds(grace) };
-            let observed =
-                ObservedDisruptionInfo { leaving: Some(leaving), ..ObservedDisruptionInfo::default() };
+            let leaving = PodDeletion {
+                asked_ago: Millis(0),
+                grace: Millis::seconds(grace),
+            };
+            let observed = ObservedDisruptionInfo {
+                leaving: Some(leaving),
+                ..ObservedDisruptionInfo::default()
+            };
             see(ledger, bound(true, None), Some(observed));
         }
     }

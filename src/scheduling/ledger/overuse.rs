@@ -138,12 +138,20 @@ impl Ledger {
     /// the agent's is less.
     fn granted_on(&self, node: &NodeName, found: &OverGrant, sampled: Moment) -> Option<Bytes> {
         let Some(pod_state) = self.pod_states.get(&found.pod) else {
-            let is_stowage = || self.node(node).is_some_and(|node| node.kind == NodeKind::Stowage);
-            let is_evicted = self.ungranted_evicted_after(found.ungranted.as_ref()?).is_some();
+            let is_stowage = || {
+                self.node(node)
+                    .is_some_and(|node| node.kind == NodeKind::Stowage)
+            };
+            let is_evicted = self
+                .ungranted_evicted_after(found.ungranted.as_ref()?)
+                .is_some();
             return (is_evicted && is_stowage()).then_some(Bytes::ZERO);
         };
-        let PodPhase::Bound(bound) = &pod_state.phase else { return None };
-        let counts = bound.node == *node && bound.since <= sampled && !pod_state.demand.asks_plugin();
+        let PodPhase::Bound(bound) = &pod_state.phase else {
+            return None;
+        };
+        let counts =
+            bound.node == *node && bound.since <= sampled && !pod_state.demand.asks_plugin();
         let granted = found.granted.max(pod_state.demand.vram());
         (counts && found.used > granted).then_some(granted)
     }
@@ -154,7 +162,8 @@ impl Ledger {
         let labels = self.namespaces.get(&*pod.namespace);
         let sees_all = *pod.namespace == *SEES_ALL_GPUS_UNLABELLED
             || labels.is_none_or(|labels| labels.contains_key(SEES_ALL_GPUS));
-        (self.policy.ungranted == OveruseRule::Evict && !sees_all).then_some(self.policy.overuse_after)
+        (self.policy.ungranted == OveruseRule::Evict && !sees_all)
+            .then_some(self.policy.overuse_after)
     }
 
     /// A pod that uses GPUs and was given none, and its node.
@@ -178,7 +187,10 @@ impl Ledger {
     pub(crate) fn take_overuse(&mut self) -> Vec<OveruseStep> {
         let rules = &self.policy;
         let may_evict = rules.ungranted == OveruseRule::Evict
-            || rules.classes().iter().any(|class| rules.overuse_of(class).0 == OveruseRule::Evict);
+            || rules
+                .classes()
+                .iter()
+                .any(|class| rules.overuse_of(class).0 == OveruseRule::Evict);
         if self.overuse.nodes.is_empty() || !may_evict {
             return Vec::new();
         }
@@ -197,8 +209,15 @@ impl Ledger {
         let after = self.overuse.checked_to.take();
         let from = after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
         let mut checked = Vec::new();
-        for (node, pods) in self.overuse.nodes.range::<NodeName, _>((from, Bound::Unbounded)) {
-            checked.extend(pods.iter().map(|(uid, overuse)| (overuse.ordered, node.clone(), uid.clone())));
+        for (node, pods) in self
+            .overuse
+            .nodes
+            .range::<NodeName, _>((from, Bound::Unbounded))
+        {
+            checked.extend(
+                pods.iter()
+                    .map(|(uid, overuse)| (overuse.ordered, node.clone(), uid.clone())),
+            );
             if checked.len() >= CHECKED_AT_ONCE {
                 self.overuse.checked_to = Some(node.clone());
                 break;
@@ -216,9 +235,13 @@ impl Ledger {
             self.edit_overuse(node, uid, |overuse| overuse.announced = None);
             return None;
         };
-        let is_known =
-            overuse.readings >= READINGS && now.since(overuse.sampled) < self.policy.telemetry.fresh;
-        let retry_after = if overuse.ungranted.is_some() { RETRY_UNGRANTED_AFTER } else { RETRY_AFTER };
+        let is_known = overuse.readings >= READINGS
+            && now.since(overuse.sampled) < self.policy.telemetry.fresh;
+        let retry_after = if overuse.ungranted.is_some() {
+            RETRY_UNGRANTED_AFTER
+        } else {
+            RETRY_AFTER
+        };
         let pause = after.max(retry_after);
         let action = match overuse.announced {
             _ if !is_known => return None,
@@ -240,7 +263,10 @@ impl Ledger {
         let overuse = self.overuse.nodes.get(node)?.get(uid)?;
         Some(OveruseStep {
             uid: uid.clone(),
-            key: overuse.ungranted.clone().or_else(|| Some(self.pod_states.get(uid)?.key.clone()))?,
+            key: overuse
+                .ungranted
+                .clone()
+                .or_else(|| Some(self.pod_states.get(uid)?.key.clone()))?,
             node: node.clone(),
             granted: overuse.granted,
             used: overuse.used,
@@ -251,7 +277,12 @@ impl Ledger {
     }
 
     fn edit_overuse(&mut self, node: &NodeName, uid: &PodUid, edit: impl FnOnce(&mut Overuse)) {
-        if let Some(overuse) = self.overuse.nodes.get_mut(node).and_then(|pods| pods.get_mut(uid)) {
+        if let Some(overuse) = self
+            .overuse
+            .nodes
+            .get_mut(node)
+            .and_then(|pods| pods.get_mut(uid))
+        {
             edit(overuse);
         }
     }
@@ -296,12 +327,18 @@ impl Ledger {
 
     /// All pods that are known to be over their grants, in no order of importance.
     pub fn overusing_pods(&self) -> impl Iterator<Item = (&PodKey, &Overuse)> {
-        let pods = self.overuse.nodes.values().flatten().filter(|(_, overuse)| self.is_believed(overuse));
+        let pods = self
+            .overuse
+            .nodes
+            .values()
+            .flatten()
+            .filter(|(_, overuse)| self.is_believed(overuse));
         pods.filter_map(|(uid, overuse)| Some((&self.pod_states.get(uid)?.key, overuse)))
     }
 
     fn is_believed(&self, overuse: &Overuse) -> bool {
-        overuse.readings >= READINGS && self.now.since(overuse.sampled) < self.policy.telemetry.stale
+        overuse.readings >= READINGS
+            && self.now.since(overuse.sampled) < self.policy.telemetry.stale
     }
 }
 

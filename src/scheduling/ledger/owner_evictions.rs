@@ -14,7 +14,10 @@ use std::sync::Arc;
 const REMEMBERED: usize = 100_000;
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-#[serde(from = "VecDeque<(Moment, OwnerUid)>", into = "VecDeque<(Moment, OwnerUid)>")]
+#[serde(
+    from = "VecDeque<(Moment, OwnerUid)>",
+    into = "VecDeque<(Moment, OwnerUid)>"
+)]
 pub(super) struct OwnerEvictions {
     /// Oldest first.
     when: VecDeque<(Moment, OwnerUid)>,
@@ -27,8 +30,10 @@ impl Ledger {
     pub(crate) fn note_evicted(&mut self, uid: &PodUid) {
         let now = self.now;
         self.forget_old_evictions();
-        if let Some(owner) =
-            self.pod_states.get(uid).and_then(|pod_state| pod_state.disruption_info.owner.clone())
+        if let Some(owner) = self
+            .pod_states
+            .get(uid)
+            .and_then(|pod_state| pod_state.disruption_info.owner.clone())
         {
             Arc::make_mut(&mut self.owner_evictions).add(now, owner);
         }
@@ -40,13 +45,23 @@ impl Ledger {
             return 0;
         }
         let since = self.now.before(self.policy.preemption.costs.again_within);
-        let recently = self.owner_evictions.when.iter().rev().take_while(|(when, _)| *when > since);
+        let recently = self
+            .owner_evictions
+            .when
+            .iter()
+            .rev()
+            .take_while(|(when, _)| *when > since);
         recently.filter(|(_, of)| of == owner).count() as u64
     }
 
     fn forget_old_evictions(&mut self) {
         let since = self.now.before(self.policy.preemption.costs.again_within);
-        while self.owner_evictions.when.front().is_some_and(|(when, _)| *when <= since) {
+        while self
+            .owner_evictions
+            .when
+            .front()
+            .is_some_and(|(when, _)| *when <= since)
+        {
             Arc::make_mut(&mut self.owner_evictions).forget_oldest();
         }
     }
@@ -61,7 +76,9 @@ impl From<OwnerEvictions> for VecDeque<(Moment, OwnerUid)> {
 impl From<VecDeque<(Moment, OwnerUid)>> for OwnerEvictions {
     fn from(stored: VecDeque<(Moment, OwnerUid)>) -> Self {
         let mut loaded = Self::default();
-        stored.into_iter().for_each(|(when, owner)| loaded.add(when, owner));
+        stored
+            .into_iter()
+            .for_each(|(when, owner)| loaded.add(when, owner));
         loaded
     }
 }
@@ -76,7 +93,9 @@ impl OwnerEvictions {
     }
 
     fn forget_oldest(&mut self) {
-        let Some((_, owner)) = self.when.pop_front() else { return };
+        let Some((_, owner)) = self.when.pop_front() else {
+            return;
+        };
         match self.count.get_mut(&owner) {
             Some(count) if *count > 1 => *count -= 1,
             _ => drop(self.count.remove(&owner)),

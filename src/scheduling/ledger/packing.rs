@@ -21,12 +21,18 @@ pub(super) struct PackingState {
 impl PackingState {
     /// Nothing is learned, and so many arrivals will be remembered.
     pub(super) fn of_last(window: u16) -> Self {
-        Self { history: Arc::new(DemandHistory::of_last(window)), model: Arc::default() }
+        Self {
+            history: Arc::new(DemandHistory::of_last(window)),
+            model: Arc::default(),
+        }
     }
 
     /// The same model without a history: what comes on a copy of the ledger is no demand.
     pub(super) fn scratch(&self) -> Self {
-        Self { history: Arc::default(), model: self.model.clone() }
+        Self {
+            history: Arc::default(),
+            model: self.model.clone(),
+        }
     }
 
     pub(super) fn model(&self) -> &Arc<PackingModel> {
@@ -57,9 +63,12 @@ impl Ledger {
 
     /// The demand seen recently, with the pods that were refused and still wait.
     fn all_demand(&self) -> DemandHistory {
-        let refused = self.waiting_pods.refused().filter_map(|uid| self.pod_states.get(uid));
-        let refused =
-            refused.filter(|pod_state| pod_state.refused().is_some() && !pod_state.demand.asks_plugin());
+        let refused = self
+            .waiting_pods
+            .refused()
+            .filter_map(|uid| self.pod_states.get(uid));
+        let refused = refused
+            .filter(|pod_state| pod_state.refused().is_some() && !pod_state.demand.asks_plugin());
         DemandHistory::clone(&self.packing.history)
             .with_waiting(refused.map(|pod_state| pod_state.demand.vram()).sum())
     }
@@ -71,7 +80,9 @@ impl Ledger {
 
     /// Whether the policy packs by a model that is learned again and again.
     fn is_packing_learned(&self) -> bool {
-        let PackingRules { policy, learning, .. } = self.policy.packing;
+        let PackingRules {
+            policy, learning, ..
+        } = self.policy.packing;
         policy == PackingPolicy::Learned && learning == LearningMode::Continuous
     }
 
@@ -89,12 +100,14 @@ impl Ledger {
             return summarized.into_summaries();
         }
         self.packing.succeed(summarized.packing_model().clone());
-        self.node_states.take_packing_model(self.packing.model.clone(), summarized)
+        self.node_states
+            .take_packing_model(self.packing.model.clone(), summarized)
     }
 
     fn replace_packing_model(&mut self, packing_model: PackingModel) {
         self.packing.succeed(packing_model);
-        self.node_states.set_packing_model(self.packing.model.clone());
+        self.node_states
+            .set_packing_model(self.packing.model.clone());
     }
 
     /// Brings what is remembered to the policy. Where it packs by best fit there is no model.
@@ -108,7 +121,8 @@ impl Ledger {
     /// CPU and memory that a node has left, without all pods that are observed to be bound there; `None` if that is not known.
     /// Pods that are assumed there are subtracted here.
     pub(crate) fn set_free_host(&mut self, name: &NodeName, free_host: Option<HostResources>) {
-        self.node_states.set_free_host(name, free_host, &self.pod_states);
+        self.node_states
+            .set_free_host(name, free_host, &self.pod_states);
     }
 
     /// Counts the demand of a pod that was never observed before.
@@ -152,81 +166,142 @@ mod tests {
         let mut ledger = Ledger::default();
         let uids = ["a", "b"].map(|name| PodUid::parse(name).unwrap());
         for uid in &uids {
-            let (key, demand) =
-                (PodKey::parse("llm", uid.as_str()).unwrap(), demand_of(10, 1, Sharing::Shared, 0));
+            let (key, demand) = (
+                PodKey::parse("llm", uid.as_str()).unwrap(),
+                demand_of(10, 1, Sharing::Shared, 0),
+            );
             let state = ObservedPhase::Waiting(ObservedWaiting::default());
-            ledger.see(PodObservation { uid: uid.clone(), key, demand, state, observed: None });
+            ledger.see(PodObservation {
+                uid: uid.clone(),
+                key,
+                demand,
+                state,
+                observed: None,
+            });
         }
         assert_eq!(ledger.all_demand().turned_away(), 0.0, "no pod was refused");
         ledger.note_refused(&uids[0], None);
         assert_eq!(ledger.all_demand().turned_away(), 0.5, "it waits");
         ledger.release(&uids[0]);
         assert_eq!(
-            (ledger.demand_history().turned_away(), ledger.all_demand().turned_away()),
+            (
+                ledger.demand_history().turned_away(),
+                ledger.all_demand().turned_away()
+            ),
             (0.5, 0.5),
             "it gave up"
         );
         ledger.release(&uids[1]);
-        assert_eq!(ledger.all_demand().turned_away(), 0.5, "it was never refused");
+        assert_eq!(
+            ledger.all_demand().turned_away(),
+            0.5,
+            "it was never refused"
+        );
     }
 
     /// A node, and what is learned of ten pods that wait.
     fn learned() -> (LedgerCluster, PackingModel) {
         let mut cluster = LedgerCluster::new(&[("a", 4)]);
-        (1..=10)
-            .for_each(|n| cluster.wait(&format!("p-{n}"), demand_of(n * (7 << 30), 1, Sharing::Shared, 0)));
+        (1..=10).for_each(|n| {
+            cluster.wait(
+                &format!("p-{n}"),
+                demand_of(n * (7 << 30), 1, Sharing::Shared, 0),
+            )
+        });
         let demand_history = cluster.demand_to_learn().expect("ten pods are enough");
         let snapshot = cluster.snapshot();
-        let model = PackingModel::learn(&demand_history, snapshot.nodes().iter().map(Node::node_gpus));
+        let model = PackingModel::learn(
+            &demand_history,
+            snapshot.nodes().iter().map(Node::node_gpus),
+        );
         (cluster, model)
     }
 
     #[test]
     fn a_model_takes_effect_if_the_policy_still_asks_for_it_once_it_is_learned() {
-        let best_fit = PackingRules { policy: PackingPolicy::BestFit, ..PackingRules::default() };
-        let frozen = PackingRules { learning: LearningMode::Frozen, ..PackingRules::default() };
-        for (packing, takes_effect) in [(PackingRules::default(), true), (best_fit, false), (frozen, false)] {
+        let best_fit = PackingRules {
+            policy: PackingPolicy::BestFit,
+            ..PackingRules::default()
+        };
+        let frozen = PackingRules {
+            learning: LearningMode::Frozen,
+            ..PackingRules::default()
+        };
+        for (packing, takes_effect) in [
+            (PackingRules::default(), true),
+            (best_fit, false),
+            (frozen, false),
+        ] {
             for is_prepared in [false, true] {
                 let (mut cluster, model) = learned();
-                let snapshot =
-                    Snapshot::clone(&cluster.snapshot()).with_packing_model(Arc::new(model.clone()));
+                let snapshot = Snapshot::clone(&cluster.snapshot())
+                    .with_packing_model(Arc::new(model.clone()));
                 let mut policy = Policy::default();
                 policy.settings.packing = packing;
-                cluster.apply(PolicySet { policy, prepared: None });
+                cluster.apply(PolicySet {
+                    policy,
+                    prepared: None,
+                });
                 match is_prepared {
                     true => drop(cluster.apply(PackingModelPrepared(snapshot))),
                     false => cluster.apply(PackingModelLearned(model)),
                 }
                 let is_learned = cluster.snapshot().packing_model().is_learned();
-                assert_eq!(is_learned, takes_effect, "{packing:?}, prepared: {is_prepared}");
+                assert_eq!(
+                    is_learned, takes_effect,
+                    "{packing:?}, prepared: {is_prepared}"
+                );
             }
         }
     }
 
     #[test]
     fn a_prepared_model_summarizes_nodes_again_that_are_others_since_a_label_changed() {
-        let selector =
-            NamespaceSelector { match_labels: [("team".into(), "a".into())].into(), ..Default::default() };
+        let selector = NamespaceSelector {
+            match_labels: [("team".into(), "a".into())].into(),
+            ..Default::default()
+        };
         let own = Class {
-            matches: Match { namespace_selector: Some(selector), ..Match::default() },
+            matches: Match {
+                namespace_selector: Some(selector),
+                ..Match::default()
+            },
             shares_with: Some(Vec::new()),
             ..Class::named("own")
         };
-        let policy = Policy::default().with_classes(vec![own, Class::named("rest")]).unwrap();
+        let policy = Policy::default()
+            .with_classes(vec![own, Class::named("rest")])
+            .unwrap();
         let mut cluster = LedgerCluster::by(policy.clone(), &[("a", 4)]);
-        let traits = PodTraits { namespace: "chat".into(), ..PodTraits::default() };
+        let traits = PodTraits {
+            namespace: "chat".into(),
+            ..PodTraits::default()
+        };
         let demand = classified(demand_of(20 << 30, 1, Sharing::Shared, 0), traits, &policy);
-        cluster.run("one", ("a", 0), demand, None, ObservedDisruptionInfo::default());
+        cluster.run(
+            "one",
+            ("a", 0),
+            demand,
+            None,
+            ObservedDisruptionInfo::default(),
+        );
         let model = learned().1;
         let before = cluster.snapshot();
         let prepared = Snapshot::clone(&before).with_packing_model(Arc::new(model));
         prepared.sum_up();
         let labels = Arc::new([("team".to_owned(), "a".to_owned())].into());
-        cluster.apply(NamespaceObserved { name: "chat".into(), labels });
+        cluster.apply(NamespaceObserved {
+            name: "chat".into(),
+            labels,
+        });
         drop(cluster.apply(PackingModelPrepared(prepared)));
         let now = cluster.snapshot();
         assert_eq!(now.generations(), before.generations());
-        assert_ne!(now.nodes()[0], before.nodes()[0], "the pod shares its GPU with no other class now");
+        assert_ne!(
+            now.nodes()[0],
+            before.nodes()[0],
+            "the pod shares its GPU with no other class now"
+        );
         let anew = now.packing_model().node_summary(now.nodes()[0].node_gpus());
         assert_eq!(format!("{:?}", now.node_summary(0)), format!("{anew:?}"));
     }

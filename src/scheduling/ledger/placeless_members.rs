@@ -23,7 +23,8 @@ impl PlacelessMembers {
 
     pub(super) fn load(pods: &BTreeMap<PodUid, PlacelessMember>) -> Self {
         let mut loaded = Self::default();
-        pods.iter().for_each(|(uid, member)| loaded.set(uid, Some(member.clone())));
+        pods.iter()
+            .for_each(|(uid, member)| loaded.set(uid, Some(member.clone())));
         loaded
     }
 
@@ -31,7 +32,10 @@ impl PlacelessMembers {
         if self.pods.get(uid) == member.as_ref() {
             return;
         }
-        let (pods, groups) = (Arc::make_mut(&mut self.pods), Arc::make_mut(&mut self.groups));
+        let (pods, groups) = (
+            Arc::make_mut(&mut self.pods),
+            Arc::make_mut(&mut self.groups),
+        );
         if let Some(before) = pods.remove(uid) {
             let members = groups.entry(before.group.clone()).or_default();
             members.remove(uid);
@@ -40,7 +44,10 @@ impl PlacelessMembers {
             }
         }
         if let Some(member) = member {
-            groups.entry(member.group.clone()).or_default().insert(uid.clone());
+            groups
+                .entry(member.group.clone())
+                .or_default()
+                .insert(uid.clone());
             pods.insert(uid.clone(), member);
         }
     }
@@ -61,13 +68,27 @@ impl Ledger {
     pub fn count_placeless(&self, group: &GroupKey) -> [u32; 2] {
         let PlacelessMembers { pods, groups } = &self.placeless_members;
         let mut counts = [0; 2];
-        let Some(members) = groups.get(group) else { return counts };
-        let staying = self.members(group).filter(|(_, pod_state)| !pod_state.is_leaving());
-        let known =
-            staying.map(|(_, PodState { disruption_info: info, .. })| (info.owner.as_ref(), info.index));
+        let Some(members) = groups.get(group) else {
+            return counts;
+        };
+        let staying = self
+            .members(group)
+            .filter(|(_, pod_state)| !pod_state.is_leaving());
+        let known = staying.map(
+            |(
+                _,
+                PodState {
+                    disruption_info: info,
+                    ..
+                },
+            )| (info.owner.as_ref(), info.index),
+        );
         let mut known: BTreeSet<(Option<&OwnerUid>, Option<u32>)> = known.collect();
         for has_ended in [false, true] {
-            for member in members.iter().map(|uid| &pods[uid]).filter(|member| member.has_ended == has_ended)
+            for member in members
+                .iter()
+                .map(|uid| &pods[uid])
+                .filter(|member| member.has_ended == has_ended)
             {
                 let owner = member.owner.as_ref();
                 let next = known.range((owner, None)..).next();

@@ -13,10 +13,16 @@ impl Ledger {
 
     /// Whether others are evicted for the pod only together with the rest of its group, although no gate keeps it.
     pub(crate) fn is_planned_with_group(&self, uid: &PodUid) -> bool {
-        let Some(pod_state) = self.pod_states.get(uid) else { return false };
+        let Some(pod_state) = self.pod_states.get(uid) else {
+            return false;
+        };
         let info = &pod_state.disruption_info;
         let has_others = info.group_size.is_some_and(|size| size > 1);
-        has_others && info.group.as_ref().is_some_and(|group| group.kind.is_planned_without_gate())
+        has_others
+            && info
+                .group
+                .as_ref()
+                .is_some_and(|group| group.kind.is_planned_without_gate())
     }
 
     /// Groups of which any pod is known.

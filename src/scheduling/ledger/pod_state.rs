@@ -117,16 +117,29 @@ impl BoundPod {
 
     /// Whether its record names GPUs by their UUID: then nothing but the record counts.
     pub(super) fn is_recorded(&self) -> bool {
-        self.devices.as_ref().is_some_and(|devices| devices.iter().all(|uuid| uuid.index().is_none()))
+        self.devices
+            .as_ref()
+            .is_some_and(|devices| devices.iter().all(|uuid| uuid.index().is_none()))
     }
 }
 
 impl PodState {
     /// A pod that has just been observed without a node.
     pub(super) fn waiting_since(now: Moment, key: PodKey, demand: Demand) -> Self {
-        let phase = PodPhase::Waiting(Box::new(WaitingPod { since: now, ..WaitingPod::default() }));
+        let phase = PodPhase::Waiting(Box::new(WaitingPod {
+            since: now,
+            ..WaitingPod::default()
+        }));
         let disruption_info = Arc::default();
-        Self { key, demand, disruption_info, is_unwatched: false, phase, starting: None, start: None }
+        Self {
+            key,
+            demand,
+            disruption_info,
+            is_unwatched: false,
+            phase,
+            starting: None,
+            start: None,
+        }
     }
 
     /// The pod is about to be bound as `placement` says, as decided in this epoch and at `since`. Were the Binding to land at once, no
@@ -142,7 +155,12 @@ impl PodState {
         (self.starting, self.start) = (starting, start);
         if let PodPhase::Waiting(before) = &mut self.phase {
             let before = std::mem::take(&mut **before);
-            self.phase = PodPhase::Assumed(Box::new(AssumedPod { placement, epoch, since, before }));
+            self.phase = PodPhase::Assumed(Box::new(AssumedPod {
+                placement,
+                epoch,
+                since,
+                before,
+            }));
         }
     }
 
@@ -150,9 +168,15 @@ impl PodState {
     pub(super) fn forget(&mut self) {
         if let PodPhase::Assumed(assumed) = &mut self.phase {
             (self.starting, self.start) = (None, None);
-            let (offered, before) =
-                (Some(assumed.placement.node.clone()), std::mem::take(&mut assumed.before));
-            let waiting = WaitingPod { offered, soft_reservation: None, ..before };
+            let (offered, before) = (
+                Some(assumed.placement.node.clone()),
+                std::mem::take(&mut assumed.before),
+            );
+            let waiting = WaitingPod {
+                offered,
+                soft_reservation: None,
+                ..before
+            };
             self.phase = PodPhase::Waiting(Box::new(waiting));
         }
     }
@@ -191,7 +215,10 @@ impl PodState {
         if let PodPhase::Waiting(waiting) = &mut self.phase
             && let Some(new) = observed.filter(|observed| waiting.is_news(observed))
         {
-            let reservation = Reservation { deadline: new.deadline.min(latest), ..new };
+            let reservation = Reservation {
+                deadline: new.deadline.min(latest),
+                ..new
+            };
             waiting.replace_reservation(Some(reservation), now);
         }
     }
@@ -212,7 +239,9 @@ impl PodState {
 
     /// Other engines may start on the pod's GPUs then, or before; at once, if no moment is given.
     pub(super) fn open_start_gate(&mut self, at: Option<Moment>) {
-        self.starting = self.starting.and_then(|closed_until| Some(closed_until.min(at?)));
+        self.starting = self
+            .starting
+            .and_then(|closed_until| Some(closed_until.min(at?)));
     }
 
     /// The pod runs since then, if that is longer than is known.
@@ -224,7 +253,11 @@ impl PodState {
 
     /// What its eviction depends on has changed.
     pub(super) fn note_change(&mut self) {
-        if let PodPhase::Bound(BoundPod { eviction_refusal: Some(refusal), .. }) = &mut self.phase {
+        if let PodPhase::Bound(BoundPod {
+            eviction_refusal: Some(refusal),
+            ..
+        }) = &mut self.phase
+        {
             refusal.note_change();
         }
     }
@@ -242,10 +275,13 @@ impl PodState {
 
     /// The pod shows this of VRAM that is lent. A mark that it borrows was written by its Binding, and is never taken back.
     pub(super) fn observe_loan(&mut self, loan: &ObservedLoan, now: Moment) {
-        let PodPhase::Bound(bound) = &mut self.phase else { return };
+        let PodPhase::Bound(bound) = &mut self.phase else {
+            return;
+        };
         bound.borrows |= loan.borrows;
         let was_open = bound.wake.is_open();
-        (bound.wake.request, bound.wake.told) = (loan.wake_requested.clone(), loan.wakeable.clone());
+        (bound.wake.request, bound.wake.told) =
+            (loan.wake_requested.clone(), loan.wakeable.clone());
         if was_open && !bound.wake.is_open() {
             bound.wake.over = now;
         }
@@ -301,9 +337,10 @@ impl PodState {
     /// Whether it is to come to a node and is not bound yet.
     pub(super) fn comes_to(&self, node: &NodeName) -> bool {
         match &self.phase {
-            PodPhase::Waiting(waiting) => {
-                waiting.reservation.as_ref().is_some_and(|reservation| reservation.node == *node)
-            }
+            PodPhase::Waiting(waiting) => waiting
+                .reservation
+                .as_ref()
+                .is_some_and(|reservation| reservation.node == *node),
             PodPhase::Assumed(assumed) => assumed.placement.node == *node,
             PodPhase::Bound(_) => false,
         }

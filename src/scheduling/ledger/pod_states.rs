@@ -53,7 +53,11 @@ impl PodStates {
                 groups.entry(group.clone()).or_default().insert(uid.clone());
             }
             let deadlines = PodFootprint::of(&pod_state).deadlines;
-            loaded.deadlines.extend(deadlines.into_iter().map(|deadline| (deadline, uid.clone())));
+            loaded.deadlines.extend(
+                deadlines
+                    .into_iter()
+                    .map(|deadline| (deadline, uid.clone())),
+            );
             loaded.pods.insert_shared(uid, pod_state);
         }
         loaded.groups = Arc::new(groups);
@@ -62,7 +66,9 @@ impl PodStates {
 
     /// The nodes on which a pod has something, in order of name.
     pub(super) fn nodes_of(&self, uid: &PodUid) -> BTreeSet<NodeName> {
-        self.get(uid).map(|pod_state| PodFootprint::of(pod_state).nodes).unwrap_or_default()
+        self.get(uid)
+            .map(|pod_state| PodFootprint::of(pod_state).nodes)
+            .unwrap_or_default()
     }
 
     pub(super) fn get(&self, uid: &PodUid) -> Option<&PodState> {
@@ -93,7 +99,9 @@ impl PodStates {
             let pod_state = self.get(uid)?;
             Some((
                 pod_state,
-                pod_state.reservation().filter(|reservation| reservation.deadline == *deadline)?,
+                pod_state
+                    .reservation()
+                    .filter(|reservation| reservation.deadline == *deadline)?,
             ))
         };
         self.deadlines
@@ -148,11 +156,18 @@ impl PodStates {
     }
 
     /// Notes something that has no deadline and takes nothing of any node. Answers `None` for a pod that is not known.
-    pub(super) fn note<R>(&mut self, uid: &PodUid, note: impl FnOnce(&mut PodState) -> R) -> Option<R> {
+    pub(super) fn note<R>(
+        &mut self,
+        uid: &PodUid,
+        note: impl FnOnce(&mut PodState) -> R,
+    ) -> Option<R> {
         let pod_state = self.pods.get_mut(uid)?;
         let before = cfg!(debug_assertions).then(|| PodFootprint::of(pod_state));
         let noted = note(pod_state);
-        debug_assert!(before == Some(PodFootprint::of(pod_state)), "a note moves {uid}");
+        debug_assert!(
+            before == Some(PodFootprint::of(pod_state)),
+            "a note moves {uid}"
+        );
         Some(noted)
     }
 
@@ -172,7 +187,9 @@ impl PodStates {
 
     /// What a pod shows counts from now on, its group too.
     pub(super) fn set_disruption_info(&mut self, uid: &PodUid, disruption_info: DisruptionInfo) {
-        let Some(pod_state) = self.pods.get_mut(uid) else { return };
+        let Some(pod_state) = self.pods.get_mut(uid) else {
+            return;
+        };
         let before = std::mem::replace(&mut pod_state.disruption_info, Arc::new(disruption_info));
         let after = pod_state.disruption_info.clone();
         if before.group == after.group {
@@ -180,7 +197,10 @@ impl PodStates {
         }
         self.leave_group(uid, &before);
         if let Some(group) = &after.group {
-            Arc::make_mut(&mut self.groups).entry(group.clone()).or_default().insert(uid.clone());
+            Arc::make_mut(&mut self.groups)
+                .entry(group.clone())
+                .or_default()
+                .insert(uid.clone());
         }
     }
 
@@ -205,7 +225,11 @@ impl PodStates {
             change(&mut pod_state);
             pods.insert(uid.clone(), pod_state);
         }
-        for (uid, _) in earlier.pods.changed_since(&self.pods).filter(|(uid, _)| !self.contains(uid)) {
+        for (uid, _) in earlier
+            .pods
+            .changed_since(&self.pods)
+            .filter(|(uid, _)| !self.contains(uid))
+        {
             pods.remove(uid);
         }
         std::mem::replace(&mut self.pods, pods)
@@ -217,15 +241,23 @@ impl PodStates {
         now: Moment,
         reservations: ExpiredReservations,
     ) -> Option<(Moment, PodUid)> {
-        let mut due = self.deadlines.iter().take_while(|(deadline, _)| *deadline <= now);
+        let mut due = self
+            .deadlines
+            .iter()
+            .take_while(|(deadline, _)| *deadline <= now);
         let is_of_reservation = |(deadline, uid): &(Moment, PodUid)| {
             self.get(uid).is_some_and(|pod_state| {
-                pod_state.soft_reservation().is_none_or(|soft| soft.expires > *deadline)
-                    && pod_state.reservation().is_some_and(|reservation| reservation.deadline <= *deadline)
+                pod_state
+                    .soft_reservation()
+                    .is_none_or(|soft| soft.expires > *deadline)
+                    && pod_state
+                        .reservation()
+                        .is_some_and(|reservation| reservation.deadline <= *deadline)
             })
         };
-        let due =
-            due.find(|due| reservations == ExpiredReservations::End || !is_of_reservation(due)).cloned()?;
+        let due = due
+            .find(|due| reservations == ExpiredReservations::End || !is_of_reservation(due))
+            .cloned()?;
         self.deadlines.remove(&due);
         Some(due)
     }
@@ -237,12 +269,22 @@ impl PodStates {
         for deadline in &before.deadlines {
             self.deadlines.remove(&(*deadline, uid.clone()));
         }
-        self.deadlines.extend(after.deadlines.iter().map(|deadline| (*deadline, uid.clone())));
-        PodMove { before: before.nodes, after: after.nodes }
+        self.deadlines.extend(
+            after
+                .deadlines
+                .iter()
+                .map(|deadline| (*deadline, uid.clone())),
+        );
+        PodMove {
+            before: before.nodes,
+            after: after.nodes,
+        }
     }
 
     fn leave_group(&mut self, uid: &PodUid, disruption_info: &DisruptionInfo) {
-        let Some(group) = &disruption_info.group else { return };
+        let Some(group) = &disruption_info.group else {
+            return;
+        };
         let groups = Arc::make_mut(&mut self.groups);
         if let Some(members) = groups.get_mut(group) {
             members.remove(uid);
@@ -257,7 +299,8 @@ impl Index<&PodUid> for PodStates {
     type Output = PodState;
 
     fn index(&self, uid: &PodUid) -> &PodState {
-        self.get(uid).expect("a pod that a node or another pod names has a state")
+        self.get(uid)
+            .expect("a pod that a node or another pod names has a state")
     }
 }
 

@@ -6,7 +6,9 @@ use super::*;
 use crate::ids::{GpuModel, ModelId};
 use crate::placing::fit::{Misfit, fit};
 use crate::placing::rank::{ScheduleAttempt, shortlist};
-use crate::policy::{Class, Match, NamespaceSelector, Pool, Preemptibility, StartGate, Tenant, Weights};
+use crate::policy::{
+    Class, Match, NamespaceSelector, Pool, Preemptibility, StartGate, Tenant, Weights,
+};
 use crate::testkit::{LedgerCluster, classified, demand_of, gpu, gpu_at, h100, node, placed, uid};
 use crate::units::{Bytes, Millis, Percent};
 use crate::verbs::namespaces::NamespaceObserved;
@@ -36,19 +38,47 @@ fn ledger(policy: Policy) -> LedgerCluster {
 }
 
 fn demand(policy: &Policy, gib: u64, traits: PodTraits) -> Demand {
-    classified(demand_of(gib << 30, 1, traits.sharing, traits.priority), traits, policy)
+    classified(
+        demand_of(gib << 30, 1, traits.sharing, traits.priority),
+        traits,
+        policy,
+    )
 }
 
-fn observe_bound(ledger: &mut LedgerCluster, pod: &str, gpu: u32, demand: Demand, ran: Option<Millis>) {
-    ledger.run(pod, ("n", gpu), demand, ran, ObservedDisruptionInfo::default());
+fn observe_bound(
+    ledger: &mut LedgerCluster,
+    pod: &str,
+    gpu: u32,
+    demand: Demand,
+    ran: Option<Millis>,
+) {
+    ledger.run(
+        pod,
+        ("n", gpu),
+        demand,
+        ran,
+        ObservedDisruptionInfo::default(),
+    );
 }
 
 fn job(policy: &Policy, gib: u64) -> Demand {
-    demand(policy, gib, PodTraits { priority: -1, ..PodTraits::default() })
+    demand(
+        policy,
+        gib,
+        PodTraits {
+            priority: -1,
+            ..PodTraits::default()
+        },
+    )
 }
 
 fn candidates(ledger: &Ledger, pod: &str) -> usize {
-    ledger.candidates_for(&ledger.preemptor(&uid(pod)), [&node("n")]).pop().unwrap().potential_victims.len()
+    ledger
+        .candidates_for(&ledger.preemptor(&uid(pod)), [&node("n")])
+        .pop()
+        .unwrap()
+        .potential_victims
+        .len()
 }
 
 fn with_class(class: Class) -> Policy {
@@ -61,12 +91,31 @@ fn with_class(class: Class) -> Policy {
 fn another_policy_counts_at_once_for_everyone_who_is_there() {
     let mut ledger = ledger(Policy::default());
     let old = ledger.policy().clone();
-    observe_bound(&mut ledger, "service", 0, demand(&old, 20, PodTraits::default()), None);
-    ledger.wait("urgent", demand(&old, 70, PodTraits { priority: 5, ..PodTraits::default() }));
+    observe_bound(
+        &mut ledger,
+        "service",
+        0,
+        demand(&old, 20, PodTraits::default()),
+        None,
+    );
+    ledger.wait(
+        "urgent",
+        demand(
+            &old,
+            70,
+            PodTraits {
+                priority: 5,
+                ..PodTraits::default()
+            },
+        ),
+    );
     assert_eq!(candidates(&ledger, "urgent"), 0);
 
     let mut harsh = with_class(Class {
-        matches: Match { priority: Some(0..=0), ..Match::default() },
+        matches: Match {
+            priority: Some(0..=0),
+            ..Match::default()
+        },
         eviction: Preemptibility::ForHigherPriority,
         ..Class::named("weak")
     });
@@ -86,15 +135,48 @@ fn another_policy_counts_at_once_for_everyone_who_is_there() {
 fn a_policy_that_was_prepared_counts_for_those_who_came_meanwhile_too() {
     let mut ledger = ledger(Policy::default());
     let old = ledger.policy().clone();
-    ledger.wait("known", demand(&old, 1, PodTraits { namespace: "a".into(), ..PodTraits::default() }));
-    ledger.wait("gone", demand(&old, 1, PodTraits { namespace: "a".into(), ..PodTraits::default() }));
+    ledger.wait(
+        "known",
+        demand(
+            &old,
+            1,
+            PodTraits {
+                namespace: "a".into(),
+                ..PodTraits::default()
+            },
+        ),
+    );
+    ledger.wait(
+        "gone",
+        demand(
+            &old,
+            1,
+            PodTraits {
+                namespace: "a".into(),
+                ..PodTraits::default()
+            },
+        ),
+    );
     let new = with_class(Class {
-        matches: Match { namespaces: vec!["a".into(), "b".into()], ..Match::default() },
+        matches: Match {
+            namespaces: vec!["a".into(), "b".into()],
+            ..Match::default()
+        },
         ..Class::named("ours")
     });
     let prepared = PreparedPolicy::new(ledger.scratch(), new);
     ledger.release(&uid("gone"));
-    ledger.wait("missed", demand(&old, 1, PodTraits { namespace: "b".into(), ..PodTraits::default() }));
+    ledger.wait(
+        "missed",
+        demand(
+            &old,
+            1,
+            PodTraits {
+                namespace: "b".into(),
+                ..PodTraits::default()
+            },
+        ),
+    );
     ledger.take_policy(prepared);
     assert!(ledger.pod_state(&uid("gone")).is_none());
     for pod in ["known", "missed"] {
@@ -106,22 +188,41 @@ fn a_policy_that_was_prepared_counts_for_those_who_came_meanwhile_too() {
 
 #[test]
 fn readings_age_on_after_a_label_of_a_namespace_has_changed() {
-    let selector =
-        NamespaceSelector { match_labels: [("team".into(), "a".into())].into(), ..Default::default() };
+    let selector = NamespaceSelector {
+        match_labels: [("team".into(), "a".into())].into(),
+        ..Default::default()
+    };
     let policy = with_class(Class {
-        matches: Match { namespace_selector: Some(selector), ..Match::default() },
+        matches: Match {
+            namespace_selector: Some(selector),
+            ..Match::default()
+        },
         ..Class::named("own")
     });
     let mut ledger = LedgerCluster::by(policy.clone(), &[("n", 2), ("untouched", 2)]);
-    let traits = PodTraits { namespace: "chat".into(), ..PodTraits::default() };
+    let traits = PodTraits {
+        namespace: "chat".into(),
+        ..PodTraits::default()
+    };
     observe_bound(&mut ledger, "one", 0, demand(&policy, 20, traits), None);
     for name in ["n", "untouched"] {
-        let reading = NodeReading { sampled: ledger.now(), ..NodeReading::default() };
-        ledger.apply(ReadingReported { node: node(name), reading: reading.into() });
+        let reading = NodeReading {
+            sampled: ledger.now(),
+            ..NodeReading::default()
+        };
+        ledger.apply(ReadingReported {
+            node: node(name),
+            reading: reading.into(),
+        });
     }
     let labels = Arc::new([("team".to_owned(), "a".to_owned())].into());
     assert!(
-        ledger.apply(NamespaceObserved { name: "chat".into(), labels }).is_some(),
+        ledger
+            .apply(NamespaceObserved {
+                name: "chat".into(),
+                labels
+            })
+            .is_some(),
         "a selector asks for it"
     );
     let mut freshness = |seconds: u64| {
@@ -136,14 +237,29 @@ fn readings_age_on_after_a_label_of_a_namespace_has_changed() {
 #[test]
 fn a_pod_that_has_not_run_its_minimum_is_left_alone_until_it_has() {
     let policy = with_class(Class {
-        matches: Match { priority: Some(i32::MIN..=-1), ..Match::default() },
+        matches: Match {
+            priority: Some(i32::MIN..=-1),
+            ..Match::default()
+        },
         eviction: Preemptibility::ForHigherPriority,
         min_runtime: Millis::seconds(600),
         ..Class::named("jobs")
     });
     let mut ledger = ledger(policy.clone());
-    observe_bound(&mut ledger, "young", 0, job(&policy, 60), Some(Millis::seconds(599)));
-    observe_bound(&mut ledger, "old", 1, job(&policy, 60), Some(Millis::seconds(601)));
+    observe_bound(
+        &mut ledger,
+        "young",
+        0,
+        job(&policy, 60),
+        Some(Millis::seconds(599)),
+    );
+    observe_bound(
+        &mut ledger,
+        "old",
+        1,
+        job(&policy, 60),
+        Some(Millis::seconds(601)),
+    );
     ledger.wait("urgent", demand(&policy, 60, PodTraits::default()));
     assert_eq!(candidates(&ledger, "urgent"), 1);
     ledger.pass(1);
@@ -153,29 +269,49 @@ fn a_pod_that_has_not_run_its_minimum_is_left_alone_until_it_has() {
 #[test]
 fn drain_time_comes_on_top_of_the_grace_period() {
     let policy = with_class(Class {
-        matches: Match { priority: Some(i32::MIN..=-1), ..Match::default() },
+        matches: Match {
+            priority: Some(i32::MIN..=-1),
+            ..Match::default()
+        },
         eviction: Preemptibility::ForHigherPriority,
         drain_time: Millis::seconds(45),
         ..Class::named("jobs")
     });
     let mut ledger = ledger(policy.clone());
     observe_bound(&mut ledger, "job", 0, job(&policy, 60), None);
-    assert_eq!(ledger.resident_on(&uid("job"), &node("n")).unwrap().grace, Millis::seconds(75));
+    assert_eq!(
+        ledger.resident_on(&uid("job"), &node("n")).unwrap().grace,
+        Millis::seconds(75)
+    );
 }
 
 #[test]
 fn the_start_gate_stays_within_its_class_bounds() {
     let gate = |min, max| {
-        let bounds = StartGate { min: Millis::seconds(min), max: Millis::seconds(max) };
-        let policy = with_class(Class { start_gate: bounds, ..Class::named("engines") });
+        let bounds = StartGate {
+            min: Millis::seconds(min),
+            max: Millis::seconds(max),
+        };
+        let policy = with_class(Class {
+            start_gate: bounds,
+            ..Class::named("engines")
+        });
         let policy = policy
             .clone()
-            .with_classes(vec![Class { start_gate: bounds, ..Class::named("engines") }])
+            .with_classes(vec![Class {
+                start_gate: bounds,
+                ..Class::named("engines")
+            }])
             .unwrap();
         let mut ledger = ledger(policy.clone());
         ledger.wait("engine", demand(&policy, 20, PodTraits::default()));
         ledger.assume(&uid("engine"), &node("n")).unwrap();
-        ledger.pod_state(&uid("engine")).unwrap().starting.unwrap().since(ledger.now())
+        ledger
+            .pod_state(&uid("engine"))
+            .unwrap()
+            .starting
+            .unwrap()
+            .since(ledger.now())
     };
     // Twice what 20 GiB need over the network, from disk and to start: 97 s.
     assert_eq!(gate(0, 600).0 / 1000, 97);
@@ -186,36 +322,77 @@ fn the_start_gate_stays_within_its_class_bounds() {
 #[test]
 fn a_node_is_in_the_first_pool_that_selects_it_and_takes_that_pools_classes() {
     let labels = |pool: &str| [("pool".to_owned(), pool.to_owned())].into();
-    let pool = |name: &str| Pool { selector: labels(name), ..Pool::named(name) };
-    let picky = Pool { classes: Some(vec!["batch".into()]), ..pool("picky") };
-    let plugin = Pool { allocator: NodeKind::DevicePlugin, ..pool("plugin") };
+    let pool = |name: &str| Pool {
+        selector: labels(name),
+        ..Pool::named(name)
+    };
+    let picky = Pool {
+        classes: Some(vec!["batch".into()]),
+        ..pool("picky")
+    };
+    let plugin = Pool {
+        allocator: NodeKind::DevicePlugin,
+        ..pool("plugin")
+    };
     let policy = Policy::default().with_pools(vec![picky, plugin]).unwrap();
     let mut ledger = ledger(policy.clone());
     let service = demand(&policy, 20, PodTraits::default());
-    let batch =
-        demand(&policy, 20, PodTraits { priority_class: "stowage-batch".into(), ..PodTraits::default() });
-    let says = |ledger: &mut Ledger, demand: &Demand| fit(ledger.snapshot().node("n").unwrap(), demand).err();
-    assert_eq!(says(&mut ledger, &service), None, "a node in no pool takes all classes");
+    let batch = demand(
+        &policy,
+        20,
+        PodTraits {
+            priority_class: "stowage-batch".into(),
+            ..PodTraits::default()
+        },
+    );
+    let says = |ledger: &mut Ledger, demand: &Demand| {
+        fit(ledger.snapshot().node("n").unwrap(), demand).err()
+    };
+    assert_eq!(
+        says(&mut ledger, &service),
+        None,
+        "a node in no pool takes all classes"
+    );
     ledger.set_labels(&node("n"), labels("picky"));
     assert_eq!(says(&mut ledger, &service), Some(Misfit::ClassNotAdmitted));
     assert_eq!(says(&mut ledger, &batch), None);
     ledger.set_labels(&node("n"), labels("plugin"));
     assert_eq!(says(&mut ledger, &batch), Some(Misfit::DevicePluginNode));
     ledger.wait("late", batch);
-    assert!(ledger.assume(&uid("late"), &node("n")).is_err(), "a bind is checked again");
+    assert!(
+        ledger.assume(&uid("late"), &node("n")).is_err(),
+        "a bind is checked again"
+    );
 }
 
 #[test]
 fn a_node_that_is_not_cut_as_its_pool_expects_takes_nothing_until_it_is() {
-    let halves = Pool { mig: Some(vec!["3g.40gb".into(), "3g.40gb".into()]), ..Pool::named("halves") };
+    let halves = Pool {
+        mig: Some(vec!["3g.40gb".into(), "3g.40gb".into()]),
+        ..Pool::named("halves")
+    };
     let policy = Policy::default().with_pools(vec![halves]).unwrap();
     let mut ledger = ledger(policy.clone());
     let service = demand(&policy, 20, PodTraits::default());
     let says = |ledger: &mut Ledger| fit(ledger.snapshot().node("n").unwrap(), &service).err();
-    assert_eq!(says(&mut ledger), Some(Misfit::MigLayoutMismatch), "whole GPUs");
-    ledger.report_devices(&node("n"), [slice(0, 0, "3g.40gb"), slice(0, 1, "1g.10gb")].into()).unwrap();
+    assert_eq!(
+        says(&mut ledger),
+        Some(Misfit::MigLayoutMismatch),
+        "whole GPUs"
+    );
+    ledger
+        .report_devices(
+            &node("n"),
+            [slice(0, 0, "3g.40gb"), slice(0, 1, "1g.10gb")].into(),
+        )
+        .unwrap();
     assert_eq!(says(&mut ledger), Some(Misfit::MigLayoutMismatch));
-    ledger.report_devices(&node("n"), [slice(0, 0, "3g.40gb"), slice(0, 1, "3g.40gb")].into()).unwrap();
+    ledger
+        .report_devices(
+            &node("n"),
+            [slice(0, 0, "3g.40gb"), slice(0, 1, "3g.40gb")].into(),
+        )
+        .unwrap();
     assert_eq!(says(&mut ledger), None);
 }
 
@@ -227,7 +404,10 @@ fn weights_decide_between_a_tight_fit_and_replicas_apart() {
         let mut ledger = ledger(policy.clone());
         ledger.add_node("m", vec![h100("m", 0), h100("m", 1)]);
         let model = Some(ModelId::parse("llama").unwrap());
-        let of_model = |gib| Demand { model: model.clone(), ..demand(&policy, gib, PodTraits::default()) };
+        let of_model = |gib| Demand {
+            model: model.clone(),
+            ..demand(&policy, gib, PodTraits::default())
+        };
         observe_bound(&mut ledger, "replica", 0, of_model(30), None);
         let (snapshot, allowance) = (ledger.snapshot(), Default::default());
         let attempt = ScheduleAttempt {
@@ -244,9 +424,19 @@ fn weights_decide_between_a_tight_fit_and_replicas_apart() {
             .collect::<Vec<_>>()
     };
     assert_eq!(order(Weights::default()), ["n", "m"], "the tighter fit");
-    assert_eq!(order(Weights { spread: 10, ..Weights::default() }), ["m", "n"], "not beside its replica");
     assert_eq!(
-        order(Weights { interference: 10, ..Weights::default() }),
+        order(Weights {
+            spread: 10,
+            ..Weights::default()
+        }),
+        ["m", "n"],
+        "not beside its replica"
+    );
+    assert_eq!(
+        order(Weights {
+            interference: 10,
+            ..Weights::default()
+        }),
         ["m", "n"],
         "not beside another pod"
     );
@@ -267,12 +457,23 @@ fn readings_are_averaged_over_the_time_that_the_policy_says() {
                 engine_load: EngineLoad::of(Percent::new(kv), Some(0)),
             };
             let sampled = cluster.now();
-            let reading = NodeReading { sampled, gpus: vec![gpu], ..NodeReading::default() };
+            let reading = NodeReading {
+                sampled,
+                gpus: vec![gpu],
+                ..NodeReading::default()
+            };
             cluster.read(&node("n"), reading.into());
         }
-        cluster.snapshot().node("n").unwrap().gpus[0].engine_load.kv_cache.map(Percent::get)
+        cluster.snapshot().node("n").unwrap().gpus[0]
+            .engine_load
+            .kv_cache
+            .map(Percent::get)
     };
-    assert_eq!(counted_after_a_rise(Millis::seconds(1000)), Some(20), "it hardly moves the average");
+    assert_eq!(
+        counted_after_a_rise(Millis::seconds(1000)),
+        Some(20),
+        "it hardly moves the average"
+    );
     assert_eq!(counted_after_a_rise(Millis::seconds(1)), Some(32));
 }
 
@@ -282,13 +483,29 @@ fn with_tenant(tenant: Tenant) -> Policy {
 
 /// A pod of the tenant's only namespace.
 fn of_tenant(policy: &Policy, gib: u64, priority: i32) -> Demand {
-    demand(policy, gib, PodTraits { namespace: "red".into(), priority, ..PodTraits::default() })
+    demand(
+        policy,
+        gib,
+        PodTraits {
+            namespace: "red".into(),
+            priority,
+            ..PodTraits::default()
+        },
+    )
 }
 
 fn reserve(ledger: &mut Ledger, pod: &str) -> Result<(), AssumeConflict> {
     let deadline = ledger.now() + Millis::seconds(60);
     let devices = [h100("n", 0).uuid].into();
-    ledger.reserve(&uid(pod), Reservation { node: node("n"), devices, victims: [].into(), deadline })
+    ledger.reserve(
+        &uid(pod),
+        Reservation {
+            node: node("n"),
+            devices,
+            victims: [].into(),
+            deadline,
+        },
+    )
 }
 
 #[test]
@@ -305,45 +522,89 @@ fn room_that_was_held_is_given_by_the_policy_in_force() {
         own.err()
     };
     let pool = |pool: Pool| Policy::default().with_pools(vec![pool]).unwrap();
-    let limit = |gib| TenantLimit { vram: Some(Bytes::gib(gib)), milli_gpus: None };
-    let limited = |gib| with_tenant(Tenant { limit: limit(gib), ..Tenant::named("red", &["red"]) });
+    let limit = |gib| TenantLimit {
+        vram: Some(Bytes::gib(gib)),
+        milli_gpus: None,
+    };
+    let limited = |gib| {
+        with_tenant(Tenant {
+            limit: limit(gib),
+            ..Tenant::named("red", &["red"])
+        })
+    };
     assert_eq!(taken_under(pool(Pool::named("all"))), None);
-    let others = Pool { classes: Some(vec!["batch".into()]), ..Pool::named("others") };
+    let others = Pool {
+        classes: Some(vec!["batch".into()]),
+        ..Pool::named("others")
+    };
     assert_eq!(taken_under(pool(others)), Some(Misfit::ClassNotAdmitted));
-    let plugins = Pool { allocator: NodeKind::DevicePlugin, ..Pool::named("plugins") };
+    let plugins = Pool {
+        allocator: NodeKind::DevicePlugin,
+        ..Pool::named("plugins")
+    };
     assert_eq!(taken_under(pool(plugins)), Some(Misfit::DevicePluginNode));
-    let cut = Pool { mig: Some(vec!["3g.40gb".into()]), ..Pool::named("cut") };
+    let cut = Pool {
+        mig: Some(vec!["3g.40gb".into()]),
+        ..Pool::named("cut")
+    };
     assert_eq!(taken_under(pool(cut)), Some(Misfit::MigLayoutMismatch));
     assert_eq!(taken_under(limited(20)), None);
-    assert_eq!(taken_under(limited(19)), Some(Misfit::TenantLimitOnNode { left: limit(19) }));
+    assert_eq!(
+        taken_under(limited(19)),
+        Some(Misfit::TenantLimitOnNode { left: limit(19) })
+    );
 }
 
 #[test]
 fn a_pod_that_is_edited_after_its_room_was_held_stays_within_its_tenants_limit() {
-    let limit = TenantLimit { vram: None, milli_gpus: Some(500) };
-    let policy = with_tenant(Tenant { limit, ..Tenant::named("red", &["red"]) });
+    let limit = TenantLimit {
+        vram: None,
+        milli_gpus: Some(500),
+    };
+    let policy = with_tenant(Tenant {
+        limit,
+        ..Tenant::named("red", &["red"])
+    });
     let mut ledger = ledger(policy.clone());
     let shared = of_tenant(&policy, 20, 0);
     ledger.wait("pod", shared.clone());
     reserve(&mut ledger, "pod").unwrap();
-    ledger.wait("pod", Demand { sharing: Sharing::Exclusive, ..shared });
+    ledger.wait(
+        "pod",
+        Demand {
+            sharing: Sharing::Exclusive,
+            ..shared
+        },
+    );
     let refused = AssumeConflict::NoLongerFits(Misfit::TenantLimitOnNode { left: limit });
     assert_eq!(ledger.assume(&uid("pod"), &node("n")), Err(refused));
 }
 
 #[test]
 fn no_room_is_held_where_the_pods_class_is_not_admitted() {
-    let others = Pool { classes: Some(vec!["batch".into()]), ..Pool::named("others") };
+    let others = Pool {
+        classes: Some(vec!["batch".into()]),
+        ..Pool::named("others")
+    };
     let policy = Policy::default().with_pools(vec![others]).unwrap();
     let mut ledger = ledger(policy.clone());
     ledger.wait("pod", of_tenant(&policy, 20, 0));
-    assert_eq!(reserve(&mut ledger, "pod"), Err(AssumeConflict::NoLongerFits(Misfit::ClassNotAdmitted)));
+    assert_eq!(
+        reserve(&mut ledger, "pod"),
+        Err(AssumeConflict::NoLongerFits(Misfit::ClassNotAdmitted))
+    );
 }
 
 #[test]
 fn no_room_is_held_by_the_eviction_of_a_pod_that_came_to_be_protected_meanwhile() {
-    let guarantee = TenantUsage { vram: Bytes::gib(60), milli_gpus: u64::MAX };
-    let policy = with_tenant(Tenant { guarantee, ..Tenant::named("red", &["red"]) });
+    let guarantee = TenantUsage {
+        vram: Bytes::gib(60),
+        milli_gpus: u64::MAX,
+    };
+    let policy = with_tenant(Tenant {
+        guarantee,
+        ..Tenant::named("red", &["red"])
+    });
     let mut ledger = ledger(policy.clone());
     observe_bound(&mut ledger, "borrower", 0, job(&policy, 60), None);
     ledger.wait("urgent", of_tenant(&policy, 40, 5));
@@ -351,14 +612,25 @@ fn no_room_is_held_by_the_eviction_of_a_pod_that_came_to_be_protected_meanwhile(
     observe_bound(&mut ledger, "own", 1, of_tenant(&policy, 40, 5), None);
     let deadline = ledger.now() + Millis::seconds(60);
     let (devices, victims) = ([h100("n", 0).uuid].into(), [uid("borrower")].into());
-    let reservation = Reservation { node: node("n"), devices, victims, deadline };
-    assert_eq!(ledger.reserve(&uid("urgent"), reservation), Err(AssumeConflict::VictimProtected));
+    let reservation = Reservation {
+        node: node("n"),
+        devices,
+        victims,
+        deadline,
+    };
+    assert_eq!(
+        ledger.reserve(&uid("urgent"), reservation),
+        Err(AssumeConflict::VictimProtected)
+    );
 }
 
 #[test]
 fn a_gpu_that_was_offered_to_a_class_is_left_by_those_it_does_not_share_with() {
     let alone = Class {
-        matches: Match { namespaces: vec!["red".into()], ..Match::default() },
+        matches: Match {
+            namespaces: vec!["red".into()],
+            ..Match::default()
+        },
         engine: false,
         shares_with: Some(vec![]),
         ..Class::named("alone")
@@ -368,25 +640,51 @@ fn a_gpu_that_was_offered_to_a_class_is_left_by_those_it_does_not_share_with() {
     ledger.wait("first", of_tenant(&policy, 20, 0));
     let view = ledger.snapshot().node("n").unwrap().clone();
     ledger.offer(&uid("first"), &view.name, &view.uuids(GpuSet::one(0)));
-    let other = demand(&policy, 20, PodTraits { priority: -1, ..PodTraits::default() });
+    let other = demand(
+        &policy,
+        20,
+        PodTraits {
+            priority: -1,
+            ..PodTraits::default()
+        },
+    );
     let chosen = fit(ledger.snapshot().node("n").unwrap(), &other).unwrap();
     assert_eq!(chosen, GpuSet::one(1));
 }
 
 #[test]
 fn a_start_gate_stays_shut_as_long_as_its_class_says_however_soon_the_engine_is_ready() {
-    let start_gate = StartGate { min: Millis::seconds(30), max: Millis::seconds(600) };
-    let policy =
-        Policy::default().with_classes(vec![Class { start_gate, ..Class::named("engines") }]).unwrap();
+    let start_gate = StartGate {
+        min: Millis::seconds(30),
+        max: Millis::seconds(600),
+    };
+    let policy = Policy::default()
+        .with_classes(vec![Class {
+            start_gate,
+            ..Class::named("engines")
+        }])
+        .unwrap();
     let mut ledger = ledger(policy.clone());
     let engine = demand(&policy, 20, PodTraits::default());
     let see = |ledger: &mut LedgerCluster, starting| {
         let devices = Some([h100("n", 0).uuid].into());
-        let state = ObservedPhase::Bound { node: node("n"), devices, starting, ran: None };
+        let state = ObservedPhase::Bound {
+            node: node("n"),
+            devices,
+            starting,
+            ran: None,
+        };
         ledger.observe("engine", engine.clone(), state, None);
-        ledger.pod_state(&uid("engine")).unwrap().starting.map(|until| until.since(ledger.now()))
+        ledger
+            .pod_state(&uid("engine"))
+            .unwrap()
+            .starting
+            .map(|until| until.since(ledger.now()))
     };
-    assert_eq!(see(&mut ledger, true).map(|left| left > Millis::seconds(30)), Some(true));
+    assert_eq!(
+        see(&mut ledger, true).map(|left| left > Millis::seconds(30)),
+        Some(true)
+    );
     ledger.pass(10);
     assert_eq!(see(&mut ledger, false), Some(Millis::seconds(20)));
     ledger.pass(20);
@@ -396,9 +694,16 @@ fn a_start_gate_stays_shut_as_long_as_its_class_says_however_soon_the_engine_is_
 /// A policy whose engines keep others away for a minute, and a ledger with an engine that has just been assumed on its first GPU.
 fn with_an_assumed_engine() -> (LedgerCluster, Demand, Millis) {
     let length = Millis::seconds(60);
-    let start_gate = StartGate { min: length, max: length };
-    let policy =
-        Policy::default().with_classes(vec![Class { start_gate, ..Class::named("engines") }]).unwrap();
+    let start_gate = StartGate {
+        min: length,
+        max: length,
+    };
+    let policy = Policy::default()
+        .with_classes(vec![Class {
+            start_gate,
+            ..Class::named("engines")
+        }])
+        .unwrap();
     let mut ledger = ledger(policy.clone());
     let engine = demand(&policy, 20, PodTraits::default());
     ledger.wait("engine", engine.clone());
@@ -407,14 +712,21 @@ fn with_an_assumed_engine() -> (LedgerCluster, Demand, Millis) {
 }
 
 fn gate_of(ledger: &Ledger) -> Option<Millis> {
-    ledger.pod_state(&uid("engine")).unwrap().starting.map(|until| until.since(ledger.now()))
+    ledger
+        .pod_state(&uid("engine"))
+        .unwrap()
+        .starting
+        .map(|until| until.since(ledger.now()))
 }
 
 #[test]
 fn an_engine_whose_binding_may_still_land_keeps_others_from_starting_beside_it() {
     let (mut ledger, engine, length) = with_an_assumed_engine();
     ledger.pass(1 + length.0 / 1000);
-    assert!(gate_of(&ledger).is_some(), "it may begin to start at any moment");
+    assert!(
+        gate_of(&ledger).is_some(),
+        "it may begin to start at any moment"
+    );
     ledger.forget(&uid("engine"));
     assert_eq!(gate_of(&ledger), None);
     assert!(fit(ledger.snapshot().node("n").unwrap(), &engine).is_ok());
@@ -422,9 +734,16 @@ fn an_engine_whose_binding_may_still_land_keeps_others_from_starting_beside_it()
 
 #[test]
 fn a_start_gate_of_no_length_keeps_nobody_away_not_even_while_a_binding_may_land() {
-    let start_gate = StartGate { min: Millis::default(), max: Millis::default() };
-    let policy =
-        Policy::default().with_classes(vec![Class { start_gate, ..Class::named("engines") }]).unwrap();
+    let start_gate = StartGate {
+        min: Millis::default(),
+        max: Millis::default(),
+    };
+    let policy = Policy::default()
+        .with_classes(vec![Class {
+            start_gate,
+            ..Class::named("engines")
+        }])
+        .unwrap();
     let mut ledger = ledger(policy.clone());
     ledger.wait("engine", demand(&policy, 20, PodTraits::default()));
     ledger.assume(&uid("engine"), &node("n")).unwrap();
@@ -442,16 +761,28 @@ fn an_engine_begins_to_start_when_its_binding_lands() {
                 ledger.forget(&uid("engine"));
             }
             if is_shown {
-                let state =
-                    ObservedPhase::Bound { node: node("n"), devices: devices(), starting: true, ran: None };
+                let state = ObservedPhase::Bound {
+                    node: node("n"),
+                    devices: devices(),
+                    starting: true,
+                    ran: None,
+                };
                 ledger.observe("engine", engine, state, None);
             } else {
                 ledger.confirm(&uid("engine"), &node("n"), devices());
             }
-            assert_eq!(gate_of(&ledger), Some(length), "shown {is_shown}, given up {was_given_up}");
+            assert_eq!(
+                gate_of(&ledger),
+                Some(length),
+                "shown {is_shown}, given up {was_given_up}"
+            );
             ledger.confirm(&uid("engine"), &node("n"), devices());
             ledger.pass(59);
-            assert_eq!(gate_of(&ledger), Some(Millis::seconds(1)), "an answer that comes again is no news");
+            assert_eq!(
+                gate_of(&ledger),
+                Some(Millis::seconds(1)),
+                "an answer that comes again is no news"
+            );
             ledger.pass(1);
             assert_eq!(gate_of(&ledger), None);
         }

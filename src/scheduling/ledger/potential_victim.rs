@@ -44,7 +44,9 @@ pub struct PotentialVictim {
 }
 
 /// What the eviction of one pod loses, by part, each in thousandths of a GPU-second.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 #[serde(rename_all = "camelCase")]
 pub struct PodEvictionCost {
     /// Stopping it, and placing and starting it again.
@@ -72,8 +74,18 @@ impl PotentialVictim {
 
 impl PodEvictionCost {
     pub fn total(&self) -> u64 {
-        let Self { restart, work, reload, drain, in_flight, again, stranded } = *self;
-        [restart, work, reload, drain, in_flight, again, stranded].into_iter().fold(0, u64::saturating_add)
+        let Self {
+            restart,
+            work,
+            reload,
+            drain,
+            in_flight,
+            again,
+            stranded,
+        } = *self;
+        [restart, work, reload, drain, in_flight, again, stranded]
+            .into_iter()
+            .fold(0, u64::saturating_add)
     }
 }
 
@@ -90,7 +102,9 @@ impl Ledger {
         pod_state: &PodState,
         node_state: &NodeState,
     ) -> Option<PotentialVictim> {
-        let charge = node_state.charge_of(pod_state).filter(|charge| charge.placed)?;
+        let charge = node_state
+            .charge_of(pod_state)
+            .filter(|charge| charge.placed)?;
         Some(self.resident_at(uid, pod_state, node_state, charge.gpus))
     }
 
@@ -107,7 +121,9 @@ impl Ledger {
             per_gpu: pod_state.demand.per_gpu,
             // A pod that has its GPUs to itself has all of them: nothing of theirs is beyond it.
             used_beyond_grant: match pod_state.demand.sharing {
-                Sharing::Shared => node_state.used_beyond_grant(uid, pod_state.demand.per_gpu, gpus),
+                Sharing::Shared => {
+                    node_state.used_beyond_grant(uid, pod_state.demand.per_gpu, gpus)
+                }
                 Sharing::Exclusive => Bytes::ZERO,
             },
             sharing: pod_state.demand.sharing,
@@ -128,32 +144,39 @@ impl Ledger {
 
     /// Pods that have ended on the node, as victims that leave anyway: one of the next readings shows that their memory is free.
     /// One whose memory is there for longer than a reservation's slack is not waited for.
-    pub(crate) fn ended_victims(&self, node_state: &NodeState) -> impl Iterator<Item = PotentialVictim> {
+    pub(crate) fn ended_victims(
+        &self,
+        node_state: &NodeState,
+    ) -> impl Iterator<Item = PotentialVictim> {
         let since = self.now.before(self.policy.preemption.reservation_slack);
-        node_state.lingering(since).map(|(uid, gpus, used)| PotentialVictim {
-            uid: uid.clone(),
-            gpus,
-            per_gpu: Bytes::ZERO,
-            used_beyond_grant: used,
-            sharing: Sharing::Shared,
-            priority: i32::MIN,
-            class: ClassId::default(),
-            tenant: None,
-            host_resources: HostResources::default(),
-            grace: Millis::default(),
-            eviction_cost: PodEvictionCost::default(),
-            deletion_cost: 0,
-            standing: QuotaStatus::Borrowed { spared: 0 },
-            given_back: TenantUsage::default(),
-            budgets: Vec::new(),
-            gang: None,
-            has_ended: true,
-        })
+        node_state
+            .lingering(since)
+            .map(|(uid, gpus, used)| PotentialVictim {
+                uid: uid.clone(),
+                gpus,
+                per_gpu: Bytes::ZERO,
+                used_beyond_grant: used,
+                sharing: Sharing::Shared,
+                priority: i32::MIN,
+                class: ClassId::default(),
+                tenant: None,
+                host_resources: HostResources::default(),
+                grace: Millis::default(),
+                eviction_cost: PodEvictionCost::default(),
+                deletion_cost: 0,
+                standing: QuotaStatus::Borrowed { spared: 0 },
+                given_back: TenantUsage::default(),
+                budgets: Vec::new(),
+                gang: None,
+                has_ended: true,
+            })
     }
 
     /// The grace period with which the pod is evicted.
     pub fn eviction_grace(&self, pod_state: &PodState) -> Millis {
-        self.policy.class(pod_state.demand.class).grace_period(pod_state.demand.grace)
+        self.policy
+            .class(pod_state.demand.class)
+            .grace_period(pod_state.demand.grace)
     }
 
     /// How long a pod that is asked to leave may take.
@@ -163,7 +186,11 @@ impl Ledger {
 }
 
 /// What a pod's eviction gives back of the quota of the preemptor's tenant.
-pub(crate) fn given_back(pod_state: &PodState, used: TenantUsage, preemptor: &Demand) -> TenantUsage {
+pub(crate) fn given_back(
+    pod_state: &PodState,
+    used: TenantUsage,
+    preemptor: &Demand,
+) -> TenantUsage {
     let is_own = pod_state.demand.tenant.is_some() && pod_state.demand.tenant == preemptor.tenant;
     if is_own { used } else { TenantUsage::default() }
 }
@@ -177,10 +204,16 @@ pub(crate) fn settle_class_exclusions(
     if class_exclusions.is_empty() {
         return;
     }
-    state.iter_mut().for_each(|gpu| gpu.excluded_classes = ClassSet::NONE);
-    for class_exclusion in class_exclusions.iter().filter(|class_exclusion| !has_left(&class_exclusion.uid)) {
+    state
+        .iter_mut()
+        .for_each(|gpu| gpu.excluded_classes = ClassSet::NONE);
+    for class_exclusion in class_exclusions
+        .iter()
+        .filter(|class_exclusion| !has_left(&class_exclusion.uid))
+    {
         class_exclusion.gpus.iter().for_each(|place| {
-            state[place].excluded_classes = state[place].excluded_classes.with(class_exclusion.classes)
+            state[place].excluded_classes =
+                state[place].excluded_classes.with(class_exclusion.classes)
         });
     }
 }

@@ -44,17 +44,27 @@ pub struct Preemptor {
 impl Preemptor {
     /// The same preemptor, if every victim fits on another node.
     pub(crate) fn moving(self) -> Self {
-        Self { tenancy: TenantShares::off(), moves: true, ..self }
+        Self {
+            tenancy: TenantShares::off(),
+            moves: true,
+            ..self
+        }
     }
 
     /// The same preemptor, to which the filters' view shows volumes.
     pub(crate) fn beside_volumes(self, kube_filters: &FilterSnapshot) -> Self {
-        Self { volumes: kube_filters.volumes().clone(), ..self }
+        Self {
+            volumes: kube_filters.volumes().clone(),
+            ..self
+        }
     }
 
     /// The same preemptor, for a reservation that it has already.
     pub(super) fn adopting(self) -> Self {
-        Self { adopts: true, ..self }
+        Self {
+            adopts: true,
+            ..self
+        }
     }
 
     /// `None` for one of no pod.
@@ -80,7 +90,9 @@ impl Preemptor {
     pub(crate) fn would_strand(&self, pod_state: &PodState) -> bool {
         let info = &pod_state.disruption_info;
         info.replacement == Replacement::SameNode
-            || self.volumes.are_on_one_node(&pod_state.key.namespace, &info.claims)
+            || self
+                .volumes
+                .are_on_one_node(&pod_state.key.namespace, &info.claims)
     }
 
     pub(crate) fn quota(&self) -> TenantQuota {
@@ -109,7 +121,9 @@ pub enum KeepReason {
     VictimOfAnother,
     #[error("its priority is not lower")]
     Priority,
-    #[error("it is a static pod: the kubelet runs it from a file, and an eviction would free nothing")]
+    #[error(
+        "it is a static pod: the kubelet runs it from a file, and an eviction would free nothing"
+    )]
     Static,
     #[error("its class is not preemptible")]
     Class,
@@ -153,21 +167,32 @@ impl Ledger {
 
     /// One of no pod, by which evictions are priced.
     pub(crate) fn pricing_preemptor(&self) -> Preemptor {
-        Preemptor { nearest_models: self.nearest_models(), ..Preemptor::default() }
+        Preemptor {
+            nearest_models: self.nearest_models(),
+            ..Preemptor::default()
+        }
     }
 
     /// The same, for a caller that knows already where models are.
     pub(crate) fn preemptor_by(&self, uid: &PodUid, nearest_models: NearestModels) -> Preemptor {
-        Preemptor { nearest_models, ..self.preemptor_without_cost(uid) }
+        Preemptor {
+            nearest_models,
+            ..self.preemptor_without_cost(uid)
+        }
     }
 
     /// The same, by which nothing is priced.
     pub(crate) fn preemptor_without_cost(&self, uid: &PodUid) -> Preemptor {
-        let others = self.pod_states.reservations().filter(|(other, ..)| *other != uid);
+        let others = self
+            .pod_states
+            .reservations()
+            .filter(|(other, ..)| *other != uid);
         Preemptor {
             uid: Some(uid.clone()),
             tenancy: self.tenancy(uid),
-            spoken_for: others.flat_map(|(.., reservation)| reservation.victims.iter().cloned()).collect(),
+            spoken_for: others
+                .flat_map(|(.., reservation)| reservation.victims.iter().cloned())
+                .collect(),
             nearest_models: NearestModels::default(),
             volumes: Arc::default(),
             quota: self.tenant_quota(uid),
@@ -186,38 +211,73 @@ impl Ledger {
         by: &Preemptor,
     ) -> Option<KeepReason> {
         let keep_reason = self.own_keep_reason(pod_state, preemptor);
-        keep_reason.or_else(|| by.spoken_for.contains(uid).then_some(KeepReason::VictimOfAnother)).or_else(
-            || self.is_kept_by_tenant(uid, pod_state, wanted, &by.tenancy).then_some(KeepReason::Tenant),
-        )
+        keep_reason
+            .or_else(|| {
+                by.spoken_for
+                    .contains(uid)
+                    .then_some(KeepReason::VictimOfAnother)
+            })
+            .or_else(|| {
+                self.is_kept_by_tenant(uid, pod_state, wanted, &by.tenancy)
+                    .then_some(KeepReason::Tenant)
+            })
     }
 
     /// What the policy and the pod itself say.
-    pub(crate) fn own_keep_reason(&self, pod_state: &PodState, preemptor: &Demand) -> Option<KeepReason> {
+    pub(crate) fn own_keep_reason(
+        &self,
+        pod_state: &PodState,
+        preemptor: &Demand,
+    ) -> Option<KeepReason> {
         let class = self.policy.class(pod_state.demand.class);
-        let Some(bound) = pod_state.bound() else { return Some(KeepReason::NotBound) };
+        let Some(bound) = pod_state.bound() else {
+            return Some(KeepReason::NotBound);
+        };
         let ran = self.now.since(bound.started);
         let reasons = [
             (!self.stays(pod_state), KeepReason::Deleting),
             (pod_state.disruption_info.is_static(), KeepReason::Static),
             (class.eviction == Preemptibility::Never, KeepReason::Class),
-            (pod_state.demand.priority >= preemptor.priority, KeepReason::Priority),
+            (
+                pod_state.demand.priority >= preemptor.priority,
+                KeepReason::Priority,
+            ),
             (
                 pod_state.disruption_info.do_not_disrupt && class.honors_do_not_disrupt(),
                 KeepReason::DoNotDisrupt,
             ),
             (self.is_left_to_kueue(pod_state), KeepReason::QueueManaged),
-            (ran < class.min_runtime, KeepReason::MinRuntime { ran, least: class.min_runtime }),
+            (
+                ran < class.min_runtime,
+                KeepReason::MinRuntime {
+                    ran,
+                    least: class.min_runtime,
+                },
+            ),
         ];
-        let refusal = || bound.eviction_refusal.as_ref().filter(|refusal| refusal.until > self.now);
-        reasons.into_iter().find(|(applies, _)| *applies).map(|(_, why)| why).or_else(|| {
-            let EvictionRefusal { why, until, .. } = &**refusal()?;
-            Some(KeepReason::EvictionRefused { why: why.clone(), again: until.since(self.now) })
-        })
+        let refusal = || {
+            bound
+                .eviction_refusal
+                .as_ref()
+                .filter(|refusal| refusal.until > self.now)
+        };
+        reasons
+            .into_iter()
+            .find(|(applies, _)| *applies)
+            .map(|(_, why)| why)
+            .or_else(|| {
+                let EvictionRefusal { why, until, .. } = &**refusal()?;
+                Some(KeepReason::EvictionRefused {
+                    why: why.clone(),
+                    again: until.since(self.now),
+                })
+            })
     }
 
     /// Whether Kueue alone decides about the pod.
     pub(crate) fn is_left_to_kueue(&self, pod_state: &PodState) -> bool {
-        pod_state.disruption_info.queue_managed && self.policy.preemption.kueue == KueueRule::HandsOff
+        pod_state.disruption_info.queue_managed
+            && self.policy.preemption.kueue == KueueRule::HandsOff
     }
 
     /// How a pod that is being deleted leaves, if it is one.
@@ -235,12 +295,15 @@ impl Ledger {
 
     /// Whether the pod has its GPUs until it is evicted: it is bound, and not being deleted, or with more time than its class allows.
     pub fn stays(&self, pod_state: &PodState) -> bool {
-        pod_state.bound().is_some() && matches!(self.departure_of(pod_state), None | Some(Departure::Late))
+        pod_state.bound().is_some()
+            && matches!(self.departure_of(pod_state), None | Some(Departure::Late))
     }
 
     /// Whether the pod is being deleted, and is waited for.
     pub(crate) fn leaves_soon(&self, uid: &PodUid) -> bool {
-        let departure = self.pod_state(uid).and_then(|pod_state| self.departure_of(pod_state));
+        let departure = self
+            .pod_state(uid)
+            .and_then(|pod_state| self.departure_of(pod_state));
         matches!(departure, Some(Departure::Soon(_)))
     }
 
@@ -248,8 +311,10 @@ impl Ledger {
     pub(crate) fn nearest_models(&self) -> NearestModels {
         let mut nearest_models: FxHashMap<ModelId, NodeModel> = FxHashMap::default();
         let rank = |holding: &NodeModel| (holding.tier, holding.bytes);
-        for holding in
-            self.node_states.all_existing().flat_map(|node_state| node_state.view().holdings.iter())
+        for holding in self
+            .node_states
+            .all_existing()
+            .flat_map(|node_state| node_state.view().holdings.iter())
         {
             match nearest_models.get_mut(&holding.model) {
                 Some(known) if rank(known) >= rank(holding) => {}

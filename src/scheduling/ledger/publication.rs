@@ -38,7 +38,12 @@ impl Publication {
     /// With nothing handed out yet. A recording may say any number: there is always a next one.
     pub(super) fn at(generation: u64, epoch: u64) -> Self {
         let (generation, epoch) = (generation.min(u64::MAX / 2), epoch.min(u64::MAX / 2));
-        Self { generation, epoch, is_outdated: true, ..Self::default() }
+        Self {
+            generation,
+            epoch,
+            is_outdated: true,
+            ..Self::default()
+        }
     }
 
     pub(super) fn generation(&self) -> u64 {
@@ -75,7 +80,9 @@ impl Publication {
     /// Brings a changed node to the next reader.
     pub(super) fn publish(&mut self, node: &Node) {
         match Arc::get_mut(&mut self.published) {
-            Some(published) if !self.is_outdated && published.node(node.name.as_str()).is_some() => {
+            Some(published)
+                if !self.is_outdated && published.node(node.name.as_str()).is_some() =>
+            {
                 published.update(self.generation, [node.clone()]);
             }
             _ => {
@@ -91,7 +98,10 @@ impl Publication {
 
     /// Brings what is noted into a copy, if the snapshot is in use.
     pub(super) fn catch_up(&mut self, nodes: &NodeMap) {
-        let changed = self.changed.iter().map(|name| (name, nodes.get(name).and_then(view_of_existing)));
+        let changed = self
+            .changed
+            .iter()
+            .map(|name| (name, nodes.get(name).and_then(view_of_existing)));
         Arc::make_mut(&mut self.published).bring_to(self.generation, self.epoch, changed);
         self.changed.clear();
     }
@@ -132,7 +142,8 @@ impl Publication {
             self.catch_up(nodes);
         }
         if self.published.packing_model() != &**packing_model {
-            Arc::make_mut(&mut self.published).set_packing_model(self.generation, packing_model.clone());
+            Arc::make_mut(&mut self.published)
+                .set_packing_model(self.generation, packing_model.clone());
         }
         if !Arc::ptr_eq(self.published.start_model(), start_model) {
             Arc::make_mut(&mut self.published).set_start_model(start_model.clone());

@@ -108,7 +108,11 @@ impl Ledger {
 
     /// The pods that are bound or assumed on a node, in order of UID. Only these are looked at.
     pub fn pods_of(&self, node: &NodeName) -> impl Iterator<Item = (&PodUid, &PodState)> {
-        let here = self.node_states.get(node).into_iter().flat_map(|node_state| node_state.pods());
+        let here = self
+            .node_states
+            .get(node)
+            .into_iter()
+            .flat_map(|node_state| node_state.pods());
         here.map(|uid| (uid, &self.pod_states[uid]))
             .filter(move |(_, pod_state)| pod_state.node() == Some(node))
     }
@@ -144,20 +148,30 @@ impl Ledger {
     /// How busy the engines on a GPU are, over its readings.
     pub(crate) fn smoothed_load(&self, name: &NodeName, gpu: &GpuUuid) -> Option<&SmoothedLoad> {
         let node_state = self.node_states.get(name)?;
-        let place = node_state.devices().iter().position(|device| device.uuid == *gpu)?;
+        let place = node_state
+            .devices()
+            .iter()
+            .position(|device| device.uuid == *gpu)?;
         node_state.smoothed_load(gpu, place)
     }
 
     /// Bound pods that are known to be on this GPU, in order of UID.
     pub(crate) fn pods_on(&self, node: &NodeName, gpu: &GpuUuid) -> Vec<PodUid> {
-        let Some(node_state) = self.node_states.get(node) else { return Vec::new() };
-        let Some(place) = node_state.devices().iter().position(|device| device.uuid == *gpu) else {
+        let Some(node_state) = self.node_states.get(node) else {
+            return Vec::new();
+        };
+        let Some(place) = node_state
+            .devices()
+            .iter()
+            .position(|device| device.uuid == *gpu)
+        else {
             return Vec::new();
         };
         let is_there = |uid: &&PodUid| {
             let pod_state = &self.pod_states[*uid];
-            let charge =
-                node_state.charge_of(pod_state).filter(|charge| charge.placed && charge.gpus.contains(place));
+            let charge = node_state
+                .charge_of(pod_state)
+                .filter(|charge| charge.placed && charge.gpus.contains(place));
             charge.is_some() && pod_state.bound().is_some()
         };
         node_state.pods().iter().filter(is_there).cloned().collect()
@@ -187,7 +201,11 @@ impl Ledger {
             let is_dra = node_state.view().kind == NodeKind::Dra;
             totals.dra_nodes += u64::from(is_dra);
             totals.reusable_engines += node_state.view().reusable.iter().count() as u64;
-            totals.capacity += if is_dra { Bytes::ZERO } else { node_state.view().capacity() };
+            totals.capacity += if is_dra {
+                Bytes::ZERO
+            } else {
+                node_state.view().capacity()
+            };
             totals.charged += node_state.view().charged();
             totals.lent += node_state.lent();
         }
@@ -196,19 +214,31 @@ impl Ledger {
 
     /// Whether it is known on which GPUs a pod is.
     fn is_placed(&self, pod_state: &PodState) -> bool {
-        let charge = || self.node_states.get(pod_state.node()?)?.charge_of(pod_state);
+        let charge = || {
+            self.node_states
+                .get(pod_state.node()?)?
+                .charge_of(pod_state)
+        };
         charge().is_some_and(|charge| charge.placed)
     }
 
     /// What the node's sum has left, as the scheduler counts it: by what pods ask for, and with the pods that are to come.
     pub(crate) fn sum_left_on(&self, name: &NodeName) -> Bytes {
-        let Some(node_state) = self.node_states.get(name) else { return Bytes::ZERO };
+        let Some(node_state) = self.node_states.get(name) else {
+            return Bytes::ZERO;
+        };
         let here = node_state.pods().iter().map(|uid| &self.pod_states[uid]);
         let reserved = here
-            .filter(|pod_state| pod_state.reservation().is_some_and(|reservation| reservation.node == *name))
+            .filter(|pod_state| {
+                pod_state
+                    .reservation()
+                    .is_some_and(|reservation| reservation.node == *name)
+            })
             .map(|pod_state| pod_state.demand.vram())
             .sum();
-        (node_state.view().capacity() + node_state.lent()).minus(self.asked_for_on(name)).minus(reserved)
+        (node_state.view().capacity() + node_state.lent())
+            .minus(self.asked_for_on(name))
+            .minus(reserved)
     }
 
     /// Also of a node that does not exist, as long as pods are there.
@@ -224,10 +254,14 @@ impl Ledger {
 
     /// VRAM that pods that are bound or assumed on a node ask for, as the node's sum would show it.
     pub fn asked_for_on(&self, name: &NodeName) -> Bytes {
-        self.node_states.get(name).map_or(Bytes::ZERO, NodeState::asked_for)
+        self.node_states
+            .get(name)
+            .map_or(Bytes::ZERO, NodeState::asked_for)
     }
 
     pub(crate) fn node_states(&self) -> impl Iterator<Item = (&NodeName, &Node)> {
-        self.node_states.iter().map(|(name, node_state)| (name, node_state.view()))
+        self.node_states
+            .iter()
+            .map(|(name, node_state)| (name, node_state.view()))
     }
 }

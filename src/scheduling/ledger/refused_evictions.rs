@@ -25,7 +25,12 @@ pub struct EvictionRefusal {
 
 impl EvictionRefusal {
     fn new(why: &str, at: Moment, times: u32) -> Self {
-        Self { why: why.into(), at, times, until: at + FIRST.times(1 << (times - 1).min(16)).min(LONGEST) }
+        Self {
+            why: why.into(),
+            at,
+            times,
+            until: at + FIRST.times(1 << (times - 1).min(16)).min(LONGEST),
+        }
     }
 
     /// The pod has changed, and may go by now. A pod that changes all the time is not tried all the time: were many such pods the
@@ -41,9 +46,15 @@ impl Ledger {
         let now = self.now;
         self.pod_states.note(uid, |pod_state| {
             if let PodPhase::Bound(bound) = &mut pod_state.phase
-                && bound.eviction_refusal.as_ref().is_none_or(|refusal| refusal.until <= now)
+                && bound
+                    .eviction_refusal
+                    .as_ref()
+                    .is_none_or(|refusal| refusal.until <= now)
             {
-                let times = bound.eviction_refusal.as_ref().map_or(0, |refusal| refusal.times);
+                let times = bound
+                    .eviction_refusal
+                    .as_ref()
+                    .map_or(0, |refusal| refusal.times);
                 let refusal = EvictionRefusal::new(why, now, times.saturating_add(1));
                 bound.eviction_refusal = Some(Box::new(refusal));
             }
@@ -69,6 +80,9 @@ mod tests {
             [1, 2, 3, 4, 5, 6, u32::MAX].map(|n| seconds(n, false)),
             [30, 60, 120, 240, 480, 600, 600]
         );
-        assert_eq!([1, 2, 3, 4, 5, 20, 21].map(|n| seconds(n, true)), [30, 60, 90, 120, 150, 600, 600]);
+        assert_eq!(
+            [1, 2, 3, 4, 5, 20, 21].map(|n| seconds(n, true)),
+            [30, 60, 90, 120, 150, 600, 600]
+        );
     }
 }

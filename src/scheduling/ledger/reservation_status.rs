@@ -61,21 +61,27 @@ impl Ledger {
     pub fn reservation_status(&self) -> Vec<ReservationStatus> {
         let mut waiting_groups = WaitingGroups::default();
         let reservations = self.pod_states.reservations();
-        let mut all: Vec<ReservationStatus> =
-            reservations.filter_map(|(uid, ..)| self.status_of(uid, &mut waiting_groups)).collect();
+        let mut all: Vec<ReservationStatus> = reservations
+            .filter_map(|(uid, ..)| self.status_of(uid, &mut waiting_groups))
+            .collect();
         all.sort_by(|a, b| a.uid.cmp(&b.uid));
         all
     }
 
     /// The victims of all reservations.
     pub fn victims(&self) -> impl Iterator<Item = &PodUid> {
-        self.pod_states.reservations().flat_map(|(.., reservation)| reservation.victims.iter())
+        self.pod_states
+            .reservations()
+            .flat_map(|(.., reservation)| reservation.victims.iter())
     }
 
     /// Pods that show that they are to be evicted, and that are not being deleted.
     pub fn pods_showing_evictions(&self) -> BTreeMap<PodUid, PodKey> {
         let staying = |uid: &PodUid| {
-            let pod_state = self.pod_states.get(uid).filter(|pod_state| !pod_state.is_leaving())?;
+            let pod_state = self
+                .pod_states
+                .get(uid)
+                .filter(|pod_state| !pod_state.is_leaving())?;
             Some((uid.clone(), pod_state.key.clone()))
         };
         self.showing_evictions.iter().filter_map(staying).collect()
@@ -92,7 +98,12 @@ impl Ledger {
         waiting_groups: &mut WaitingGroups<'l>,
     ) -> Option<ReservationStatus> {
         let pod_state = self.pod_states.get(uid)?;
-        let Some(WaitingPod { reservation: Some(reservation), gate, nominated, .. }) = pod_state.waiting()
+        let Some(WaitingPod {
+            reservation: Some(reservation),
+            gate,
+            nominated,
+            ..
+        }) = pod_state.waiting()
         else {
             return None;
         };
@@ -110,7 +121,9 @@ impl Ledger {
                 .filter_map(|victim| self.remaining(victim, pod_state, reservation))
                 .collect(),
             is_free: node_state.exists()
-                && self.placement_of_reservation(uid, &pod_state.demand, reservation, node_state).is_ok()
+                && self
+                    .placement_of_reservation(uid, &pod_state.demand, reservation, node_state)
+                    .is_ok()
                 && !self.has_waiting_group_members(uid, pod_state, waiting_groups),
             is_shown,
             is_covered: !is_shown && self.shows_one(uid),
@@ -124,13 +137,17 @@ impl Ledger {
         pod_state: &'l PodState,
         waiting_groups: &mut WaitingGroups<'l>,
     ) -> bool {
-        let Some(group) = pod_state.disruption_info.placed_with() else { return false };
+        let Some(group) = pod_state.disruption_info.placed_with() else {
+            return false;
+        };
         let waiting = waiting_groups.entry(group).or_insert_with(|| {
             let waits = |reservation: &Reservation| {
                 let node_state = self.node_states.get(&reservation.node);
                 node_state.is_none_or(|node_state| self.victims_on(reservation, node_state) > 0)
             };
-            let members = self.members(group).filter(|(_, member)| member.reservation().is_some_and(waits));
+            let members = self
+                .members(group)
+                .filter(|(_, member)| member.reservation().is_some_and(waits));
             // One would do, and a second that is not the pod itself.
             members.map(|(uid, _)| uid).take(2).collect()
         });
@@ -139,13 +156,21 @@ impl Ledger {
 
     /// Whether the reservation of this preemptor still evicts the pod: it may have been ordered a while ago.
     pub fn is_evicted_for(&self, victim: &PodUid, preemptor: &PodUid) -> bool {
-        let Some(pod_state) = self.pod_states.get(preemptor) else { return false };
-        let Some(reservation) = pod_state.reservation() else { return false };
+        let Some(pod_state) = self.pod_states.get(preemptor) else {
+            return false;
+        };
+        let Some(reservation) = pod_state.reservation() else {
+            return false;
+        };
         let is_to_go = |victim: RemainingVictim| {
-            !victim.is_leaving && !victim.is_protected && self.now + victim.takes <= reservation.deadline
+            !victim.is_leaving
+                && !victim.is_protected
+                && self.now + victim.takes <= reservation.deadline
         };
         reservation.victims.contains(victim)
-            && self.remaining(victim, pod_state, reservation).is_some_and(is_to_go)
+            && self
+                .remaining(victim, pod_state, reservation)
+                .is_some_and(is_to_go)
     }
 
     fn remaining(
@@ -156,13 +181,22 @@ impl Ledger {
     ) -> Option<RemainingVictim> {
         let victim = self.pod_states.get(uid)?;
         let bound = victim.bound()?;
-        let tenant = preemptor.demand.tenant.filter(|_| victim.demand.tenant != preemptor.demand.tenant);
+        let tenant = preemptor
+            .demand
+            .tenant
+            .filter(|_| victim.demand.tenant != preemptor.demand.tenant);
         Some(RemainingVictim {
             uid: uid.clone(),
             key: victim.key.clone(),
-            is_leaving: bound.leaving.is_some_and(|by| by <= reservation.deadline + CLOCKS_DIFFER),
+            is_leaving: bound
+                .leaving
+                .is_some_and(|by| by <= reservation.deadline + CLOCKS_DIFFER),
             takes: self.time_to_leave(victim),
-            with_group: victim.disruption_info.group.clone().filter(|_| bound.node != reservation.node),
+            with_group: victim
+                .disruption_info
+                .group
+                .clone()
+                .filter(|_| bound.node != reservation.node),
             is_protected: !matches!(
                 self.own_keep_reason(victim, &preemptor.demand),
                 None | Some(KeepReason::Deleting)
@@ -177,7 +211,13 @@ impl Ledger {
     pub(crate) fn extend_reservation(&mut self, uid: &PodUid, until: Moment) {
         let reservation = self.pod_states.reservation(uid).cloned();
         if let Some(reservation) = reservation.filter(|reservation| reservation.deadline < until) {
-            self.set_reservation(uid, Some(Reservation { deadline: until, ..reservation }));
+            self.set_reservation(
+                uid,
+                Some(Reservation {
+                    deadline: until,
+                    ..reservation
+                }),
+            );
         }
     }
 
@@ -187,7 +227,9 @@ impl Ledger {
         if self.origin.is_leading() {
             return;
         }
-        let Some(known) = self.pod_states.reservation(uid) else { return };
+        let Some(known) = self.pod_states.reservation(uid) else {
+            return;
+        };
         // What is told by wall time wavers by some milliseconds.
         if known.is_same(observed) && observed.deadline > known.deadline + SAME_DEADLINE {
             let until = observed.deadline.min(self.latest_deadline());

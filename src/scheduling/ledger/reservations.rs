@@ -17,7 +17,11 @@ use crate::vocabulary::placement::Reservation;
 impl Ledger {
     /// Keeps GPUs for a waiting pod until its victims are gone: pods of that node, pods of other nodes that are evicted with
     /// their groups, and pods that are leaving anyway.
-    pub(crate) fn reserve(&mut self, uid: &PodUid, reservation: Reservation) -> Result<(), AssumeConflict> {
+    pub(crate) fn reserve(
+        &mut self,
+        uid: &PodUid,
+        reservation: Reservation,
+    ) -> Result<(), AssumeConflict> {
         let preemptor = self.preemptor_without_cost(uid);
         self.reserve_by(&preemptor, uid, reservation)
     }
@@ -52,9 +56,14 @@ impl Ledger {
     ) -> Result<(), AssumeConflict> {
         let pod_state = self.waiting(uid)?;
         if let Some(known) = pod_state.reservation() {
-            return Err(AssumeConflict::AlreadyReserved { node: known.node.clone() });
+            return Err(AssumeConflict::AlreadyReserved {
+                node: known.node.clone(),
+            });
         }
-        let node_state = self.node_states.get(&reservation.node).ok_or(Misfit::UnknownNode)?;
+        let node_state = self
+            .node_states
+            .get(&reservation.node)
+            .ok_or(Misfit::UnknownNode)?;
         match check_node_admission(node_state.view(), &pod_state.demand) {
             Err(Misfit::NoFreshReport) if preemptor.adopts() => {}
             admission => admission?,
@@ -70,20 +79,31 @@ impl Ledger {
             self.group_victims(preemptor, &pod_state.demand, reservation, node_state)?
         {
             given_back += returned;
-            resident.iter().for_each(|resident| discharge(&mut gpus, resident));
+            resident
+                .iter()
+                .for_each(|resident| discharge(&mut gpus, resident));
         }
-        settle_class_exclusions(&class_exclusions, &mut gpus, |uid| reservation.victims.contains(uid));
+        settle_class_exclusions(&class_exclusions, &mut gpus, |uid| {
+            reservation.victims.contains(uid)
+        });
         // What an earlier leader has reserved is taken already.
         let demand = self.as_borrower(uid, pod_state.demand.clone());
         let demand = match preemptor.adopts() {
             true => &demand,
             false => &*self.beside_spare(&demand),
         };
-        let gpu_candidates = node_state.resolve(&reservation.devices).ok_or_else(|| misfit(&gpus, demand))?;
+        let gpu_candidates = node_state
+            .resolve(&reservation.devices)
+            .ok_or_else(|| misfit(&gpus, demand))?;
         if !gpu_candidates.iter().all(|g| gpus[g].can_take(demand)) {
             return Err(misfit(&gpus, demand).into());
         }
-        self.within_limit(self.allowance_beside(uid, demand, given_back), demand, &gpus, gpu_candidates)?;
+        self.within_limit(
+            self.allowance_beside(uid, demand, given_back),
+            demand,
+            &gpus,
+            gpu_candidates,
+        )?;
         Ok(())
     }
 
@@ -101,8 +121,10 @@ impl Ledger {
             let Some(there) = self.pod_states.get(victim) else {
                 return self.ended_victim(preemptor, victim, node_state);
             };
-            let home =
-                there.node().and_then(|node| self.node_states.get(node)).ok_or(AssumeConflict::VictimGone)?;
+            let home = there
+                .node()
+                .and_then(|node| self.node_states.get(node))
+                .ok_or(AssumeConflict::VictimGone)?;
             let is_soon = matches!(self.departure_of(there), Some(Departure::Soon(_)));
             match self.keep_reason(victim, there, demand, wanted, preemptor) {
                 Some(KeepReason::VictimOfAnother | KeepReason::Deleting)
@@ -121,7 +143,10 @@ impl Ledger {
             if resident.is_none() && !self.leaves_with_another(there, reservation) {
                 return Err(AssumeConflict::VictimGone);
             }
-            Ok((resident, given_back(there, home.use_of(there).unwrap_or_default(), demand)))
+            Ok((
+                resident,
+                given_back(there, home.use_of(there).unwrap_or_default(), demand),
+            ))
         };
         reservation.victims.iter().map(leaver).collect()
     }
@@ -133,9 +158,13 @@ impl Ledger {
         victim: &PodUid,
         node_state: &NodeState,
     ) -> Result<(Option<PotentialVictim>, TenantUsage), AssumeConflict> {
-        let is_free_to_go =
-            |ended: &PotentialVictim| ended.uid == *victim && !preemptor.spoken_for().contains(victim);
-        let ended = self.ended_victims(node_state).find(is_free_to_go).ok_or(AssumeConflict::VictimGone)?;
+        let is_free_to_go = |ended: &PotentialVictim| {
+            ended.uid == *victim && !preemptor.spoken_for().contains(victim)
+        };
+        let ended = self
+            .ended_victims(node_state)
+            .find(is_free_to_go)
+            .ok_or(AssumeConflict::VictimGone)?;
         Ok((Some(ended), TenantUsage::default()))
     }
 
@@ -144,7 +173,8 @@ impl Ledger {
         let is_member_there = |uid: &PodUid| {
             let pod_state = self.pod_states.get(uid);
             pod_state.is_some_and(|e| {
-                e.node() == Some(&reservation.node) && e.disruption_info.group == leaver.disruption_info.group
+                e.node() == Some(&reservation.node)
+                    && e.disruption_info.group == leaver.disruption_info.group
             })
         };
         leaver.disruption_info.group.is_some() && reservation.victims.iter().any(is_member_there)
@@ -152,7 +182,9 @@ impl Ledger {
 
     /// Gives the pod's reservation up. To a leader, what shows it from here on is older than that.
     pub(crate) fn release_reservation(&mut self, uid: &PodUid) {
-        let Some(given_up) = self.pod_states.reservation(uid).cloned() else { return };
+        let Some(given_up) = self.pod_states.reservation(uid).cloned() else {
+            return;
+        };
         self.set_reservation(uid, None);
         self.origin.note_given_up(uid, given_up);
     }

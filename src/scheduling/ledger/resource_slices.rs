@@ -45,7 +45,10 @@ pub enum PublishedDevices {
     /// Those of one node, at least one.
     OnNode(NodeName),
     /// Those that nodes reach which match one of the terms; all nodes without terms.
-    Shared { terms: Option<Vec<NodeTerm>>, uuids: DeviceUuids },
+    Shared {
+        terms: Option<Vec<NodeTerm>>,
+        uuids: DeviceUuids,
+    },
 }
 
 /// Which devices they are.
@@ -115,12 +118,17 @@ impl SlicePool {
         self.names.insert(name.clone());
         let generation = self.generations.entry(slice.generation).or_default();
         generation.slices += 1;
-        *generation.announced.entry(slice.slices_of_pool).or_default() += 1;
+        *generation
+            .announced
+            .entry(slice.slices_of_pool)
+            .or_default() += 1;
     }
 
     fn remove(&mut self, name: &Arc<str>, slice: &DeviceSlice) {
         self.names.remove(name);
-        let Some(generation) = self.generations.get_mut(&slice.generation) else { return };
+        let Some(generation) = self.generations.get_mut(&slice.generation) else {
+            return;
+        };
         generation.slices -= 1;
         if let Some(count) = generation.announced.get_mut(&slice.slices_of_pool) {
             *count -= 1;
@@ -136,7 +144,9 @@ impl SlicePool {
 
 impl PoolGeneration {
     fn is_complete(&self) -> bool {
-        self.announced.last_key_value().is_some_and(|(most, _)| self.slices >= *most)
+        self.announced
+            .last_key_value()
+            .is_some_and(|(most, _)| self.slices >= *most)
     }
 }
 
@@ -146,8 +156,11 @@ impl PublishedDevices {
             Self::OnNode(name) => *name == node_state.view().name,
             Self::Shared { terms, uuids } => {
                 let name = &node_state.view().name;
-                let is_selected =
-                    |terms: &Vec<NodeTerm>| terms.iter().any(|term| term.matches(node_state.labels(), name));
+                let is_selected = |terms: &Vec<NodeTerm>| {
+                    terms
+                        .iter()
+                        .any(|term| term.matches(node_state.labels(), name))
+                };
                 terms.as_ref().is_none_or(is_selected) && uuids.may_be_on(node_state)
             }
         }
@@ -156,13 +169,14 @@ impl PublishedDevices {
 
 impl DeviceUuids {
     fn may_be_on(&self, node_state: &NodeState) -> bool {
-        let Self::Known(uuids) = self else { return true };
+        let Self::Known(uuids) = self else {
+            return true;
+        };
         // Until the agent reports, the node's GPUs have no UUIDs to compare.
         let is_published = |uuid: &GpuUuid| uuid.index().is_some() || uuids.contains(uuid);
-        node_state
-            .devices()
-            .iter()
-            .any(|device| is_published(&device.uuid) || device.parent.as_ref().is_some_and(is_published))
+        node_state.devices().iter().any(|device| {
+            is_published(&device.uuid) || device.parent.as_ref().is_some_and(is_published)
+        })
     }
 }
 
@@ -187,7 +201,12 @@ impl ResourceSlices {
         change
     }
 
-    fn change_pool(&mut self, change: &mut SliceChange, of: &DeviceSlice, edit: impl FnOnce(&mut SlicePool)) {
+    fn change_pool(
+        &mut self,
+        change: &mut SliceChange,
+        of: &DeviceSlice,
+        edit: impl FnOnce(&mut SlicePool),
+    ) {
         let key = of.pool_key();
         let pool = self.pools.entry(key.clone()).or_default();
         let before = pool.oldest_that_counts();
@@ -205,10 +224,16 @@ impl ResourceSlices {
         for devices in &slice.devices {
             match devices {
                 PublishedDevices::OnNode(node) => {
-                    self.on_node.entry(node.clone()).or_default().insert(name.clone());
+                    self.on_node
+                        .entry(node.clone())
+                        .or_default()
+                        .insert(name.clone());
                 }
                 PublishedDevices::Shared { .. } => {
-                    self.shared.entry(slice.driver.clone()).or_default().insert(name.clone());
+                    self.shared
+                        .entry(slice.driver.clone())
+                        .or_default()
+                        .insert(name.clone());
                 }
             }
         }
@@ -222,7 +247,9 @@ impl ResourceSlices {
             }
         }
         for devices in &slice.devices {
-            let PublishedDevices::OnNode(node) = devices else { continue };
+            let PublishedDevices::OnNode(node) = devices else {
+                continue;
+            };
             if let Some(names) = self.on_node.get_mut(node) {
                 names.remove(name);
                 if names.is_empty() {
@@ -242,11 +269,25 @@ impl ResourceSlices {
     }
 
     fn publishes(&self, node_state: &NodeState, rules: &DraRules) -> bool {
-        let here = self.on_node.get(&node_state.view().name).into_iter().flatten();
-        let shared = rules.gpu_drivers.iter().filter_map(|driver| self.shared.get(driver.as_str())).flatten();
-        here.chain(shared).filter_map(|name| self.slices.get(name)).any(|slice| {
-            self.counts(slice, rules) && slice.devices.iter().any(|devices| devices.reaches(node_state))
-        })
+        let here = self
+            .on_node
+            .get(&node_state.view().name)
+            .into_iter()
+            .flatten();
+        let shared = rules
+            .gpu_drivers
+            .iter()
+            .filter_map(|driver| self.shared.get(driver.as_str()))
+            .flatten();
+        here.chain(shared)
+            .filter_map(|name| self.slices.get(name))
+            .any(|slice| {
+                self.counts(slice, rules)
+                    && slice
+                        .devices
+                        .iter()
+                        .any(|devices| devices.reaches(node_state))
+            })
     }
 }
 
@@ -292,22 +333,40 @@ impl From<ResourceSlices> for StoredSlices {
 
 impl Ledger {
     /// A slice as the API server shows it, or `None` if it is gone.
-    pub(crate) fn set_slice(&mut self, name: &Arc<str>, slice: Option<DeviceSlice>) -> NewlyPublished {
+    pub(crate) fn set_slice(
+        &mut self,
+        name: &Arc<str>,
+        slice: Option<DeviceSlice>,
+    ) -> NewlyPublished {
         let rules = &self.policy.dra;
-        let before = self.slices.slices.get(name).map(|known| known.driver.clone());
-        let drivers = before.into_iter().chain(slice.as_ref().map(|slice| slice.driver.clone()));
-        let hands_out_gpus = drivers.into_iter().any(|driver| rules.is_gpu_driver(&driver));
+        let before = self
+            .slices
+            .slices
+            .get(name)
+            .map(|known| known.driver.clone());
+        let drivers = before
+            .into_iter()
+            .chain(slice.as_ref().map(|slice| slice.driver.clone()));
+        let hands_out_gpus = drivers
+            .into_iter()
+            .any(|driver| rules.is_gpu_driver(&driver));
         let change = Arc::make_mut(&mut self.slices).replace(name, slice);
         if !hands_out_gpus {
             return NewlyPublished::default();
         }
         let mut nodes = change.nodes.clone();
         if !change.shared.is_empty() {
-            let concerned = self.node_states.iter().filter(|(_, node_state)| change.concerns(node_state));
+            let concerned = self
+                .node_states
+                .iter()
+                .filter(|(_, node_state)| change.concerns(node_state));
             nodes.extend(concerned.map(|(name, _)| name.clone()));
         }
-        let has_become = |node: &NodeName| self.note_published(node) && self.asked_for_on(node).0 > 0;
-        NewlyPublished { nodes: nodes.into_iter().filter(has_become).collect() }
+        let has_become =
+            |node: &NodeName| self.note_published(node) && self.asked_for_on(node).0 > 0;
+        NewlyPublished {
+            nodes: nodes.into_iter().filter(has_become).collect(),
+        }
     }
 
     /// Names of all slices, in order.
@@ -319,7 +378,9 @@ impl Ledger {
     pub(super) fn note_published(&mut self, name: &NodeName) -> bool {
         #[cfg(test)]
         tests::CHECKED.set(tests::CHECKED.get() + 1);
-        let Some(node_state) = self.node_states.get(name) else { return false };
+        let Some(node_state) = self.node_states.get(name) else {
+            return false;
+        };
         let stays = node_state.is_published() && node_state.claims_devices();
         let is_published = stays || self.slices.publishes(node_state, &self.policy.dra);
         if node_state.is_published() == is_published {
@@ -350,7 +411,11 @@ impl Ledger {
 
     /// Brings all nodes to another list of GPU drivers.
     pub(super) fn note_all_published(&mut self) {
-        let names: Vec<NodeName> = self.node_states.iter().map(|(name, _)| name.clone()).collect();
+        let names: Vec<NodeName> = self
+            .node_states
+            .iter()
+            .map(|(name, _)| name.clone())
+            .collect();
         for name in &names {
             self.note_published(name);
         }

@@ -24,8 +24,10 @@ pub fn is_of_template(key: &PodKey, demand: &Demand) -> bool {
 impl Ledger {
     /// The pod of an earlier template that has what this pending pod needs, and its node: without it, the pod would fit there.
     pub fn predecessor_in_the_way(&self, uid: &PodUid) -> Option<(&PodKey, &NodeName)> {
-        let pod =
-            self.pod_states.get(uid).filter(|pod| pod.waiting().is_some() && !pod.demand.asks_plugin())?;
+        let pod = self
+            .pod_states
+            .get(uid)
+            .filter(|pod| pod.waiting().is_some() && !pod.demand.asks_plugin())?;
         let (name, hash) = workload(&pod.key, &pod.demand)?;
         if self.pod_states.in_no_order().nth(MOST_PODS).is_some() {
             return None;
@@ -33,10 +35,13 @@ impl Ledger {
         let is_predecessor = |other: &PodState| {
             other.key.namespace == pod.key.namespace
                 && other.key.name.starts_with(name)
-                && workload(&other.key, &other.demand).is_some_and(|(other, of)| other == name && of != hash)
+                && workload(&other.key, &other.demand)
+                    .is_some_and(|(other, of)| other == name && of != hash)
         };
-        let bound =
-            self.pod_states.in_no_order().filter(|(_, other)| matches!(other.phase, PodPhase::Bound(_)));
+        let bound = self
+            .pod_states
+            .in_no_order()
+            .filter(|(_, other)| matches!(other.phase, PodPhase::Bound(_)));
         let mut old: Vec<_> = bound.filter(|(_, other)| is_predecessor(other)).collect();
         old.sort_by_key(|(uid, _)| *uid);
         let is_in_the_way = |(uid, other): &(&PodUid, &PodState)| {
@@ -54,7 +59,10 @@ impl Ledger {
 /// `WORKLOAD-HASH-RANDOM`.
 fn workload<'a>(key: &'a PodKey, demand: &'a Demand) -> Option<(&'a str, &'a str)> {
     let labels = &demand.traits.labels;
-    let hash = TEMPLATE_HASHES.iter().find_map(|key| labels.get(*key)).filter(|hash| !hash.is_empty())?;
+    let hash = TEMPLATE_HASHES
+        .iter()
+        .find_map(|key| labels.get(*key))
+        .filter(|hash| !hash.is_empty())?;
     let (replica_set, _) = key.name.rsplit_once('-')?;
     let workload = replica_set.strip_suffix(hash.as_str())?.strip_suffix('-')?;
     (!workload.is_empty()).then_some((workload, hash))
@@ -71,23 +79,42 @@ mod tests {
 
     fn demand(gib: u64, label: &str, hash: &str) -> Demand {
         let labels = [(label.to_owned(), hash.to_owned())].into();
-        let traits = PodTraits { labels, ..PodTraits::default() };
-        classified(demand_of(gib << 30, 1, Sharing::Shared, 0), traits, &Policy::default())
+        let traits = PodTraits {
+            labels,
+            ..PodTraits::default()
+        };
+        classified(
+            demand_of(gib << 30, 1, Sharing::Shared, 0),
+            traits,
+            &Policy::default(),
+        )
     }
 
     /// Two GPUs of 72 GiB: one has 60 GiB of a pod with this name and hash, the other 70 GiB of some pod.
     fn predecessor(old: (&str, &str), new: (&str, &str, &str), gib: u64) -> Option<String> {
-        let mut ledger = LedgerCluster::empty(Policy::default()).with_node("n", gpu_pair(Bytes::gib(80)));
+        let mut ledger =
+            LedgerCluster::empty(Policy::default()).with_node("n", gpu_pair(Bytes::gib(80)));
         for (name, demand, device) in [
             (old.0, demand(60, "pod-template-hash", old.1), "GPU-0"),
-            ("some-6f7-abcde", demand(70, "pod-template-hash", "6f7"), "GPU-1"),
+            (
+                "some-6f7-abcde",
+                demand(70, "pod-template-hash", "6f7"),
+                "GPU-1",
+            ),
         ] {
             let devices = Some([gpu(device)].into());
-            let state = ObservedPhase::Bound { node: node("n"), devices, starting: false, ran: None };
+            let state = ObservedPhase::Bound {
+                node: node("n"),
+                devices,
+                starting: false,
+                ran: None,
+            };
             ledger.observe(name, demand, state, None);
         }
         ledger.wait(new.0, demand(gib, new.1, new.2));
-        ledger.predecessor_in_the_way(&uid(new.0)).map(|(pod, _)| pod.name.to_string())
+        ledger
+            .predecessor_in_the_way(&uid(new.0))
+            .map(|(pod, _)| pod.name.to_string())
     }
 
     #[test]
@@ -98,9 +125,17 @@ mod tests {
             predecessor(old, ("llama-99c-fghij", hash, "99c"), 60).as_deref(),
             Some("llama-6f7-abcde")
         );
-        assert_eq!(predecessor(("a-b-1-x", "1"), ("a-b-2-y", hash, "2"), 72).as_deref(), Some("a-b-1-x"));
         assert_eq!(
-            predecessor(old, ("llama-99c-fghij", "rollouts-pod-template-hash", "99c"), 60).as_deref(),
+            predecessor(("a-b-1-x", "1"), ("a-b-2-y", hash, "2"), 72).as_deref(),
+            Some("a-b-1-x")
+        );
+        assert_eq!(
+            predecessor(
+                old,
+                ("llama-99c-fghij", "rollouts-pod-template-hash", "99c"),
+                60
+            )
+            .as_deref(),
             Some("llama-6f7-abcde")
         );
     }

@@ -86,7 +86,11 @@ impl PreparedPolicy {
             let classification = classified[&pod_state.demand.traits];
             bring_under(pod_state, classification, forgets_starts);
         });
-        let change = PolicyChange { policy: &policy, ages_at: Some(copy.now), forgets_starts };
+        let change = PolicyChange {
+            policy: &policy,
+            ages_at: Some(copy.now),
+            forgets_starts,
+        };
         changed.node_states = copy.node_states.under_policy(&change, &changed.pod_states);
         changed.policy = policy;
         Self::made(copy, changed, Arc::new(classified), ConcernedPods::All)
@@ -100,7 +104,12 @@ impl PreparedPolicy {
     ) -> Self {
         // The first request after the change finds it made.
         changed.snapshot().sum_up();
-        Self { earlier: Box::new(earlier), changed: Box::new(changed), classified, concerned }
+        Self {
+            earlier: Box::new(earlier),
+            changed: Box::new(changed),
+            classified,
+            concerned,
+        }
     }
 
     /// The policy in force as it is once namespaces have these labels, of which it says these `selections`. Only their pods, and
@@ -112,22 +121,36 @@ impl PreparedPolicy {
     ) -> Self {
         let mut policy = Policy::clone(&copy.policy);
         policy.version += 1;
-        selections.iter().for_each(|(name, selection)| policy.select(name, *selection));
+        selections
+            .iter()
+            .for_each(|(name, selection)| policy.select(name, *selection));
         let policy = Arc::new(policy);
         let mut changed = copy.clone();
         changed.note_labels(edits);
         let concerned = ConcernedPods::OfNamespaces(selections.keys().cloned().collect());
         let (mut classified, mut nodes) = (Classifications::default(), BTreeSet::new());
-        for (uid, pod_state) in
-            copy.pod_states.in_no_order().filter(|(_, pod_state)| concerned.contain(pod_state))
+        for (uid, pod_state) in copy
+            .pod_states
+            .in_no_order()
+            .filter(|(_, pod_state)| concerned.contain(pod_state))
         {
             let traits = &pod_state.demand.traits;
-            let classification = *classified.entry(traits.clone()).or_insert_with(|| policy.classify(traits));
+            let classification = *classified
+                .entry(traits.clone())
+                .or_insert_with(|| policy.classify(traits));
             nodes.extend(copy.pod_states.nodes_of(uid));
-            changed.pod_states.note(uid, |pod_state| pod_state.demand.take(classification));
+            changed
+                .pod_states
+                .note(uid, |pod_state| pod_state.demand.take(classification));
         }
-        let change = PolicyChange { policy: &policy, ages_at: None, forgets_starts: false };
-        changed.node_states.bring_some_under_policy(&nodes, &change, &changed.pod_states);
+        let change = PolicyChange {
+            policy: &policy,
+            ages_at: None,
+            forgets_starts: false,
+        };
+        changed
+            .node_states
+            .bring_some_under_policy(&nodes, &change, &changed.pod_states);
         changed.policy = policy;
         Self::made(copy, changed, Arc::new(classified), concerned)
     }
@@ -160,7 +183,8 @@ impl PreparedPolicy {
 
     /// Whether it follows from what is known of the ledger now, but for pods and nodes.
     pub(super) fn is_current(&self, ledger: &Ledger) -> bool {
-        self.earlier.policy.version == ledger.policy.version && self.earlier.namespaces == ledger.namespaces
+        self.earlier.policy.version == ledger.policy.version
+            && self.earlier.namespaces == ledger.namespaces
     }
 }
 
@@ -198,26 +222,54 @@ impl Ledger {
 
     /// The same of one that follows from what is known now, but for pods and nodes.
     pub(super) fn take_current(&mut self, prepared: PreparedPolicy) -> RetiredPolicy {
-        let PreparedPolicy { earlier, changed, concerned, .. } = prepared;
-        let Self { policy, namespaces, pod_states, node_states, .. } = *changed;
+        let PreparedPolicy {
+            earlier,
+            changed,
+            concerned,
+            ..
+        } = prepared;
+        let Self {
+            policy,
+            namespaces,
+            pod_states,
+            node_states,
+            ..
+        } = *changed;
         let is_another = matches!(concerned, ConcernedPods::All);
         let forgets_starts = self.policy.loading != policy.loading;
-        let pods = self.pod_states.take_changed(&earlier.pod_states, pod_states, |pod_state| {
-            if concerned.contain(pod_state) {
-                bring_under(pod_state, policy.classify(&pod_state.demand.traits), forgets_starts);
-            }
-        });
-        let change =
-            PolicyChange { policy: &policy, ages_at: is_another.then_some(self.now), forgets_starts };
-        let nodes =
-            self.node_states.take_changed(&earlier.node_states, node_states, &change, &self.pod_states);
+        let pods = self
+            .pod_states
+            .take_changed(&earlier.pod_states, pod_states, |pod_state| {
+                if concerned.contain(pod_state) {
+                    bring_under(
+                        pod_state,
+                        policy.classify(&pod_state.demand.traits),
+                        forgets_starts,
+                    );
+                }
+            });
+        let change = PolicyChange {
+            policy: &policy,
+            ages_at: is_another.then_some(self.now),
+            forgets_starts,
+        };
+        let nodes = self.node_states.take_changed(
+            &earlier.node_states,
+            node_states,
+            &change,
+            &self.pod_states,
+        );
         self.namespaces = namespaces;
         let before = std::mem::replace(&mut self.policy, policy);
         if is_another {
             self.follow_settings(&before);
         }
         self.requeue_all();
-        RetiredPolicy { _earlier: earlier, _pods: pods, _nodes: nodes }
+        RetiredPolicy {
+            _earlier: earlier,
+            _pods: pods,
+            _nodes: nodes,
+        }
     }
 
     /// Brings what follows from the settings of a policy, and not from its classes, to those in force.
@@ -241,7 +293,11 @@ impl Ledger {
     /// The same, of labels that the caller keeps, too.
     pub(crate) fn share_labels(&mut self, name: &NodeName, labels: Arc<BTreeMap<String, String>>) {
         let policy = &self.policy;
-        if self.node_states.get_mut(name).is_some_and(|node_state| node_state.set_labels(labels, policy)) {
+        if self
+            .node_states
+            .get_mut(name)
+            .is_some_and(|node_state| node_state.set_labels(labels, policy))
+        {
             self.refresh(name);
             self.note_published(name);
         }
@@ -250,26 +306,38 @@ impl Ledger {
     /// What a node that exists shows of its GPUs beside their list.
     pub(crate) fn set_signs(&mut self, name: &NodeName, signs: NodeSigns) {
         let policy = &self.policy;
-        if self.node_states.get_mut(name).is_some_and(|node_state| node_state.set_signs(signs, policy)) {
+        if self
+            .node_states
+            .get_mut(name)
+            .is_some_and(|node_state| node_state.set_signs(signs, policy))
+        {
             self.refresh(name);
         }
     }
 
     /// Whether the node's labels say that it has GPUs, by those that the agent's DaemonSet selects its nodes by.
     pub(crate) fn shows_gpus(&self, name: &NodeName) -> bool {
-        let labels = self.node_states.get(name).map(|node_state| node_state.labels());
+        let labels = self
+            .node_states
+            .get(name)
+            .map(|node_state| node_state.labels());
         labels.is_some_and(|labels| {
-            GPU_LABELS.iter().any(|label| labels.get(*label).is_some_and(|value| value == "true"))
+            GPU_LABELS
+                .iter()
+                .any(|label| labels.get(*label).is_some_and(|value| value == "true"))
         })
     }
 
     /// Since when a bound pod runs, if that is longer than this ledger knows of it.
     pub(super) fn has_run_since(&mut self, uid: &PodUid, started: Moment) {
-        let Some(known) = self.pod_states.get(uid).and_then(PodState::bound) else { return };
+        let Some(known) = self.pod_states.get(uid).and_then(PodState::bound) else {
+            return;
+        };
         if known.started <= started {
             return;
         }
-        self.pod_states.note(uid, |pod_state| pod_state.note_running_since(started));
+        self.pod_states
+            .note(uid, |pod_state| pod_state.note_running_since(started));
         if let Some(tenant) = self.pod_states[uid].demand.tenant {
             self.node_states.forget_guaranteed(tenant);
         }

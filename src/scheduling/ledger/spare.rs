@@ -23,9 +23,13 @@ impl Ledger {
         {
             return SpareSet::NONE;
         }
-        let is_kept = |place: usize, rule: &SpareRule| free.of(place) < rule.gpus.saturating_add(demand.gpus);
+        let is_kept =
+            |place: usize, rule: &SpareRule| free.of(place) < rule.gpus.saturating_add(demand.gpus);
         let rules = self.policy.spare_rules_now();
-        rules.filter(|(place, rule)| is_kept(*place, rule)).map(|(place, _)| place).collect()
+        rules
+            .filter(|(place, rule)| is_kept(*place, rule))
+            .map(|(place, _)| place)
+            .collect()
     }
 
     /// The demand as it is to be decided on now.
@@ -37,7 +41,10 @@ impl Ledger {
     pub(crate) fn beside<'d>(&self, free: &SpareCounts, demand: &'d Demand) -> Cow<'d, Demand> {
         match self.kept_from_beside(free, demand) {
             kept if kept == demand.kept => Cow::Borrowed(demand),
-            kept => Cow::Owned(Demand { kept, ..demand.clone() }),
+            kept => Cow::Owned(Demand {
+                kept,
+                ..demand.clone()
+            }),
         }
     }
 

@@ -34,18 +34,25 @@ impl Ledger {
         uid: &PodUid,
         node: &NodeName,
     ) -> (Option<Moment>, Option<Arc<PodStart>>) {
-        let Some(pod_state) = self.pod_states.get(uid) else { return (None, None) };
+        let Some(pod_state) = self.pod_states.get(uid) else {
+            return (None, None);
+        };
         let (starting, start, now) = (pod_state.starting, &pod_state.start, self.now);
         match &pod_state.phase {
             PodPhase::Bound(_) => (starting, start.clone()),
             PodPhase::Assumed(assumed) if assumed.placement.node == *node => {
                 let from_now = |start: &Arc<PodStart>| Arc::new(start.counted_from(now));
-                (starting.map(|until| now + until.since(assumed.since)), start.as_ref().map(from_now))
+                (
+                    starting.map(|until| now + until.since(assumed.since)),
+                    start.as_ref().map(from_now),
+                )
             }
             // It was given up here, or bound by the leader that this replica may succeed.
             PodPhase::Assumed(_) | PodPhase::Waiting(_) => {
                 let view = self.node_states.get(node).map(NodeState::view);
-                view.map_or((None, None), |view| self.expected_start(&pod_state.demand, view))
+                view.map_or((None, None), |view| {
+                    self.expected_start(&pod_state.demand, view)
+                })
             }
         }
     }
@@ -60,27 +67,46 @@ impl Ledger {
     ) -> Option<Moment> {
         let Millis(taken) = self.gate_time_taken(demand, node, gpus);
         let last = self.now + Millis(self.share(demand).saturating_sub(taken));
-        until.map(|until| until.min(last)).filter(|until| *until > self.now)
+        until
+            .map(|until| until.min(last))
+            .filter(|until| *until > self.now)
     }
 
     /// What the pod's tenant has taken within an hour of the time for which it may keep others from one of these GPUs; of any, if it
     /// is not known which.
-    pub(crate) fn gate_time_taken(&self, demand: &Demand, node: &NodeName, gpus: &[GpuUuid]) -> Millis {
+    pub(crate) fn gate_time_taken(
+        &self,
+        demand: &Demand,
+        node: &NodeName,
+        gpus: &[GpuUuid],
+    ) -> Millis {
         let starter = starter(demand, &self.policy);
         let held = |node_state: &NodeState| node_state.starts().held(starter, gpus, self.now);
         let (failed, all) = self.node_states.get(node).map(held).unwrap_or_default();
-        failed.max(Millis(all.0.saturating_sub(self.share(demand).saturating_mul(ALL_TOGETHER - 1))))
+        failed.max(Millis(all.0.saturating_sub(
+            self.share(demand).saturating_mul(ALL_TOGETHER - 1),
+        )))
     }
 
     fn share(&self, demand: &Demand) -> u64 {
-        self.policy.class(demand.class).start_gate.max.0.max(LEAST_SHARE)
+        self.policy
+            .class(demand.class)
+            .start_gate
+            .max
+            .0
+            .max(LEAST_SHARE)
     }
 
     /// Whether a pod that is gone left for others, who may have had it evicted, and not for its own use.
     pub(super) fn has_left_for_others(&self, uid: &PodUid) -> bool {
-        let node_state = self.pod_states.get(uid).and_then(|pod| self.node_states.get(pod.node()?));
+        let node_state = self
+            .pod_states
+            .get(uid)
+            .and_then(|pod| self.node_states.get(pod.node()?));
         let takes = |pod: &PodUid| {
-            self.pod_states.reservation(pod).is_some_and(|reservation| reservation.victims.contains(uid))
+            self.pod_states
+                .reservation(pod)
+                .is_some_and(|reservation| reservation.victims.contains(uid))
         };
         let is_taken = || node_state.is_some_and(|node_state| node_state.pods().iter().any(takes));
         self.overuse_of(uid).is_none() && (self.showing_evictions.contains(uid) || is_taken())
@@ -88,18 +114,32 @@ impl Ledger {
 
     /// The pod's gate opens, or the pod is gone.
     pub(super) fn note_gate_over(&mut self, uid: &PodUid, is_ready: bool) {
-        let Some(PodState { demand, phase: PodPhase::Bound(bound), starting: Some(until), .. }) =
-            self.pod_states.get(uid)
+        let Some(PodState {
+            demand,
+            phase: PodPhase::Bound(bound),
+            starting: Some(until),
+            ..
+        }) = self.pod_states.get(uid)
         else {
             return;
         };
-        let Some(node_state) = self.node_states.get_mut(&bound.node) else { return };
+        let Some(node_state) = self.node_states.get_mut(&bound.node) else {
+            return;
+        };
         // Of a pod without a record all GPUs of its node were kept.
-        let all = || node_state.devices().iter().map(|device| device.uuid.clone()).collect();
+        let all = || {
+            node_state
+                .devices()
+                .iter()
+                .map(|device| device.uuid.clone())
+                .collect()
+        };
         let gpus = bound.devices.clone().unwrap_or_else(all);
         let held = (self.now.min(*until).since(bound.since), self.now);
         let starter = starter(demand, &self.policy);
-        node_state.starts_mut().note_past(uid, starter, gpus, held, is_ready);
+        node_state
+            .starts_mut()
+            .note_past(uid, starter, gpus, held, is_ready);
     }
 
     /// The pod's engine is ready.
@@ -129,7 +169,9 @@ impl Ledger {
 /// By its name a tenant is the same under the next policy.
 fn starter<'a>(demand: &'a Demand, policy: &'a Policy) -> Starter<'a> {
     let tenant = demand.tenant.and_then(|id| policy.tenant(id));
-    tenant.map_or((false, &demand.traits.namespace), |tenant| (true, &tenant.name))
+    tenant.map_or((false, &demand.traits.namespace), |tenant| {
+        (true, &tenant.name)
+    })
 }
 
 /// Until when an engine that begins to start now keeps others from starting on its GPUs; `None` if it is none, or its GPUs are

@@ -36,10 +36,18 @@ impl StartSamples {
     pub(crate) fn add(&mut self, sample: StartSample, limit: usize) {
         self.0.push(sample);
         if self.0.len() > limit {
-            let count = |namespace: &str| self.0.iter().filter(|one| &*one.namespace == namespace).count();
+            let count = |namespace: &str| {
+                self.0
+                    .iter()
+                    .filter(|one| &*one.namespace == namespace)
+                    .count()
+            };
             let counts: Vec<usize> = self.0.iter().map(|one| count(&one.namespace)).collect();
             let most = counts.iter().max().copied().unwrap_or_default();
-            let oldest = counts.iter().position(|count| *count == most).unwrap_or_default();
+            let oldest = counts
+                .iter()
+                .position(|count| *count == most)
+                .unwrap_or_default();
             self.0.remove(oldest);
         }
     }
@@ -60,7 +68,11 @@ impl StartSamples {
         let about = known.map(|factor| limited(factor * common));
         let found = (0..ROUNDS).fold(about, |found, _| self.refit(found, about));
         let [transfer, init] = found.map(|factor| TimeFactor((factor * 1000.0).round() as u32));
-        Some(StartFactors { transfer, init, samples: self.0.len() as u16 })
+        Some(StartFactors {
+            transfer,
+            init,
+            samples: self.0.len() as u16,
+        })
     }
 
     /// One round of weighted least squares for a factor of both parts, with weights by the one of the round before.
@@ -97,7 +109,10 @@ impl StartSamples {
         }
         // Positive, because of what is known beforehand.
         let determinant = tt * ii - ti * ti;
-        let found = [(ty * ii - iy * ti) / determinant, (iy * tt - ty * ti) / determinant];
+        let found = [
+            (ty * ii - iy * ti) / determinant,
+            (iy * tt - ty * ti) / determinant,
+        ];
         // If one factor is at its limit, the other one fits the rest.
         match found.map(limited) {
             [a, _] if a != found[0] => [a, limited((iy - ti * a) / ii)],
@@ -110,7 +125,8 @@ impl StartSamples {
 impl StartSample {
     /// Both parts and the observed time in milliseconds, that within what factors may say.
     fn limited(&self) -> [f64; 3] {
-        let [transfer, init, observed] = [self.transfer, self.init, self.observed].map(|time| time.0 as f64);
+        let [transfer, init, observed] =
+            [self.transfer, self.init, self.observed].map(|time| time.0 as f64);
         let whole = (transfer + init).max(1.0);
         let (low, high) = TimeFactor::LIMITS;
         let [low, high] = [low, high].map(|limit| whole * f64::from(limit.0) / 1000.0);
@@ -135,7 +151,12 @@ mod tests {
 
     fn sample(namespace: &str, transfer: u64, init: u64, observed: u64) -> StartSample {
         let [transfer, init, observed] = [transfer, init, observed].map(Millis::seconds);
-        StartSample { transfer, init, observed, namespace: namespace.into() }
+        StartSample {
+            transfer,
+            init,
+            observed,
+            namespace: namespace.into(),
+        }
     }
 
     fn samples(of: impl IntoIterator<Item = StartSample>) -> StartSamples {
@@ -145,7 +166,8 @@ mod tests {
     }
 
     fn expected(factors: StartFactors, transfer: u64, init: u64) -> f64 {
-        (factors.transfer.of(Millis::seconds(transfer)).0 + factors.init.of(Millis::seconds(init)).0) as f64
+        (factors.transfer.of(Millis::seconds(transfer)).0
+            + factors.init.of(Millis::seconds(init)).0) as f64
             / 1000.0
     }
 
@@ -164,7 +186,9 @@ mod tests {
 
     #[test]
     fn one_size_is_predicted_whichever_part_is_slow() {
-        let found = samples(vec![sample("a", 30, 20, 150); 10]).fit(StartFactors::PRIOR, 3).unwrap();
+        let found = samples(vec![sample("a", 30, 20, 150); 10])
+            .fit(StartFactors::PRIOR, 3)
+            .unwrap();
         let time = expected(found, 30, 20);
         assert!((148.0..=151.0).contains(&time), "{time}");
     }
@@ -191,7 +215,10 @@ mod tests {
         let nothing = sample("a", 0, 0, 0);
         assert_eq!(
             samples([nothing]).fit(StartFactors::PRIOR, 1).unwrap(),
-            StartFactors { samples: 1, ..StartFactors::PRIOR }
+            StartFactors {
+                samples: 1,
+                ..StartFactors::PRIOR
+            }
         );
     }
 
@@ -201,6 +228,12 @@ mod tests {
         let flood = (0..1000).map(|_| sample("flood", 30, 20, 500));
         let all = samples(honest.chain(flood));
         assert_eq!(all.len(), 24);
-        assert_eq!(all.0.iter().filter(|one| &*one.namespace == "honest").count(), 8);
+        assert_eq!(
+            all.0
+                .iter()
+                .filter(|one| &*one.namespace == "honest")
+                .count(),
+            8
+        );
     }
 }

@@ -104,7 +104,10 @@ impl StartTimes {
 
     /// The same model, to plan on: nothing is observed on a copy.
     pub(super) fn scratch(&self) -> Self {
-        Self { model: self.model.clone(), ..Self::default() }
+        Self {
+            model: self.model.clone(),
+            ..Self::default()
+        }
     }
 
     /// The policy's speeds are others: nothing that was compared with them counts.
@@ -114,12 +117,23 @@ impl StartTimes {
     }
 
     /// Takes in one start. Answers what the cluster knows of that kind, to measure the node by.
-    fn learn(&mut self, kind: StartKind, gpu: Option<&GpuModel>, sample: StartSample) -> StartFactors {
+    fn learn(
+        &mut self,
+        kind: StartKind,
+        gpu: Option<&GpuModel>,
+        sample: StartSample,
+    ) -> StartFactors {
         let kinds = Arc::make_mut(&mut self.kinds);
-        let place = kinds.iter().position(|of| of.kind == kind && of.gpu.as_ref() == gpu);
+        let place = kinds
+            .iter()
+            .position(|of| of.kind == kind && of.gpu.as_ref() == gpu);
         let mut observed = match place {
             Some(place) => kinds.remove(place),
-            None => ObservedKind { kind, gpu: gpu.cloned(), samples: StartSamples::default() },
+            None => ObservedKind {
+                kind,
+                gpu: gpu.cloned(),
+                samples: StartSamples::default(),
+            },
         };
         observed.samples.add(sample, SAMPLES);
         let fitted = observed.samples.fit(StartFactors::PRIOR, LEAST_SAMPLES);
@@ -130,7 +144,9 @@ impl StartTimes {
         }
         let known = self.model.cluster_factors(kind, gpu);
         // Scores of this engine's pods are computed again for each change: small ones wait until they add up.
-        if let Some(fitted) = fitted.filter(|fitted| known.is_none_or(|known| known.is_far_from(fitted))) {
+        if let Some(fitted) =
+            fitted.filter(|fitted| known.is_none_or(|known| known.is_far_from(fitted)))
+        {
             Arc::make_mut(&mut self.model).set_factors(kind, gpu, Some(fitted));
         }
         fitted.or(known).unwrap_or(StartFactors::PRIOR)
@@ -159,20 +175,34 @@ impl PodStart {
         let is_timed = demand.terms.engine && demand.model.is_some() && !demand.asks_plugin();
         let expected = is_timed.then(|| rank::ready(node, demand, starts, speeds))??;
         let gpu = node.gpu_model().cloned();
-        Some(Arc::new(Self { since: now, expected, pulled: None, gpu, took: None }))
+        Some(Arc::new(Self {
+            since: now,
+            expected,
+            pulled: None,
+            gpu,
+            took: None,
+        }))
     }
 
     /// The same of a pod that was bound only then.
     pub(super) fn counted_from(&self, since: Moment) -> Self {
-        Self { since, ..self.clone() }
+        Self {
+            since,
+            ..self.clone()
+        }
     }
 
     /// How long the images and the engine took, as far as that can be told apart.
     fn parts(&self, now: Moment) -> (Option<Millis>, Millis) {
         let StartEstimate { time, missing, .. } = self.expected;
         match self.pulled {
-            Some(pulled) if missing.count > 0 => (Some(pulled.since(self.since)), now.since(pulled)),
-            _ => (None, Millis(now.since(self.since).0.saturating_sub(time.pull.0))),
+            Some(pulled) if missing.count > 0 => {
+                (Some(pulled.since(self.since)), now.since(pulled))
+            }
+            _ => (
+                None,
+                Millis(now.since(self.since).0.saturating_sub(time.pull.0)),
+            ),
         }
     }
 }
@@ -187,12 +217,21 @@ impl Ledger {
     pub fn start_errors(&self) -> StartErrors {
         let timed = &self.start_times.timed;
         let errors = |of: fn(&TimedStart) -> Millis| {
-            let mut errors: Vec<u64> = timed.iter().map(|start| error(of(start), start.observed)).collect();
+            let mut errors: Vec<u64> = timed
+                .iter()
+                .map(|start| error(of(start), start.observed))
+                .collect();
             errors.sort_unstable();
             let at = |percent: usize| {
-                errors.get((errors.len() * percent).div_ceil(100).saturating_sub(1)).copied().unwrap_or(0)
+                errors
+                    .get((errors.len() * percent).div_ceil(100).saturating_sub(1))
+                    .copied()
+                    .unwrap_or(0)
             };
-            Percentiles { p50: at(50), p90: at(90) }
+            Percentiles {
+                p50: at(50),
+                p90: at(90),
+            }
         };
         StartErrors {
             starts: timed.len(),
@@ -202,7 +241,11 @@ impl Ledger {
     }
 
     /// Brings the ledger to what a watch shows of a pod's start. Answers the start if it is over by that.
-    pub(crate) fn observe_start(&mut self, uid: &PodUid, progress: StartProgress) -> Option<TimedStart> {
+    pub(crate) fn observe_start(
+        &mut self,
+        uid: &PodUid,
+        progress: StartProgress,
+    ) -> Option<TimedStart> {
         let now = self.now;
         let pod_state = self.pod_states.get(uid)?;
         let (start, node) = (pod_state.start.clone()?, pod_state.node()?.clone());
@@ -212,22 +255,36 @@ impl Ledger {
         let namespace = pod_state.key.namespace.clone();
         let next = match progress {
             StartProgress::Untimed => None,
-            StartProgress::Running => {
-                Some(PodStart { pulled: start.pulled.or(Some(now)), ..(*start).clone() })
-            }
-            StartProgress::Ready => Some(PodStart { took: Some(now.since(start.since)), ..(*start).clone() }),
+            StartProgress::Running => Some(PodStart {
+                pulled: start.pulled.or(Some(now)),
+                ..(*start).clone()
+            }),
+            StartProgress::Ready => Some(PodStart {
+                took: Some(now.since(start.since)),
+                ..(*start).clone()
+            }),
         };
         if next.as_ref() != Some(&*start) {
-            self.pod_states.note(uid, |pod_state| pod_state.start = next.map(Arc::new));
+            self.pod_states
+                .note(uid, |pod_state| pod_state.start = next.map(Arc::new));
         }
         (progress == StartProgress::Ready).then(|| self.learn_start(&node, &start, &namespace))
     }
 
-    fn learn_start(&mut self, node: &NodeName, start: &PodStart, namespace: &Arc<str>) -> TimedStart {
+    fn learn_start(
+        &mut self,
+        node: &NodeName,
+        start: &PodStart,
+        namespace: &Arc<str>,
+    ) -> TimedStart {
         let (expected, now) = (start.expected, self.now);
         let (pull, engine) = start.parts(now);
-        let sample =
-            |transfer, init, observed| StartSample { transfer, init, observed, namespace: namespace.clone() };
+        let sample = |transfer, init, observed| StartSample {
+            transfer,
+            init,
+            observed,
+            namespace: namespace.clone(),
+        };
         // The size of an image that is only assumed says nothing of the speed.
         if let Some(pull) = pull.filter(|_| !expected.missing.is_assumed) {
             let sample = sample(expected.prior.pull, Millis::default(), pull);
@@ -237,9 +294,15 @@ impl Ledger {
         if let Some(StartKind::Engine(engine_kind, path)) = expected.kind {
             of = engine_kind;
             let sample = sample(expected.prior.transfer(), expected.prior.init, engine);
-            self.learn_sample(node, StartKind::Engine(engine_kind, path), start.gpu.as_ref(), sample);
+            self.learn_sample(
+                node,
+                StartKind::Engine(engine_kind, path),
+                start.gpu.as_ref(),
+                sample,
+            );
         }
-        self.node_states.refresh_view(node, &self.pod_states, &self.policy);
+        self.node_states
+            .refresh_view(node, &self.pod_states, &self.policy);
         let timed = TimedStart {
             engine: of,
             expected: expected.time.total(),
@@ -265,19 +328,28 @@ impl Ledger {
 
     /// The images on a node that exists; `None` if it lists none.
     pub(crate) fn observe_images(&mut self, name: &NodeName, images: Option<Vec<NodeImage>>) {
-        let Some(node_state) = self.node_states.existing_mut(name) else { return };
+        let Some(node_state) = self.node_states.existing_mut(name) else {
+            return;
+        };
         let images = images.map(largest_images);
         let now = images.as_deref().unwrap_or_default();
         let before = node_state.images().clone();
         let is_other = before.is_known() != images.is_some()
-            || self.start_times.model.images().would_change(before.iter(), now);
+            || self
+                .start_times
+                .model
+                .images()
+                .would_change(before.iter(), now);
         if !is_other {
             return;
         }
-        Arc::make_mut(&mut self.start_times.model).images_mut().replace(before.iter(), now);
+        Arc::make_mut(&mut self.start_times.model)
+            .images_mut()
+            .replace(before.iter(), now);
         let set = images.map(|images| images.iter().map(|image| image.image).collect());
         if node_state.set_images(NodeImageSet::from(set)) {
-            self.node_states.refresh_view(name, &self.pod_states, &self.policy);
+            self.node_states
+                .refresh_view(name, &self.pod_states, &self.policy);
         }
     }
 }

@@ -145,18 +145,30 @@ impl LedgerState {
             .iter()
             .map(|node_state| (&node_state.view().name, node_state.devices().len()))
             .collect();
-        let existing = self.nodes.iter().filter(|node_state| node_state.exists()).count();
+        let existing = self
+            .nodes
+            .iter()
+            .filter(|node_state| node_state.exists())
+            .count();
         for (uid, pod_state) in &self.pods {
             if pod_state.demand.class.place() >= policy.classes().len() {
                 return Err(LoadError::UnknownClass { pod: uid.clone() });
             }
             if let Some(soft_reservation) = pod_state.soft_reservation() {
                 let (node, gpus) = (&soft_reservation.node, soft_reservation.gpus);
-                if devices.get(node).is_some_and(|count| gpus.iter().any(|place| place >= *count)) {
-                    return Err(LoadError::UnknownGpu { pod: uid.clone(), node: node.clone() });
+                if devices
+                    .get(node)
+                    .is_some_and(|count| gpus.iter().any(|place| place >= *count))
+                {
+                    return Err(LoadError::UnknownGpu {
+                        pod: uid.clone(),
+                        node: node.clone(),
+                    });
                 }
             }
-            let asked = pod_state.refused().and_then(|refused| refused.asked.as_ref());
+            let asked = pod_state
+                .refused()
+                .and_then(|refused| refused.asked.as_ref());
             if asked.is_some_and(|asked| !asked.is_of(self.nodes.epoch(), existing)) {
                 return Err(LoadError::UnknownNodeSet { pod: uid.clone() });
             }

@@ -51,7 +51,11 @@ pub(super) struct BoundPodOfTenant {
 
 impl BoundPodOfTenant {
     fn rank(&self) -> GuaranteeRank {
-        GuaranteeRank { priority: Reverse(self.priority), started: self.started, uid: self.uid.clone() }
+        GuaranteeRank {
+            priority: Reverse(self.priority),
+            started: self.started,
+            uid: self.uid.clone(),
+        }
     }
 }
 
@@ -65,8 +69,12 @@ impl TenantsOnNode {
         if self.bound == other.bound {
             return BTreeSet::new();
         }
-        let tenants: BTreeSet<TenantId> =
-            self.bound.iter().chain(&other.bound).map(|pod| pod.tenant).collect();
+        let tenants: BTreeSet<TenantId> = self
+            .bound
+            .iter()
+            .chain(&other.bound)
+            .map(|pod| pod.tenant)
+            .collect();
         let differs = |tenant: &TenantId| !self.bound_of(*tenant).eq(other.bound_of(*tenant));
         tenants.into_iter().filter(differs).collect()
     }
@@ -106,7 +114,10 @@ struct GuaranteedPods {
 
 impl GuaranteedPods {
     /// Of bound pods in order.
-    fn among<'a>(in_order: impl Iterator<Item = &'a BoundPodOfTenant>, guarantee: TenantUsage) -> Self {
+    fn among<'a>(
+        in_order: impl Iterator<Item = &'a BoundPodOfTenant>,
+        guarantee: TenantUsage,
+    ) -> Self {
         let (mut guaranteed, mut sum) = (Self::default(), TenantUsage::default());
         for pod in in_order {
             let with = sum + pod.used;
@@ -123,14 +134,19 @@ impl GuaranteedPods {
     }
 
     fn contains(&self, pod: &GuaranteeRank) -> bool {
-        self.first_not_fitting.as_ref().is_none_or(|first| pod < first)
+        self.first_not_fitting
+            .as_ref()
+            .is_none_or(|first| pod < first)
             || self.fitting_after.contains(&pod.uid)
     }
 }
 
 impl TenantUsages {
     pub(super) fn of(&self, tenant: TenantId) -> TenantUsage {
-        self.usages.get(tenant.place()).map(|usage| usage.sum).unwrap_or_default()
+        self.usages
+            .get(tenant.place())
+            .map(|usage| usage.sum)
+            .unwrap_or_default()
     }
 
     /// `None` of a tenant that no pod has had yet.
@@ -140,7 +156,9 @@ impl TenantUsages {
 
     /// Which pods of the tenant use its guarantee is to be found out again.
     pub(super) fn forget_guaranteed(&mut self, tenant: TenantId) {
-        let Some(usage) = self.usages.get_mut(tenant.place()) else { return };
+        let Some(usage) = self.usages.get_mut(tenant.place()) else {
+            return;
+        };
         match Arc::get_mut(&mut usage.guaranteed) {
             Some(alone) => drop(alone.take()),
             // It still holds for the copies.
@@ -150,7 +168,8 @@ impl TenantUsages {
 
     /// Puts what tenants use on a node now in place of what they used there before.
     pub(super) fn replace(&mut self, before: &TenantsOnNode, now: &TenantsOnNode, policy: &Policy) {
-        self.usages.resize_with(policy.tenants().len(), UsageOfTenant::default);
+        self.usages
+            .resize_with(policy.tenants().len(), UsageOfTenant::default);
         for (tenant, used) in &before.usage {
             if let Some(usage) = self.usages.get_mut(tenant.place()) {
                 usage.sum = usage.sum.minus(*used);
@@ -162,7 +181,9 @@ impl TenantUsages {
             }
         }
         // Only bound pods use a guarantee: a reservation changes the sums alone.
-        now.tenants_that_differ(before).into_iter().for_each(|tenant| self.forget_guaranteed(tenant));
+        now.tenants_that_differ(before)
+            .into_iter()
+            .for_each(|tenant| self.forget_guaranteed(tenant));
     }
 }
 
@@ -181,7 +202,10 @@ pub(crate) struct TenantShares {
 impl TenantShares {
     /// Tenants do not matter.
     pub(super) fn off() -> Self {
-        Self { is_off: true, ..Self::default() }
+        Self {
+            is_off: true,
+            ..Self::default()
+        }
     }
 
     /// Whether the pod is of another tenant than the preemptor, where that matters.
@@ -218,7 +242,10 @@ impl TenantQuota {
     /// Whether the tenant may use `wanted` more, once it has given `given_back` back.
     pub(crate) fn allows(&self, wanted: TenantUsage, given_back: TenantUsage) -> bool {
         self.ceiling == TenantLimit::default()
-            || self.ceiling.left(self.used.minus(given_back)).allows(wanted)
+            || self
+                .ceiling
+                .left(self.used.minus(given_back))
+                .allows(wanted)
     }
 }
 
@@ -245,15 +272,22 @@ impl Ledger {
         demand: &Demand,
         given_back: TenantUsage,
     ) -> TenantLimit {
-        let Some((id, tenant)) = demand.tenant.and_then(|id| Some((id, self.policy.tenant(id)?))) else {
+        let Some((id, tenant)) = demand
+            .tenant
+            .and_then(|id| Some((id, self.policy.tenant(id)?)))
+        else {
             return TenantLimit::default();
         };
-        tenant.ceiling().left(self.used_by(id).minus(self.use_of(uid)).minus(given_back))
+        tenant
+            .ceiling()
+            .left(self.used_by(id).minus(self.use_of(uid)).minus(given_back))
     }
 
     /// The shares of tenants, as the pod of `uid` sees them.
     pub(super) fn tenancy(&self, uid: &PodUid) -> TenantShares {
-        let Some(pod_state) = self.pod_states.get(uid) else { return TenantShares::default() };
+        let Some(pod_state) = self.pod_states.get(uid) else {
+            return TenantShares::default();
+        };
         if self.policy.tenants().is_empty() {
             return TenantShares::off();
         }
@@ -276,7 +310,8 @@ impl Ledger {
     ) -> bool {
         // Most preemptors may reclaim nothing: for them no tenant's pods are gone through.
         shares.is_of_another(pod_state)
-            && (!shares.may_reclaim(wanted) || shares.is_of_pod && self.uses_guarantee(victim, pod_state))
+            && (!shares.may_reclaim(wanted)
+                || shares.is_of_pod && self.uses_guarantee(victim, pod_state))
     }
 
     /// Whose quota a victim uses, as the preemptor sees it for which `shares` was made.
@@ -294,18 +329,33 @@ impl Ledger {
         }
         let share_of = |id: TenantId| {
             let tenant = self.policy.tenant(id)?;
-            Some(WHOLE - tenant.dominant_share(self.used_by(id), self.whole()).min(WHOLE))
+            Some(
+                WHOLE
+                    - tenant
+                        .dominant_share(self.used_by(id), self.whole())
+                        .min(WHOLE),
+            )
         };
         let spared = pod_state.demand.tenant.and_then(share_of);
-        QuotaStatus::Borrowed { spared: spared.unwrap_or(0) as u32 }
+        QuotaStatus::Borrowed {
+            spared: spared.unwrap_or(0) as u32,
+        }
     }
 
     /// Whether a pod uses its tenant's guarantee.
     fn uses_guarantee(&self, uid: &PodUid, pod_state: &PodState) -> bool {
-        let Some((tenant, bound)) = pod_state.demand.tenant.zip(pod_state.bound()) else { return false };
-        let Some(usage) = self.node_states.usage_of(tenant) else { return false };
+        let Some((tenant, bound)) = pod_state.demand.tenant.zip(pod_state.bound()) else {
+            return false;
+        };
+        let Some(usage) = self.node_states.usage_of(tenant) else {
+            return false;
+        };
         let priority = Reverse(pod_state.demand.priority);
-        let rank = GuaranteeRank { priority, started: bound.started, uid: uid.clone() };
+        let rank = GuaranteeRank {
+            priority,
+            started: bound.started,
+            uid: uid.clone(),
+        };
         if let Some(guaranteed) = usage.guaranteed.get() {
             return guaranteed.contains(&rank);
         }
@@ -318,29 +368,45 @@ impl Ledger {
 
     #[cfg(test)]
     pub(super) fn knows_guaranteed(&self, tenant: TenantId) -> bool {
-        self.node_states.usage_of(tenant).is_some_and(|usage| usage.guaranteed.get().is_some())
+        self.node_states
+            .usage_of(tenant)
+            .is_some_and(|usage| usage.guaranteed.get().is_some())
     }
 
     /// The weighted dominant share of what the tenant borrows, in millionths of a cluster that has `whole`; 0 without a tenant.
     pub(crate) fn borrowed_share(&self, tenant: Option<TenantId>, whole: TenantUsage) -> u64 {
         let known = tenant.and_then(|id| Some((id, self.policy.tenant(id)?)));
-        known.map_or(0, |(id, tenant)| tenant.dominant_share(self.used_by(id), whole))
+        known.map_or(0, |(id, tenant)| {
+            tenant.dominant_share(self.used_by(id), whole)
+        })
     }
 
     /// What the pod's tenant, beside all it has but this pod's, may reclaim by eviction.
     fn reclaimable(&self, uid: &PodUid, demand: &Demand) -> Option<TenantUsage> {
         let id = demand.tenant?;
-        let tenant = self.policy.tenant(id).filter(|tenant| tenant.reclaim == Reclaim::Allowed)?;
+        let tenant = self
+            .policy
+            .tenant(id)
+            .filter(|tenant| tenant.reclaim == Reclaim::Allowed)?;
         let others = self.used_by(id).minus(self.use_of(uid));
-        others.is_within(tenant.guarantee).then(|| tenant.guarantee.minus(others))
+        others
+            .is_within(tenant.guarantee)
+            .then(|| tenant.guarantee.minus(others))
     }
 
     /// The pods that use the tenant's guarantee.
     fn guaranteed(&self, tenant: TenantId) -> GuaranteedPods {
-        let bound = self.node_states.iter().flat_map(|(_, node_state)| node_state.tenants().bound_of(tenant));
+        let bound = self
+            .node_states
+            .iter()
+            .flat_map(|(_, node_state)| node_state.tenants().bound_of(tenant));
         let mut in_order: Vec<&BoundPodOfTenant> = bound.collect();
         in_order.sort_by_cached_key(|pod| pod.rank());
-        let guarantee = self.policy.tenant(tenant).map(|tenant| tenant.guarantee).unwrap_or_default();
+        let guarantee = self
+            .policy
+            .tenant(tenant)
+            .map(|tenant| tenant.guarantee)
+            .unwrap_or_default();
         GuaranteedPods::among(in_order.into_iter(), guarantee)
     }
 
@@ -348,7 +414,9 @@ impl Ledger {
     pub(crate) fn use_of(&self, uid: &PodUid) -> TenantUsage {
         let used = || {
             let pod_state = self.pod_states.get(uid)?;
-            let node = pod_state.node().or(pod_state.reservation().map(|reservation| &reservation.node))?;
+            let node = pod_state
+                .node()
+                .or(pod_state.reservation().map(|reservation| &reservation.node))?;
             self.node_states.get(node)?.use_of(pod_state)
         };
         used().unwrap_or_default()
@@ -359,7 +427,10 @@ impl Ledger {
         let of = || {
             let id = self.pod_states.get(uid)?.demand.tenant?;
             let tenant = self.policy.tenant(id)?;
-            Some(TenantQuota { ceiling: tenant.ceiling(), used: self.used_by(id).minus(self.use_of(uid)) })
+            Some(TenantQuota {
+                ceiling: tenant.ceiling(),
+                used: self.used_by(id).minus(self.use_of(uid)),
+            })
         };
         of().unwrap_or_default()
     }

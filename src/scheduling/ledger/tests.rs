@@ -5,7 +5,9 @@ mod devices;
 use super::*;
 use crate::ids::GpuUuid;
 use crate::placing::fit::Misfit;
-use crate::testkit::{LedgerCluster, START, demand_of, gpu, gpu_pair, node, placed, uid, whole_gpu};
+use crate::testkit::{
+    LedgerCluster, START, demand_of, gpu, gpu_pair, node, placed, uid, whole_gpu,
+};
 use crate::units::{Bytes, Millis, Percent};
 use crate::verbs::observe::DevicesReported;
 use crate::vocabulary::classification::ClassTerms;
@@ -19,7 +21,13 @@ use crate::vocabulary::node_reading::NodeReading;
 fn demand(gib: u64, sharing: Sharing, priority: i32) -> Demand {
     let demand = demand_of(gib << 30, 1, sharing, priority);
     // What an engine's start does to its neighbors has tests of its own.
-    Demand { terms: ClassTerms { engine: false, ..demand.terms }, ..demand }
+    Demand {
+        terms: ClassTerms {
+            engine: false,
+            ..demand.terms
+        },
+        ..demand
+    }
 }
 
 fn gpus(uuids: &[&str]) -> Vec<Device> {
@@ -48,7 +56,12 @@ fn observe_bound(
     devices: Option<&[&str]>,
 ) -> PodWarning {
     let devices = devices.map(|uuids| uuids.iter().map(|uuid| gpu(uuid)).collect());
-    let state = ObservedPhase::Bound { node: node("n"), devices, starting: false, ran: None };
+    let state = ObservedPhase::Bound {
+        node: node("n"),
+        devices,
+        starting: false,
+        ran: None,
+    };
     ledger.observe(name, demand, state, None)
 }
 
@@ -66,12 +79,26 @@ fn a_promise_counts_from_assume_and_is_given_back_by_forget() {
 fn assuming_twice_promises_once() {
     let mut ledger = ledger();
     ledger.wait("a", demand(40, Sharing::Shared, 0));
-    let AssumeResult::New(first) = ledger.assume(&uid("a"), &node("n")).unwrap() else { panic!() };
-    assert_eq!(ledger.assume(&uid("a"), &node("n")), Ok(AssumeResult::InFlight(first.clone())));
-    assert_eq!(ledger.assume(&uid("a"), &node("m")), Err(AssumeConflict::Unsettled { node: node("n") }));
+    let AssumeResult::New(first) = ledger.assume(&uid("a"), &node("n")).unwrap() else {
+        panic!()
+    };
+    assert_eq!(
+        ledger.assume(&uid("a"), &node("n")),
+        Ok(AssumeResult::InFlight(first.clone()))
+    );
+    assert_eq!(
+        ledger.assume(&uid("a"), &node("m")),
+        Err(AssumeConflict::Unsettled { node: node("n") })
+    );
     ledger.confirm(&uid("a"), &first.node, Some(first.devices));
-    assert_eq!(ledger.assume(&uid("a"), &node("n")), Ok(AssumeResult::Bound));
-    assert_eq!(ledger.assume(&uid("a"), &node("m")), Err(AssumeConflict::BoundElsewhere { node: node("n") }));
+    assert_eq!(
+        ledger.assume(&uid("a"), &node("n")),
+        Ok(AssumeResult::Bound)
+    );
+    assert_eq!(
+        ledger.assume(&uid("a"), &node("m")),
+        Err(AssumeConflict::BoundElsewhere { node: node("n") })
+    );
     assert_eq!(ledger.free_gib("n"), [32, 72]);
 }
 
@@ -85,7 +112,10 @@ fn the_loser_of_a_race_gets_a_typed_conflict() {
     ledger.assume(&uid("b"), &node("n")).unwrap();
     let lost = ledger.assume(&uid("c"), &node("n")).unwrap_err();
     assert_eq!(lost.code(), "insufficient-vram");
-    assert_eq!(lost.phrase(), "conflict: another pod took the GPU in the meantime");
+    assert_eq!(
+        lost.phrase(),
+        "conflict: another pod took the GPU in the meantime"
+    );
 }
 
 #[test]
@@ -96,14 +126,29 @@ fn no_other_pod_is_blamed_for_what_the_nodes_gpus_themselves_lack() {
         ledger.report_devices(&node("n"), devices.into()).unwrap();
         ledger.assume(&uid(pod), &node("n")).unwrap_err().phrase()
     };
-    let small = |device| Device { total: Bytes::gib(16), ..device };
-    let draining = |device| Device { health: Health::Draining, ..device };
+    let small = |device| Device {
+        total: Bytes::gib(16),
+        ..device
+    };
+    let draining = |device| Device {
+        health: Health::Draining,
+        ..device
+    };
     let pair = || gpu_pair(Bytes::gib(80)).into_iter();
     let one = demand(20, Sharing::Shared, 0);
-    let two = Demand { gpus: 2, per_gpu: Bytes::gib(10), ..one.clone() };
+    let two = Demand {
+        gpus: 2,
+        per_gpu: Bytes::gib(10),
+        ..one.clone()
+    };
     let one_draining = [draining(pair().next().unwrap()), pair().nth(1).unwrap()].to_vec();
     let phrases = [
-        refused(&mut ledger, pair().map(draining).collect(), "no-healthy-gpu", one.clone()),
+        refused(
+            &mut ledger,
+            pair().map(draining).collect(),
+            "no-healthy-gpu",
+            one.clone(),
+        ),
         refused(&mut ledger, one_draining, "too-few-gpus", two),
         refused(&mut ledger, pair().map(small).collect(), "too-large", one),
     ];
@@ -114,8 +159,16 @@ fn no_other_pod_is_blamed_for_what_the_nodes_gpus_themselves_lack() {
 fn an_exclusive_pod_is_charged_the_whole_gpu_and_granted_it() {
     let mut ledger = ledger();
     ledger.wait("a", demand(10, Sharing::Exclusive, 0));
-    let AssumeResult::New(placement) = ledger.assume(&uid("a"), &node("n")).unwrap() else { panic!() };
-    assert_eq!((placement.granted, placement.memory_fraction.ten_thousandths()), (Bytes::gib(72), 9000));
+    let AssumeResult::New(placement) = ledger.assume(&uid("a"), &node("n")).unwrap() else {
+        panic!()
+    };
+    assert_eq!(
+        (
+            placement.granted,
+            placement.memory_fraction.ten_thousandths()
+        ),
+        (Bytes::gib(72), 9000)
+    );
     assert_eq!(ledger.free_gib("n"), [0, 72]);
     ledger.wait("b", demand(80, Sharing::Shared, 0));
     assert!(matches!(
@@ -131,15 +184,33 @@ fn an_exclusive_pod_is_granted_what_it_requests_on_gpus_that_were_kept_for_it() 
     reserve(&mut ledger, "a", &[]).unwrap();
     // A margin of a GPU that a report does not show is held back, but not from the pod that the GPU is kept for.
     let sampled = ledger.now();
-    ledger.read(&node("n"), NodeReading { sampled, ..NodeReading::default() }.into());
-    let AssumeResult::New(placement) = ledger.assume(&uid("a"), &node("n")).unwrap() else { panic!() };
-    assert_eq!((placement.granted, placement.memory_fraction.ten_thousandths()), (Bytes::gib(71), 8875));
+    ledger.read(
+        &node("n"),
+        NodeReading {
+            sampled,
+            ..NodeReading::default()
+        }
+        .into(),
+    );
+    let AssumeResult::New(placement) = ledger.assume(&uid("a"), &node("n")).unwrap() else {
+        panic!()
+    };
+    assert_eq!(
+        (
+            placement.granted,
+            placement.memory_fraction.ten_thousandths()
+        ),
+        (Bytes::gib(71), 8875)
+    );
 }
 
 #[test]
 fn a_pod_bound_by_someone_else_is_charged_on_every_gpu() {
     let mut ledger = ledger();
-    assert_eq!(observe_bound(&mut ledger, "a", demand(30, Sharing::Shared, 0), None), PodWarning::Unplaced);
+    assert_eq!(
+        observe_bound(&mut ledger, "a", demand(30, Sharing::Shared, 0), None),
+        PodWarning::Unplaced
+    );
     assert_eq!(ledger.free_gib("n"), [42, 42]);
     assert_eq!(ledger.totals().unplaced, 1);
 }
@@ -149,13 +220,33 @@ fn an_edited_record_changes_nothing_and_is_reported() {
     let mut ledger = ledger();
     let devices = bind(&mut ledger, "a", demand(30, Sharing::Shared, 0));
     assert_eq!(devices[0].as_str(), "GPU-a");
-    let same = observe_bound(&mut ledger, "a", demand(30, Sharing::Shared, 0), Some(&["GPU-a"]));
-    let devices = observe_bound(&mut ledger, "a", demand(30, Sharing::Shared, 0), Some(&["GPU-b"]));
+    let same = observe_bound(
+        &mut ledger,
+        "a",
+        demand(30, Sharing::Shared, 0),
+        Some(&["GPU-a"]),
+    );
+    let devices = observe_bound(
+        &mut ledger,
+        "a",
+        demand(30, Sharing::Shared, 0),
+        Some(&["GPU-b"]),
+    );
     let removed = observe_bound(&mut ledger, "a", demand(30, Sharing::Shared, 0), None);
-    let amount = observe_bound(&mut ledger, "a", demand(1, Sharing::Shared, 0), Some(&["GPU-a"]));
+    let amount = observe_bound(
+        &mut ledger,
+        "a",
+        demand(1, Sharing::Shared, 0),
+        Some(&["GPU-a"]),
+    );
     assert_eq!(
         [same, devices, removed, amount],
-        [PodWarning::Nothing, PodWarning::DevicesEdited, PodWarning::DevicesEdited, PodWarning::DemandEdited]
+        [
+            PodWarning::Nothing,
+            PodWarning::DevicesEdited,
+            PodWarning::DevicesEdited,
+            PodWarning::DemandEdited
+        ]
     );
     assert_eq!(ledger.free_gib("n"), [42, 72]);
 }
@@ -166,10 +257,16 @@ fn a_hint_steers_the_next_pod_to_another_gpu_until_it_runs_out() {
     ledger.wait("a", demand(40, Sharing::Shared, 0));
     let view = ledger.node(&node("n")).unwrap().clone();
     ledger.offer(&uid("a"), &view.name, &view.uuids(GpuSet::one(0)));
-    assert_eq!(bind(&mut ledger, "b", demand(40, Sharing::Shared, 0))[0].as_str(), "GPU-b");
+    assert_eq!(
+        bind(&mut ledger, "b", demand(40, Sharing::Shared, 0))[0].as_str(),
+        "GPU-b"
+    );
     ledger.release(&uid("b"));
     ledger.pass(2);
-    assert_eq!(bind(&mut ledger, "c", demand(40, Sharing::Shared, 0))[0].as_str(), "GPU-a");
+    assert_eq!(
+        bind(&mut ledger, "c", demand(40, Sharing::Shared, 0))[0].as_str(),
+        "GPU-a"
+    );
 }
 
 #[test]
@@ -179,7 +276,10 @@ fn a_hint_is_advice_only() {
     ledger.wait("a", demand(40, Sharing::Shared, 0));
     let view = ledger.node(&node("n")).unwrap().clone();
     ledger.offer(&uid("a"), &view.name, &view.uuids(GpuSet::one(1)));
-    assert_eq!(bind(&mut ledger, "b", demand(40, Sharing::Shared, 0))[0].as_str(), "GPU-b");
+    assert_eq!(
+        bind(&mut ledger, "b", demand(40, Sharing::Shared, 0))[0].as_str(),
+        "GPU-b"
+    );
 }
 
 fn reserve(ledger: &mut Ledger, pod: &str, victims: &[&str]) -> Result<(), AssumeConflict> {
@@ -203,7 +303,11 @@ fn a_hold_keeps_the_room_its_victims_leave_for_its_pod() {
         reserve(&mut ledger, "urgent", &["victim"]),
         Err(AssumeConflict::AlreadyReserved { node: node("n") })
     );
-    assert_eq!(ledger.free_gib("n"), [12, 2], "the reservation takes what its victim does not have already");
+    assert_eq!(
+        ledger.free_gib("n"),
+        [12, 2],
+        "the reservation takes what its victim does not have already"
+    );
     let waiting = ledger.reserved_placement(&uid("urgent")).unwrap().1;
     assert_eq!(waiting, Err(Misfit::VictimsLeaving { remaining: 1 }));
     assert!(ledger.assume(&uid("urgent"), &node("n")).is_err());
@@ -212,8 +316,14 @@ fn a_hold_keeps_the_room_its_victims_leave_for_its_pod() {
     assert_eq!(ledger.free_gib("n"), [12, 2]);
     ledger.wait("thief", demand(60, Sharing::Shared, 0));
     assert!(ledger.assume(&uid("thief"), &node("n")).is_err());
-    assert_eq!(ledger.reserved_placement(&uid("urgent")).unwrap().1, Ok(GpuSet::one(0)));
-    assert!(matches!(ledger.assume(&uid("urgent"), &node("n")), Ok(AssumeResult::New(_))));
+    assert_eq!(
+        ledger.reserved_placement(&uid("urgent")).unwrap().1,
+        Ok(GpuSet::one(0))
+    );
+    assert!(matches!(
+        ledger.assume(&uid("urgent"), &node("n")),
+        Ok(AssumeResult::New(_))
+    ));
     assert_eq!(ledger.free_gib("n"), [12, 2]);
 }
 
@@ -224,7 +334,13 @@ fn a_failed_bind_gives_the_hold_back() {
     reserve(&mut ledger, "urgent", &[]).unwrap();
     ledger.assume(&uid("urgent"), &node("n")).unwrap();
     ledger.forget(&uid("urgent"));
-    assert!(ledger.pod_state(&uid("urgent")).unwrap().reservation().is_some());
+    assert!(
+        ledger
+            .pod_state(&uid("urgent"))
+            .unwrap()
+            .reservation()
+            .is_some()
+    );
     assert_eq!(ledger.pass(60), [uid("urgent")], "and its deadline with it");
     assert_eq!(ledger.free_gib("n"), [72, 72]);
 }
@@ -237,7 +353,10 @@ fn one_pod_is_the_victim_of_one_hold() {
         ledger.wait(pod, demand(60, Sharing::Shared, 10));
     }
     reserve(&mut ledger, "one", &["victim"]).unwrap();
-    assert_eq!(reserve(&mut ledger, "two", &["victim"]), Err(AssumeConflict::VictimGone));
+    assert_eq!(
+        reserve(&mut ledger, "two", &["victim"]),
+        Err(AssumeConflict::VictimGone)
+    );
     assert!(
         ledger
             .candidates_for(&ledger.preemptor(&uid("two")), [&node("n")])
@@ -253,12 +372,17 @@ fn a_change_of_one_node_copies_one_node() {
     let mut ledger = ledger();
     for name in ["m", "o"] {
         ledger.set_node(&node(name), NodeKind::Stowage, None);
-        ledger.report_devices(&node(name), gpus(&["GPU-x"]).into()).unwrap();
+        ledger
+            .report_devices(&node(name), gpus(&["GPU-x"]).into())
+            .unwrap();
     }
     let before = ledger.snapshot();
     bind(&mut ledger, "a", demand(40, Sharing::Shared, 0));
     let after = ledger.snapshot();
-    assert!(Arc::ptr_eq(&before.node("m").unwrap().gpus, &after.node("m").unwrap().gpus));
+    assert!(Arc::ptr_eq(
+        &before.node("m").unwrap().gpus,
+        &after.node("m").unwrap().gpus
+    ));
     assert_eq!(
         before.node("n").unwrap().gpus[0].free(),
         Bytes::gib(72),
@@ -273,14 +397,18 @@ fn what_changes_while_somebody_reads_and_after_it_is_all_in_the_next_view() {
     let mut ledger = ledger();
     for name in ["m", "o"] {
         ledger.set_node(&node(name), NodeKind::Stowage, None);
-        ledger.report_devices(&node(name), gpus(&["GPU-x"]).into()).unwrap();
+        ledger
+            .report_devices(&node(name), gpus(&["GPU-x"]).into())
+            .unwrap();
     }
     let reader = ledger.snapshot();
     bind(&mut ledger, "a", demand(40, Sharing::Shared, 0));
     assert_eq!(reader.node("n").unwrap().gpus[0].free(), Bytes::gib(72));
     drop(reader);
     // This one goes to the view at once; the one before it still waits.
-    ledger.report_devices(&node("o"), gpus(&["GPU-x", "GPU-y"]).into()).unwrap();
+    ledger
+        .report_devices(&node("o"), gpus(&["GPU-x", "GPU-y"]).into())
+        .unwrap();
     let next = ledger.snapshot();
     assert_eq!(next.node("n").unwrap().gpus[0].free(), Bytes::gib(32));
     assert_eq!(next.node("o").unwrap().gpus.len(), 2);
@@ -292,26 +420,42 @@ fn many_nodes_that_change_come_and_go_while_somebody_reads_are_all_in_the_next_v
     let mut ledger = LedgerCluster::empty(Policy::default());
     let add = |ledger: &mut Ledger, name: &str, devices: &[&str]| {
         ledger.set_node(&node(name), NodeKind::Stowage, None);
-        ledger.report_devices(&node(name), gpus(devices).into()).unwrap();
+        ledger
+            .report_devices(&node(name), gpus(devices).into())
+            .unwrap();
     };
     let names = ["a", "b", "c", "d", "e"];
-    names.iter().for_each(|name| add(&mut ledger, name, &["GPU-x"]));
+    names
+        .iter()
+        .for_each(|name| add(&mut ledger, name, &["GPU-x"]));
     let shown = |snapshot: &Snapshot| serde_json::to_string(snapshot).unwrap();
     for round in 0..3 {
         let reader = ledger.snapshot();
         let before = shown(&reader);
-        names.iter().for_each(|name| add(&mut ledger, name, &["GPU-x", &format!("GPU-{round}")]));
+        names
+            .iter()
+            .for_each(|name| add(&mut ledger, name, &["GPU-x", &format!("GPU-{round}")]));
         match round {
             1 => add(&mut ledger, "bb", &["GPU-x"]),
             2 => ledger.remove_node(&node("c")),
             _ => {}
         }
         add(&mut ledger, "a", &["GPU-y"]);
-        assert_eq!(shown(&reader), before, "a reader of the old one sees the old one");
+        assert_eq!(
+            shown(&reader),
+            before,
+            "a reader of the old one sees the old one"
+        );
         let next = ledger.snapshot();
-        let all: Vec<Node> =
-            ledger.all_node_states().filter(|one| one.exists()).map(|one| one.view().clone()).collect();
-        assert_eq!(shown(&next), shown(&Snapshot::new(next.generation(), next.epoch(), all)));
+        let all: Vec<Node> = ledger
+            .all_node_states()
+            .filter(|one| one.exists())
+            .map(|one| one.view().clone())
+            .collect();
+        assert_eq!(
+            shown(&next),
+            shown(&Snapshot::new(next.generation(), next.epoch(), all))
+        );
         assert_eq!(next.nodes().len(), [5, 6, 5][round]);
         assert!(
             next.nodes()
@@ -337,9 +481,13 @@ fn nothing_is_promised_where_a_device_plugin_hands_out_the_gpus() {
     ledger.set_node(&node("n"), NodeKind::DevicePlugin, None);
     ledger.wait("a", demand(1, Sharing::Shared, 0));
     let refused = ledger.assume(&uid("a"), &node("n"));
-    assert_eq!(refused, Err(AssumeConflict::NoLongerFits(Misfit::DevicePluginNode)));
+    assert_eq!(
+        refused,
+        Err(AssumeConflict::NoLongerFits(Misfit::DevicePluginNode))
+    );
     let snapshot = ledger.snapshot();
-    let misfit = crate::placing::fit::fit(snapshot.node("n").unwrap(), &demand(1, Sharing::Shared, 0));
+    let misfit =
+        crate::placing::fit::fit(snapshot.node("n").unwrap(), &demand(1, Sharing::Shared, 0));
     assert_eq!(misfit, Err(Misfit::DevicePluginNode));
 }
 
@@ -350,9 +498,15 @@ fn a_card_that_is_cut_into_slices_while_pods_have_it_takes_no_more_until_they_le
     let parent = Some(gpu("GPU-a"));
     let slices: Vec<Device> = gpus(&["MIG-1", "MIG-2"])
         .into_iter()
-        .map(|slice| Device { parent: parent.clone(), total: Bytes::gib(40), ..slice })
+        .map(|slice| Device {
+            parent: parent.clone(),
+            total: Bytes::gib(40),
+            ..slice
+        })
         .collect();
-    ledger.report_devices(&node("n"), slices.clone().into()).unwrap();
+    ledger
+        .report_devices(&node("n"), slices.clone().into())
+        .unwrap();
     ledger.wait("b", demand(20, Sharing::Shared, 0));
     assert!(ledger.assume(&uid("b"), &node("n")).is_err());
     ledger.release(&uid("a"));
@@ -376,8 +530,16 @@ fn the_record_wins_over_an_assume_that_was_never_answered() {
     let mut ledger = ledger();
     ledger.wait("a", demand(40, Sharing::Shared, 0));
     ledger.assume(&uid("a"), &node("n")).unwrap();
-    let warning = observe_bound(&mut ledger, "a", demand(40, Sharing::Shared, 0), Some(&["GPU-b"]));
-    assert_eq!((warning, ledger.free_gib("n")), (PodWarning::Nothing, vec![72, 32]));
+    let warning = observe_bound(
+        &mut ledger,
+        "a",
+        demand(40, Sharing::Shared, 0),
+        Some(&["GPU-b"]),
+    );
+    assert_eq!(
+        (warning, ledger.free_gib("n")),
+        (PodWarning::Nothing, vec![72, 32])
+    );
 }
 
 #[test]
@@ -385,9 +547,17 @@ fn an_offer_made_on_gpus_that_have_changed_since_is_dropped() {
     let mut ledger = ledger();
     ledger.wait("a", demand(40, Sharing::Shared, 0));
     let view = ledger.node(&node("n")).unwrap().clone();
-    ledger.report_devices(&node("n"), gpus(&["GPU-a"]).into()).unwrap();
+    ledger
+        .report_devices(&node("n"), gpus(&["GPU-a"]).into())
+        .unwrap();
     ledger.offer(&uid("a"), &view.name, &view.uuids(GpuSet::one(1)));
-    assert!(ledger.pod_state(&uid("a")).unwrap().soft_reservation().is_none());
+    assert!(
+        ledger
+            .pod_state(&uid("a"))
+            .unwrap()
+            .soft_reservation()
+            .is_none()
+    );
 }
 
 #[test]
@@ -401,11 +571,16 @@ fn what_this_process_offered_or_refused_since_is_not_supposed_to_be_refused() {
     let then = START + Millis::seconds(1);
     ledger.set_now(then);
     let found = ledger.may_be_refused();
-    assert_eq!(found, ["offered", "refused", "before", "new"].map(uid).into());
+    assert_eq!(
+        found,
+        ["offered", "refused", "before", "new"].map(uid).into()
+    );
     let view = ledger.node(&node("n")).unwrap().clone();
     ledger.offer(&uid("offered"), &view.name, &view.uuids(GpuSet::one(1)));
     ledger.note_refused(&uid("refused"), Some(snapshot.set_of(0..1)));
-    found.iter().for_each(|uid| ledger.suppose_refused(uid, then));
+    found
+        .iter()
+        .for_each(|uid| ledger.suppose_refused(uid, then));
     let supposed = |name| {
         let pod_state = ledger.pod_state(&uid(name)).unwrap();
         pod_state.refused().map(|refused| refused.is_supposed)
@@ -423,21 +598,34 @@ fn a_hold_is_free_when_its_last_victim_has_left() {
     ledger.wait("urgent", demand(60, Sharing::Shared, 10));
     reserve(&mut ledger, "urgent", &["victim"]).unwrap();
     let status = |ledger: &Ledger| {
-        let [status] = &ledger.reservation_status()[..] else { panic!("one reservation") };
+        let [status] = &ledger.reservation_status()[..] else {
+            panic!("one reservation")
+        };
         (status.uid.clone(), status.remaining.len(), status.is_free)
     };
     assert_eq!(status(&ledger), (uid("urgent"), 1, false));
     ledger.release(&uid("victim"));
     assert_eq!(status(&ledger), (uid("urgent"), 0, true));
-    assert!(matches!(ledger.assume(&uid("urgent"), &node("n")), Ok(AssumeResult::New(_))));
+    assert!(matches!(
+        ledger.assume(&uid("urgent"), &node("n")),
+        Ok(AssumeResult::New(_))
+    ));
 }
 
 #[test]
 fn a_pod_refused_for_want_of_devices_is_woken_when_they_come_free_and_one_at_a_time() {
     let gpu = || PluginResource::parse("nvidia.com/gpu").unwrap();
     let asks = |count| {
-        let ask = Ask::Plugin { resource: gpu(), count };
-        Demand { ask, per_gpu: Bytes::ZERO, gpus: count, ..demand(0, Sharing::Exclusive, 0) }
+        let ask = Ask::Plugin {
+            resource: gpu(),
+            count,
+        };
+        Demand {
+            ask,
+            per_gpu: Bytes::ZERO,
+            gpus: count,
+            ..demand(0, Sharing::Exclusive, 0)
+        }
     };
     let mut ledger = LedgerCluster::empty(Policy::default());
     ledger.set_node(&node("n"), NodeKind::DevicePlugin, None);
@@ -467,16 +655,37 @@ fn a_stake_that_changes_on_a_bound_pod_counts_at_once_and_moves_no_page() {
     let generation = ledger.snapshot().generation();
     let pod_state = ledger.pod_state(&uid("a")).unwrap().clone();
     let mut see = |observed: Option<ObservedDisruptionInfo>| {
-        let PodPhase::Bound(bound) = pod_state.phase.clone() else { panic!("it is bound") };
+        let PodPhase::Bound(bound) = pod_state.phase.clone() else {
+            panic!("it is bound")
+        };
         let (node, devices) = (bound.node, bound.devices);
-        let state = ObservedPhase::Bound { node, devices, starting: false, ran: None };
+        let state = ObservedPhase::Bound {
+            node,
+            devices,
+            starting: false,
+            ran: None,
+        };
         let warning = ledger.observe("a", pod_state.demand.clone(), state, observed);
         let after = ledger.pod_state(&uid("a")).unwrap().clone();
-        let PodPhase::Bound(bound) = after.phase else { panic!("it stays bound") };
-        (warning, DisruptionInfo::clone(&after.disruption_info), bound.leaving)
+        let PodPhase::Bound(bound) = after.phase else {
+            panic!("it stays bound")
+        };
+        (
+            warning,
+            DisruptionInfo::clone(&after.disruption_info),
+            bound.leaving,
+        )
     };
-    let stamped = |stamp| Some(ObservedDisruptionInfo { stamp, ..ObservedDisruptionInfo::default() });
-    let at = |moment| DisruptionInfo { checkpoint: Checkpoint::At(moment), ..DisruptionInfo::default() };
+    let stamped = |stamp| {
+        Some(ObservedDisruptionInfo {
+            stamp,
+            ..ObservedDisruptionInfo::default()
+        })
+    };
+    let at = |moment| DisruptionInfo {
+        checkpoint: Checkpoint::At(moment),
+        ..DisruptionInfo::default()
+    };
     assert_eq!(
         see(stamped(CheckpointAge::Ago(Millis(5_000)))),
         (PodWarning::Nothing, at(START.before(Millis(5_000))), None)
@@ -488,12 +697,25 @@ fn a_stake_that_changes_on_a_bound_pod_counts_at_once_and_moves_no_page() {
     );
     assert_eq!(
         see(stamped(CheckpointAge::Unreadable)),
-        (PodWarning::CheckpointUnreadable, DisruptionInfo::default(), None)
+        (
+            PodWarning::CheckpointUnreadable,
+            DisruptionInfo::default(),
+            None
+        )
     );
     let ahead = stamped(CheckpointAge::Ahead(Millis::seconds(600)));
-    assert_eq!(see(ahead), (PodWarning::CheckpointInFuture, at(START), None));
-    let leaving = PodDeletion { asked_ago: Millis(10_000), grace: Millis(30_000) };
-    let leaves = Some(ObservedDisruptionInfo { leaving: Some(leaving), ..ObservedDisruptionInfo::default() });
+    assert_eq!(
+        see(ahead),
+        (PodWarning::CheckpointInFuture, at(START), None)
+    );
+    let leaving = PodDeletion {
+        asked_ago: Millis(10_000),
+        grace: Millis(30_000),
+    };
+    let leaves = Some(ObservedDisruptionInfo {
+        leaving: Some(leaving),
+        ..ObservedDisruptionInfo::default()
+    });
     assert_eq!(see(leaves).2, Some(START + Millis::seconds(20)));
     assert_eq!(ledger.snapshot().generation(), generation);
 }
@@ -503,19 +725,41 @@ fn a_stake_that_changes_on_a_bound_pod_counts_at_once_and_moves_no_page() {
 fn a_deletion_whose_time_is_over_when_it_is_first_seen_gets_its_grace_from_then_on() {
     use crate::vocabulary::disruption_info::{ObservedDisruptionInfo, PodDeletion};
     // When it began, with what grace, and how much of it is left now, all in seconds.
-    for (asked_ago, grace, left) in [(3600, 30, 30), (31, 30, 30), (30, 30, 0), (10, 30, 20), (3600, 0, 0)] {
+    for (asked_ago, grace, left) in [
+        (3600, 30, 30),
+        (31, 30, 30),
+        (30, 30, 0),
+        (10, 30, 20),
+        (3600, 0, 0),
+    ] {
         let mut ledger = ledger();
         bind(&mut ledger, "a", demand(10, Sharing::Shared, 0));
         let pod_state = ledger.pod_state(&uid("a")).unwrap().clone();
         let mut see = |asked_ago: u64| {
-            let PodPhase::Bound(bound) = pod_state.phase.clone() else { panic!("it is bound") };
-            let state =
-                ObservedPhase::Bound { node: bound.node, devices: bound.devices, starting: false, ran: None };
-            let leaving =
-                Some(PodDeletion { asked_ago: Millis::seconds(asked_ago), grace: Millis::seconds(grace) });
-            let observed = ObservedDisruptionInfo { leaving, ..ObservedDisruptionInfo::default() };
+            let PodPhase::Bound(bound) = pod_state.phase.clone() else {
+                panic!("it is bound")
+            };
+            let state = ObservedPhase::Bound {
+                node: bound.node,
+                devices: bound.devices,
+                starting: false,
+                ran: None,
+            };
+            let leaving = Some(PodDeletion {
+                asked_ago: Millis::seconds(asked_ago),
+                grace: Millis::seconds(grace),
+            });
+            let observed = ObservedDisruptionInfo {
+                leaving,
+                ..ObservedDisruptionInfo::default()
+            };
             ledger.observe("a", pod_state.demand.clone(), state, Some(observed));
-            ledger.pod_state(&uid("a")).unwrap().bound().unwrap().leaving
+            ledger
+                .pod_state(&uid("a"))
+                .unwrap()
+                .bound()
+                .unwrap()
+                .leaving
         };
         let by = Some(START + Millis::seconds(left));
         // Whatever the wall clock says afterwards, once its time counts it grows no longer.

@@ -110,12 +110,19 @@ impl WaitingPod {
     pub(super) fn note_refused(&mut self, at: Moment, asked: Option<NodeSet>) {
         self.unplaced_since.get_or_insert(at);
         let asked = asked.map(Arc::new);
-        self.refused = Some(FilterRefusal { at, asked, woken: 0, is_supposed: false });
+        self.refused = Some(FilterRefusal {
+            at,
+            asked,
+            woken: 0,
+            is_supposed: false,
+        });
     }
 
     pub(super) fn suppose_refused(&mut self, at: Moment) {
         self.note_refused(at, None);
-        self.refused.iter_mut().for_each(|refused| refused.is_supposed = true);
+        self.refused
+            .iter_mut()
+            .for_each(|refused| refused.is_supposed = true);
     }
 
     pub(super) fn note_woken(&mut self, at: Moment) {
@@ -132,7 +139,12 @@ impl WaitingPod {
         self.failed_eviction = Some(FailedAttempt::after(self.failed_eviction, at, generation));
     }
 
-    pub(super) fn observe_gate(&mut self, gate: SchedulingGate, nominated: Option<NodeName>, now: Moment) {
+    pub(super) fn observe_gate(
+        &mut self,
+        gate: SchedulingGate,
+        nominated: Option<NodeName>,
+        now: Moment,
+    ) {
         if self.gate != gate {
             (self.since, self.failed_attempt) = (now, None);
         }
@@ -144,8 +156,8 @@ impl WaitingPod {
 
     /// A reservation on the same node is the same one, with another deadline or fewer victims.
     pub(super) fn replace_reservation(&mut self, reservation: Option<Reservation>, now: Moment) {
-        let stays =
-            self.reservation.as_ref().map(|known| &known.node) == reservation.as_ref().map(|new| &new.node);
+        let stays = self.reservation.as_ref().map(|known| &known.node)
+            == reservation.as_ref().map(|new| &new.node);
         if !stays {
             self.reserved_since = reservation.as_ref().map(|_| now);
         }
@@ -154,7 +166,10 @@ impl WaitingPod {
 
     /// Whether a reservation that the pod shows is another than the one that is known.
     pub(super) fn is_news(&self, observed: &Reservation) -> bool {
-        !self.reservation.as_ref().is_some_and(|known| known.is_same(observed))
+        !self
+            .reservation
+            .as_ref()
+            .is_some_and(|known| known.is_same(observed))
     }
 }
 
@@ -162,6 +177,10 @@ impl FailedAttempt {
     /// One more, after the last one.
     fn after(last: Option<Self>, at: Moment, generation: u64) -> Self {
         let times = last.map_or(0, |last| last.times).saturating_add(1);
-        Self { at, times, generation }
+        Self {
+            at,
+            times,
+            generation,
+        }
     }
 }

@@ -123,8 +123,9 @@ impl WaitingPods {
 
 /// A pod that asks a device plugin may be another scheduler's; Stowage's own is woken by what the API server shows.
 fn may_be_refused(pod_state: &PodState) -> bool {
-    let is_free =
-        |waiting: &WaitingPod| waiting.soft_reservation.is_none() && waiting.gate == SchedulingGate::Open;
+    let is_free = |waiting: &WaitingPod| {
+        waiting.soft_reservation.is_none() && waiting.gate == SchedulingGate::Open
+    };
     pod_state.waiting().is_some_and(is_free) && !pod_state.demand.asks_plugin()
 }
 
@@ -145,14 +146,23 @@ impl Ledger {
     /// Pods that may have been refused by a process of which this ledger knows nothing: the last leader, or this process before its
     /// restart. Looks at all pods.
     pub fn may_be_refused(&self) -> BTreeSet<PodUid> {
-        let waiting = self.pods_in_no_order().filter(|(_, pod_state)| may_be_refused(pod_state));
+        let waiting = self
+            .pods_in_no_order()
+            .filter(|(_, pod_state)| may_be_refused(pod_state));
         waiting.map(|(uid, _)| uid.clone()).collect()
     }
 
     /// The pod counts as refused from now on, if it still may be and this process has not refused it since `then`.
     pub(crate) fn suppose_refused(&mut self, uid: &PodUid, then: Moment) {
-        let is_known = |pod_state: &PodState| pod_state.refused().is_some_and(|refused| refused.at >= then);
-        if self.pod_states.get(uid).is_some_and(|pod_state| may_be_refused(pod_state) && !is_known(pod_state))
+        let is_known = |pod_state: &PodState| {
+            pod_state
+                .refused()
+                .is_some_and(|refused| refused.at >= then)
+        };
+        if self
+            .pod_states
+            .get(uid)
+            .is_some_and(|pod_state| may_be_refused(pod_state) && !is_known(pod_state))
         {
             self.enter_supposed(uid);
         }
@@ -160,7 +170,9 @@ impl Ledger {
 
     /// The same, of all pods and whatever this process has refused.
     pub(crate) fn suppose_all_refused(&mut self) {
-        self.may_be_refused().iter().for_each(|uid| self.enter_supposed(uid));
+        self.may_be_refused()
+            .iter()
+            .for_each(|uid| self.enter_supposed(uid));
     }
 
     fn enter_supposed(&mut self, uid: &PodUid) {
@@ -174,19 +186,42 @@ impl Ledger {
     pub(crate) fn pending(&mut self, limit: usize) -> Vec<PendingPod> {
         self.bring_due(limit.saturating_mul(BROUGHT));
         let whole = self.whole();
-        let shares: BTreeMap<TenantId, u64> =
-            self.policy.tenant_ids().map(|id| (id, self.borrowed_share(Some(id), whole))).collect();
-        let share = |tenant: Option<TenantId>| tenant.and_then(|id| shares.get(&id).copied()).unwrap_or(0);
-        let refused = self.waiting_pods.queue.hand_out(WaitingLine::Refused, limit, share);
-        let gated = self.waiting_pods.queue.hand_out(WaitingLine::Gated, limit, share);
-        let on_their_way =
-            if refused.is_empty() { Vec::new() } else { self.waiting_pods.queue.last_woken(limit) };
+        let shares: BTreeMap<TenantId, u64> = self
+            .policy
+            .tenant_ids()
+            .map(|id| (id, self.borrowed_share(Some(id), whole)))
+            .collect();
+        let share =
+            |tenant: Option<TenantId>| tenant.and_then(|id| shares.get(&id).copied()).unwrap_or(0);
+        let refused = self
+            .waiting_pods
+            .queue
+            .hand_out(WaitingLine::Refused, limit, share);
+        let gated = self
+            .waiting_pods
+            .queue
+            .hand_out(WaitingLine::Gated, limit, share);
+        let on_their_way = if refused.is_empty() {
+            Vec::new()
+        } else {
+            self.waiting_pods.queue.last_woken(limit)
+        };
         let due: BTreeSet<&PodUid> = refused.iter().collect();
         let on_their_way = on_their_way.iter().filter(|uid| !due.contains(uid));
         let refused = refused.iter().chain(on_their_way).enumerate();
-        let refused = refused.filter_map(|(turn, uid)| Some(PendingPod { turn, ..self.refused_one(uid)? }));
+        let refused = refused.filter_map(|(turn, uid)| {
+            Some(PendingPod {
+                turn,
+                ..self.refused_one(uid)?
+            })
+        });
         let gated = gated.iter().enumerate();
-        let gated = gated.filter_map(|(turn, uid)| Some(PendingPod { turn, ..self.gated_one(uid)? }));
+        let gated = gated.filter_map(|(turn, uid)| {
+            Some(PendingPod {
+                turn,
+                ..self.gated_one(uid)?
+            })
+        });
         let mut pending: Vec<PendingPod> = refused.chain(gated).collect();
         pending.sort_by_cached_key(PendingPod::order);
         pending
@@ -194,7 +229,8 @@ impl Ledger {
 
     /// These pods were handed out by [`Ledger::pending`] and not looked at: their turns come first again.
     pub(crate) fn put_back<'a>(&mut self, pods: impl IntoIterator<Item = &'a PodUid>) {
-        pods.into_iter().for_each(|uid| self.waiting_pods.queue.put_back(uid));
+        pods.into_iter()
+            .for_each(|uid| self.waiting_pods.queue.put_back(uid));
     }
 
     /// How many pods wait for the planner, due or not.
@@ -209,13 +245,19 @@ impl Ledger {
         if waiting.is_none() && !self.waiting_pods.knows(uid) {
             return;
         }
-        let turn = waiting.and_then(|pod_state| Some((self.due(pod_state)?, queue_band_of(pod_state))));
-        self.waiting_pods.set(uid, turn, waiting.and_then(PodState::refused), self.now);
+        let turn =
+            waiting.and_then(|pod_state| Some((self.due(pod_state)?, queue_band_of(pod_state))));
+        self.waiting_pods
+            .set(uid, turn, waiting.and_then(PodState::refused), self.now);
     }
 
     /// Gives all pods that wait a turn by the class and the tenant that they have now.
     pub(super) fn requeue_all(&mut self) {
-        self.waiting_pods.queue.all().iter().for_each(|uid| self.requeue(uid));
+        self.waiting_pods
+            .queue
+            .all()
+            .iter()
+            .for_each(|uid| self.requeue(uid));
     }
 
     /// A group's pods; the pending ones in the order in which they are to be placed.
@@ -223,7 +265,10 @@ impl Ledger {
         let mut group = PodGroup::default();
         for (uid, pod_state) in self.members(key) {
             group.size = group.size.max(pod_state.disruption_info.group_size);
-            match pod_state.waiting().filter(|waiting| waiting.reservation.is_none()) {
+            match pod_state
+                .waiting()
+                .filter(|waiting| waiting.reservation.is_none())
+            {
                 Some(waiting) => {
                     let pending = self
                         .planned_in_group(key, waiting)
@@ -249,9 +294,13 @@ impl Ledger {
             SchedulingGate::Planned => Some(WaitKind::Gated),
             SchedulingGate::Open if key.kind.is_planned_without_gate() => {
                 // The scheduler may still find a node for it by a preemption of its own.
-                let refused =
-                    waiting.refused.as_ref().filter(|refused| refused.at + QUIET_PERIOD <= self.now)?;
-                Some(WaitKind::Refused { asked: refused.asked.clone() })
+                let refused = waiting
+                    .refused
+                    .as_ref()
+                    .filter(|refused| refused.at + QUIET_PERIOD <= self.now)?;
+                Some(WaitKind::Refused {
+                    asked: refused.asked.clone(),
+                })
             }
             SchedulingGate::Open | SchedulingGate::Others => None,
         }
@@ -264,73 +313,104 @@ impl Ledger {
 
     /// The same of each node that exists: they are the nodes of the snapshot, in its order.
     pub(crate) fn coming_by_node(&self) -> impl Iterator<Item = (&NodeName, &[PodUid])> {
-        self.node_states.all_existing().map(|node_state| (&node_state.view().name, node_state.coming()))
+        self.node_states
+            .all_existing()
+            .map(|node_state| (&node_state.view().name, node_state.coming()))
     }
 
     /// All pods of a group.
-    pub fn members<'a>(&'a self, key: &GroupKey) -> impl Iterator<Item = (&'a PodUid, &'a PodState)> {
-        self.members_of(key).filter_map(|uid| Some((uid, self.pod_states.get(uid)?)))
+    pub fn members<'a>(
+        &'a self,
+        key: &GroupKey,
+    ) -> impl Iterator<Item = (&'a PodUid, &'a PodState)> {
+        self.members_of(key)
+            .filter_map(|uid| Some((uid, self.pod_states.get(uid)?)))
     }
 
     /// The pod was woken.
     pub(crate) fn note_woken(&mut self, uid: &PodUid) {
         let at = self.now;
-        self.pod_states.note_waiting(uid, |waiting| waiting.note_woken(at));
+        self.pod_states
+            .note_waiting(uid, |waiting| waiting.note_woken(at));
         self.requeue(uid);
     }
 
     /// There was no place for the pod in the ledger of that generation.
     pub(crate) fn note_no_placement(&mut self, uid: &PodUid, generation: u64) {
         let at = self.now;
-        self.pod_states.note_waiting(uid, |waiting| waiting.note_no_placement(at, generation));
+        self.pod_states
+            .note_waiting(uid, |waiting| waiting.note_no_placement(at, generation));
         self.requeue(uid);
     }
 
     /// The pod did not take the place of its victims in time.
     pub(crate) fn note_failed_eviction(&mut self, uid: &PodUid) {
         let (at, generation) = (self.now, self.generation());
-        self.pod_states.note_waiting(uid, |waiting| waiting.note_failed_eviction(at, generation));
+        self.pod_states
+            .note_waiting(uid, |waiting| waiting.note_failed_eviction(at, generation));
     }
 
     /// Whether pods may be evicted for the pod (again).
     pub(crate) fn may_evict_for(&self, uid: &PodUid) -> bool {
-        let Some(waiting) = self.pod_states.waiting(uid) else { return false };
+        let Some(waiting) = self.pod_states.waiting(uid) else {
+            return false;
+        };
         let pause = |times: u32| {
             RETRY_AFTER_FAILED_EVICTION
                 .times(1 << (times - 1).min(8))
                 .min(LONGEST_RETRY_AFTER_FAILED_EVICTION)
         };
-        waiting.failed_eviction.is_none_or(|failed| failed.at + pause(failed.times) <= self.now)
+        waiting
+            .failed_eviction
+            .is_none_or(|failed| failed.at + pause(failed.times) <= self.now)
     }
 
     /// Makes pods ready that are due, at most so many of them.
     fn bring_due(&mut self, limit: usize) {
         for _ in 0..limit {
-            let Some(uid) = self.waiting_pods.queue.next_due(self.now).cloned() else { return };
-            let failed_attempt = self.pod_states.waiting(&uid).and_then(|waiting| waiting.failed_attempt);
+            let Some(uid) = self.waiting_pods.queue.next_due(self.now).cloned() else {
+                return;
+            };
+            let failed_attempt = self
+                .pod_states
+                .waiting(&uid)
+                .and_then(|waiting| waiting.failed_attempt);
             match self.is_due(failed_attempt) {
                 true => self.requeue(&uid),
-                false => self.waiting_pods.queue.set_later(&uid, self.now + CHANGE_CHECK_INTERVAL),
+                false => self
+                    .waiting_pods
+                    .queue
+                    .set_later(&uid, self.now + CHANGE_CHECK_INTERVAL),
             }
         }
     }
 
     /// When a pod may be looked at again, if something has changed by then; `None` for one that does not wait for the planner.
     fn due(&self, pod_state: &PodState) -> Option<Moment> {
-        let Some(WaitingPod { reservation: None, gate, refused, unanswered_wakes, failed_attempt, .. }) =
-            pod_state.waiting()
+        let Some(WaitingPod {
+            reservation: None,
+            gate,
+            refused,
+            unanswered_wakes,
+            failed_attempt,
+            ..
+        }) = pod_state.waiting()
         else {
             return None;
         };
         let left_alone = match (gate, refused) {
             (SchedulingGate::Planned, _) => Moment::default(),
-            (SchedulingGate::Open, Some(refused)) => refused.at + pause(refused.woken, *unanswered_wakes),
+            (SchedulingGate::Open, Some(refused)) => {
+                refused.at + pause(refused.woken, *unanswered_wakes)
+            }
             (SchedulingGate::Open | SchedulingGate::Others, _) => return None,
         };
         let again = |failed_attempt: FailedAttempt| {
             failed_attempt.at + pause_after(failed_attempt, RETRY_AFTER_CHANGE)
         };
-        Some(failed_attempt.map_or(left_alone, |failed_attempt| left_alone.max(again(failed_attempt))))
+        Some(failed_attempt.map_or(left_alone, |failed_attempt| {
+            left_alone.max(again(failed_attempt))
+        }))
     }
 
     /// `None` for a pod that is left alone for now and was not woken, and for one that has a reservation.
@@ -347,8 +427,8 @@ impl Ledger {
         else {
             return None;
         };
-        let is_due =
-            refused.at + pause(refused.woken, *unanswered_wakes) <= self.now && self.is_due(*failed_attempt);
+        let is_due = refused.at + pause(refused.woken, *unanswered_wakes) <= self.now
+            && self.is_due(*failed_attempt);
         let asked = refused.asked.clone();
         let way = match (is_due, refused.woken) {
             (true, _) => WaitKind::Refused { asked },
@@ -361,27 +441,49 @@ impl Ledger {
     fn gated_one(&self, uid: &PodUid) -> Option<PendingPod> {
         let pod_state = self.pod_states.get(uid)?;
         let Some(WaitingPod {
-            gate: SchedulingGate::Planned, reservation: None, failed_attempt, since, ..
+            gate: SchedulingGate::Planned,
+            reservation: None,
+            failed_attempt,
+            since,
+            ..
         }) = pod_state.waiting()
         else {
             return None;
         };
-        self.is_due(*failed_attempt).then(|| self.pending_one(uid, pod_state, WaitKind::Gated, *since))
+        self.is_due(*failed_attempt)
+            .then(|| self.pending_one(uid, pod_state, WaitKind::Gated, *since))
     }
 
     fn is_due(&self, failed_attempt: Option<FailedAttempt>) -> bool {
-        let longest = |failed_attempt: FailedAttempt| match failed_attempt.generation == self.generation() {
-            true => RETRY_AT_LEAST,
-            false => RETRY_AFTER_CHANGE,
-        };
+        let longest =
+            |failed_attempt: FailedAttempt| match failed_attempt.generation == self.generation() {
+                true => RETRY_AT_LEAST,
+                false => RETRY_AFTER_CHANGE,
+            };
         failed_attempt.is_none_or(|failed_attempt| {
             failed_attempt.at + pause_after(failed_attempt, longest(failed_attempt)) <= self.now
         })
     }
 
-    fn pending_one(&self, uid: &PodUid, pod_state: &PodState, way: WaitKind, since: Moment) -> PendingPod {
-        let (key, demand) = (pod_state.key.clone(), self.as_borrower(uid, pod_state.demand.clone()));
-        PendingPod { uid: uid.clone(), key, demand, way, since, turn: 0 }
+    fn pending_one(
+        &self,
+        uid: &PodUid,
+        pod_state: &PodState,
+        way: WaitKind,
+        since: Moment,
+    ) -> PendingPod {
+        let (key, demand) = (
+            pod_state.key.clone(),
+            self.as_borrower(uid, pod_state.demand.clone()),
+        );
+        PendingPod {
+            uid: uid.clone(),
+            key,
+            demand,
+            way,
+            since,
+            turn: 0,
+        }
     }
 }
 
@@ -391,27 +493,57 @@ impl PendingPod {
     }
 
     fn order(&self) -> impl Ord + use<> {
-        let Demand { priority, class, .. } = self.demand;
-        (!self.is_on_its_way(), Reverse(priority), class, self.turn, self.since, self.uid.clone())
+        let Demand {
+            priority, class, ..
+        } = self.demand;
+        (
+            !self.is_on_its_way(),
+            Reverse(priority),
+            class,
+            self.turn,
+            self.since,
+            self.uid.clone(),
+        )
     }
 }
 
 fn queue_band_of(pod_state: &PodState) -> QueueBand {
-    let Demand { priority, class, tenant, .. } = pod_state.demand;
-    let is_gated = pod_state.waiting().is_some_and(|waiting| waiting.gate == SchedulingGate::Planned);
-    let line = if is_gated { WaitingLine::Gated } else { WaitingLine::Refused };
+    let Demand {
+        priority,
+        class,
+        tenant,
+        ..
+    } = pod_state.demand;
+    let is_gated = pod_state
+        .waiting()
+        .is_some_and(|waiting| waiting.gate == SchedulingGate::Planned);
+    let line = if is_gated {
+        WaitingLine::Gated
+    } else {
+        WaitingLine::Refused
+    };
     let namespace = tenant.is_none().then(|| pod_state.key.namespace.clone());
-    QueueBand { line, priority: Reverse(priority), class, tenant, namespace }
+    QueueBand {
+        line,
+        priority: Reverse(priority),
+        class,
+        tenant,
+        namespace,
+    }
 }
 
 fn pause_after(failed_attempt: FailedAttempt, longest: Millis) -> Millis {
-    FIRST_RETRY_AFTER.times(1 << failed_attempt.times.min(8)).min(longest)
+    FIRST_RETRY_AFTER
+        .times(1 << failed_attempt.times.min(8))
+        .min(longest)
 }
 
 /// How long a pod is left alone that was woken so often without asking, or was refused so often.
 fn pause(woken: u32, unanswered_wakes: u32) -> Millis {
     match woken {
-        0 => QUIET_PERIOD.times(1 << unanswered_wakes.min(8)).min(LONGEST_PAUSE_IF_IT_ASKS),
+        0 => QUIET_PERIOD
+            .times(1 << unanswered_wakes.min(8))
+            .min(LONGEST_PAUSE_IF_IT_ASKS),
         _ => QUIET_PERIOD.times(1 << woken.min(8)).min(LONGEST_PAUSE),
     }
 }
@@ -423,8 +555,14 @@ mod tests {
     #[test]
     fn a_pod_that_is_woken_without_result_is_left_alone_for_longer_each_time() {
         let seconds = |pauses: [Millis; 8]| pauses.map(|pause| pause.0 / 1000);
-        assert_eq!(seconds(std::array::from_fn(|n| pause(n as u32 + 1, 0))), [2, 4, 8, 16, 32, 60, 60, 60]);
-        assert_eq!(seconds(std::array::from_fn(|n| pause(0, n as u32))), [1, 2, 4, 4, 4, 4, 4, 4]);
+        assert_eq!(
+            seconds(std::array::from_fn(|n| pause(n as u32 + 1, 0))),
+            [2, 4, 8, 16, 32, 60, 60, 60]
+        );
+        assert_eq!(
+            seconds(std::array::from_fn(|n| pause(0, n as u32))),
+            [1, 2, 4, 4, 4, 4, 4, 4]
+        );
         assert_eq!(pause(u32::MAX, u32::MAX), LONGEST_PAUSE);
     }
 }

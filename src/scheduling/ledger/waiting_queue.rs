@@ -84,7 +84,8 @@ impl From<WaitingQueue> for StoredQueue {
             _ => 0,
         };
         let ready = queue.ready.iter().flat_map(|(band, pods)| {
-            pods.iter().map(|(turn, uid)| (band.clone(), *turn, before(uid), uid.clone()))
+            pods.iter()
+                .map(|(turn, uid)| (band.clone(), *turn, before(uid), uid.clone()))
         });
         Self {
             ready: ready.collect(),
@@ -98,13 +99,23 @@ impl From<WaitingQueue> for StoredQueue {
 
 impl From<StoredQueue> for WaitingQueue {
     fn from(stored: StoredQueue) -> Self {
-        let mut queue = Self { turn: stored.turn, round: stored.round, ..Self::default() };
-        stored.later.iter().for_each(|(due, uid)| queue.set_later(uid, *due));
+        let mut queue = Self {
+            turn: stored.turn,
+            round: stored.round,
+            ..Self::default()
+        };
+        stored
+            .later
+            .iter()
+            .for_each(|(due, uid)| queue.set_later(uid, *due));
         stored
             .ready
             .iter()
             .for_each(|(band, turn, before, uid)| queue.place(uid, band.clone(), *turn, *before));
-        stored.woken.iter().for_each(|(at, uid)| queue.set_woken(uid, Some(*at)));
+        stored
+            .woken
+            .iter()
+            .for_each(|(at, uid)| queue.set_woken(uid, Some(*at)));
         queue
     }
 }
@@ -119,7 +130,9 @@ impl WaitingQueue {
     /// The pod is due. One that was already keeps its turn.
     pub(super) fn set_ready(&mut self, uid: &PodUid, queue_band: QueueBand) {
         let turn = match self.pods.get(uid) {
-            Some(QueuePosition::Ready { queue_band: known, .. }) if *known == queue_band => return,
+            Some(QueuePosition::Ready {
+                queue_band: known, ..
+            }) if *known == queue_band => return,
             Some(QueuePosition::Ready { turn, .. }) => *turn,
             _ => self.next_turn(),
         };
@@ -134,7 +147,10 @@ impl WaitingQueue {
 
     /// The next that is due by `now` and not ready yet.
     pub(super) fn next_due(&self, now: Moment) -> Option<&PodUid> {
-        self.later.first().filter(|(due, _)| *due <= now).map(|(_, uid)| uid)
+        self.later
+            .first()
+            .filter(|(due, _)| *due <= now)
+            .map(|(_, uid)| uid)
     }
 
     /// The next `limit` pods of a line, in order; their next turns come after those of all others of their tenant and class. `share`
@@ -148,7 +164,11 @@ impl WaitingQueue {
         let mut longest = self.longest_waiting(line, limit / FOR_THE_LONGEST);
         let mut room = limit - longest.len();
         let mut handed_out = Vec::new();
-        let bands: Vec<_> = self.ready.iter().filter(|(queue_band, _)| queue_band.line == line).collect();
+        let bands: Vec<_> = self
+            .ready
+            .iter()
+            .filter(|(queue_band, _)| queue_band.line == line)
+            .collect();
         let by_priority = bands.chunk_by(|(one, _), (other, _)| one.priority == other.priority);
         for uid in by_priority.flat_map(|bands| self.in_turns(bands, limit, &share)) {
             if !longest.remove(uid) {
@@ -160,10 +180,17 @@ impl WaitingQueue {
             handed_out.push(uid.clone());
         }
         handed_out.extend(longest);
-        self.round = self.round.wrapping_add(usize::from(line == WaitingLine::Refused));
-        let mut turns: Vec<(u64, &PodUid)> = handed_out.iter().map(|uid| (self.turn_of(uid), uid)).collect();
+        self.round = self
+            .round
+            .wrapping_add(usize::from(line == WaitingLine::Refused));
+        let mut turns: Vec<(u64, &PodUid)> = handed_out
+            .iter()
+            .map(|uid| (self.turn_of(uid), uid))
+            .collect();
         turns.sort_unstable();
-        turns.into_iter().for_each(|(before, uid)| self.put_last(uid, before));
+        turns
+            .into_iter()
+            .for_each(|(before, uid)| self.put_last(uid, before));
         handed_out
     }
 
@@ -175,8 +202,17 @@ impl WaitingQueue {
         share: impl Fn(Option<TenantId>) -> u64,
     ) -> Vec<&'q PodUid> {
         let mut of_tenants: BTreeMap<_, Vec<_>> = BTreeMap::new();
-        for (QueueBand { tenant, namespace, .. }, pods) in bands {
-            of_tenants.entry((*tenant, namespace)).or_default().push(*pods);
+        for (
+            QueueBand {
+                tenant, namespace, ..
+            },
+            pods,
+        ) in bands
+        {
+            of_tenants
+                .entry((*tenant, namespace))
+                .or_default()
+                .push(*pods);
         }
         let begins = self.round % of_tenants.len().max(1);
         let line = |((tenant, _), pods): (_, Vec<_>)| (share(tenant), pods.into_iter().flatten());
@@ -192,7 +228,10 @@ impl WaitingQueue {
 
     /// The pod was handed out and not looked at: it has the turn that it had.
     pub(super) fn put_back(&mut self, uid: &PodUid) {
-        if let Some(QueuePosition::Ready { queue_band, before, .. }) = self.pods.get(uid).cloned() {
+        if let Some(QueuePosition::Ready {
+            queue_band, before, ..
+        }) = self.pods.get(uid).cloned()
+        {
             self.place(uid, queue_band, before, before);
         }
     }
@@ -211,7 +250,12 @@ impl WaitingQueue {
 
     /// The pods that were woken last: one that was woken long ago is kept back by something else.
     pub(super) fn last_woken(&self, limit: usize) -> Vec<PodUid> {
-        self.woken.iter().rev().take(limit).map(|(_, uid)| uid.clone()).collect()
+        self.woken
+            .iter()
+            .rev()
+            .take(limit)
+            .map(|(_, uid)| uid.clone())
+            .collect()
     }
 
     /// Whether anything is known of the pod here.
@@ -222,7 +266,12 @@ impl WaitingQueue {
     /// All pods that wait, in order of time and turn.
     pub(super) fn all(&self) -> Vec<PodUid> {
         let ready = self.ready.values().flatten().map(|(_, uid)| uid);
-        self.later.iter().map(|(_, uid)| uid).chain(ready).cloned().collect()
+        self.later
+            .iter()
+            .map(|(_, uid)| uid)
+            .chain(ready)
+            .cloned()
+            .collect()
     }
 
     /// How many wait, due or not.
@@ -231,13 +280,21 @@ impl WaitingQueue {
     }
 
     fn longest_waiting(&self, line: WaitingLine, limit: usize) -> BTreeSet<PodUid> {
-        let bands = self.ready.iter().filter(|(queue_band, _)| queue_band.line == line);
+        let bands = self
+            .ready
+            .iter()
+            .filter(|(queue_band, _)| queue_band.line == line);
         let mut bands: Vec<_> = bands.map(|(_, pods)| pods.iter()).collect();
-        let firsts = bands.iter_mut().enumerate().filter_map(|(place, pods)| Some((pods.next()?, place)));
+        let firsts = bands
+            .iter_mut()
+            .enumerate()
+            .filter_map(|(place, pods)| Some((pods.next()?, place)));
         let mut firsts: BinaryHeap<_> = firsts.map(Reverse).collect();
         let mut longest = BTreeSet::new();
         while longest.len() < limit {
-            let Some(Reverse(((_, uid), place))) = firsts.pop() else { break };
+            let Some(Reverse(((_, uid), place))) = firsts.pop() else {
+                break;
+            };
             longest.insert(uid.clone());
             firsts.extend(bands[place].next().map(|next| Reverse((next, place))));
         }
@@ -259,8 +316,18 @@ impl WaitingQueue {
     }
 
     fn place(&mut self, uid: &PodUid, queue_band: QueueBand, turn: u64, before: u64) {
-        self.move_to(uid, QueuePosition::Ready { queue_band: queue_band.clone(), turn, before });
-        self.ready.entry(queue_band).or_default().insert((turn, uid.clone()));
+        self.move_to(
+            uid,
+            QueuePosition::Ready {
+                queue_band: queue_band.clone(),
+                turn,
+                before,
+            },
+        );
+        self.ready
+            .entry(queue_band)
+            .or_default()
+            .insert((turn, uid.clone()));
     }
 
     fn move_to(&mut self, uid: &PodUid, position: QueuePosition) {
@@ -274,8 +341,12 @@ impl WaitingQueue {
             QueuePosition::Later(due) => {
                 self.later.remove(&(due, uid.clone()));
             }
-            QueuePosition::Ready { queue_band, turn, .. } => {
-                let Some(pods) = self.ready.get_mut(&queue_band) else { return };
+            QueuePosition::Ready {
+                queue_band, turn, ..
+            } => {
+                let Some(pods) = self.ready.get_mut(&queue_band) else {
+                    return;
+                };
                 pods.remove(&(turn, uid.clone()));
                 if pods.is_empty() {
                     self.ready.remove(&queue_band);
@@ -306,20 +377,30 @@ mod tests {
     }
 
     fn next(waiting_queue: &mut WaitingQueue, limit: usize) -> Vec<String> {
-        waiting_queue.hand_out(WaitingLine::Gated, limit, |_| 0).iter().map(ToString::to_string).collect()
+        waiting_queue
+            .hand_out(WaitingLine::Gated, limit, |_| 0)
+            .iter()
+            .map(ToString::to_string)
+            .collect()
     }
 
     #[test]
-    fn within_a_priority_the_longest_not_looked_at_comes_first_and_what_is_put_back_keeps_its_turn() {
+    fn within_a_priority_the_longest_not_looked_at_comes_first_and_what_is_put_back_keeps_its_turn()
+    {
         let mut waiting_queue = WaitingQueue::default();
-        ["a", "b", "c"].iter().for_each(|name| waiting_queue.set_ready(&uid(name), queue_band(0)));
+        ["a", "b", "c"]
+            .iter()
+            .for_each(|name| waiting_queue.set_ready(&uid(name), queue_band(0)));
         assert_eq!(next(&mut waiting_queue, 2), ["a", "b"]);
         waiting_queue.put_back(&uid("b"));
         assert_eq!(next(&mut waiting_queue, 2), ["b", "c"]);
         assert_eq!(next(&mut waiting_queue, 2), ["a", "b"]);
         waiting_queue.remove(&uid("a"));
         waiting_queue.set_later(&uid("b"), Moment(7));
-        assert_eq!((next(&mut waiting_queue, 2), waiting_queue.len()), (vec!["c".to_owned()], 2));
+        assert_eq!(
+            (next(&mut waiting_queue, 2), waiting_queue.len()),
+            (vec!["c".to_owned()], 2)
+        );
         assert_eq!(waiting_queue.next_due(Moment(6)), None);
         assert_eq!(waiting_queue.next_due(Moment(7)), Some(&uid("b")));
     }
@@ -337,8 +418,17 @@ mod tests {
     fn a_line_has_places_of_its_own() {
         let mut waiting_queue = WaitingQueue::default();
         (0..9).for_each(|n| waiting_queue.set_ready(&uid(&format!("gated-{n}")), queue_band(9)));
-        waiting_queue.set_ready(&uid("refused"), QueueBand { line: WaitingLine::Refused, ..queue_band(0) });
-        assert_eq!(waiting_queue.hand_out(WaitingLine::Refused, 2, |_| 0), [uid("refused")]);
+        waiting_queue.set_ready(
+            &uid("refused"),
+            QueueBand {
+                line: WaitingLine::Refused,
+                ..queue_band(0)
+            },
+        );
+        assert_eq!(
+            waiting_queue.hand_out(WaitingLine::Refused, 2, |_| 0),
+            [uid("refused")]
+        );
         assert_eq!(next(&mut waiting_queue, 4).len(), 4);
     }
 }

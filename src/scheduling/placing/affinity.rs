@@ -25,12 +25,22 @@ pub fn choose(
         engine.gpus.without(allowed).is_empty() && engine.gpus.iter().all(takes)
     };
     let candidates = reusable.suiting(demand).filter(has_room);
-    let warm = candidates.map(|engine| (engine.level, GpuChoice::of(evaluation, engine.gpus))).min_by_key(
-        |(level, choice)| (choice.contended, *level, choice.engine_load, choice.packing_cost, choice.gpus),
-    );
+    let warm = candidates
+        .map(|engine| (engine.level, GpuChoice::of(evaluation, engine.gpus)))
+        .min_by_key(|(level, choice)| {
+            (
+                choice.contended,
+                *level,
+                choice.engine_load,
+                choice.packing_cost,
+                choice.gpus,
+            )
+        });
     match warm {
         Some((_, warm)) if !warm.contended => Some(warm),
-        Some((_, warm)) => choose_by(evaluation, allowed).filter(|other| !other.contended).or(Some(warm)),
+        Some((_, warm)) => choose_by(evaluation, allowed)
+            .filter(|other| !other.contended)
+            .or(Some(warm)),
         None => choose_by(evaluation, allowed),
     }
 }
@@ -44,8 +54,12 @@ pub(crate) fn choose_at(
     allowed: GpuSet,
 ) -> Option<GpuSet> {
     let node_summary = packing_model.node_summary(node_gpus);
-    choose(&NodeEvaluation::of(packing_model, &node_summary, demand), reusable, allowed)
-        .map(|choice| choice.gpus)
+    choose(
+        &NodeEvaluation::of(packing_model, &node_summary, demand),
+        reusable,
+        allowed,
+    )
+    .map(|choice| choice.gpus)
 }
 
 /// A wake in place of a start.
@@ -69,9 +83,12 @@ pub(crate) fn wake_on(
     let engine = node.reusable.on(gpus, demand)?;
     let start = ready(node, demand, starts, speeds)?;
     let awake = match engine.level {
-        SleepLevel::WeightsOffloaded => {
-            time_to_wake(engine.level, node.holding(&engine.model), demand.weights(), speeds)
-        }
+        SleepLevel::WeightsOffloaded => time_to_wake(
+            engine.level,
+            node.holding(&engine.model),
+            demand.weights(),
+            speeds,
+        ),
         // As long as engines have taken to read them.
         SleepLevel::WeightsDiscarded => start.time.fetch + start.time.load + speeds.wake_init,
     };

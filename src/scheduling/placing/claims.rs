@@ -20,7 +20,9 @@ pub fn parts(node: &Node, demand: &Demand, starts: &StartModel, policy: &Policy)
         kv_headroom: kv_headroom(node, demand),
         time_to_ready: time_to_ready_part(node, GpuSet::EMPTY, demand, starts, policy),
         spread: match &demand.model {
-            Some(model) if policy.scoring.weights.spread > 0 => share_of_one_more(node.replicas_of(model)),
+            Some(model) if policy.scoring.weights.spread > 0 => {
+                share_of_one_more(node.replicas_of(model))
+            }
             _ => 0,
         },
         ..ScoreParts::default()
@@ -38,7 +40,11 @@ fn unhealthy(node: &Node) -> u32 {
 
 fn kv_headroom(node: &Node, demand: &Demand) -> u32 {
     let has_none = !node.gpus.is_empty() && healthy(node).next().is_none();
-    if has_none { WHOLE_PART } else { least_loaded(node, demand).part() }
+    if has_none {
+        WHOLE_PART
+    } else {
+        least_loaded(node, demand).part()
+    }
 }
 
 /// The load of the healthy GPU with the least.
@@ -60,41 +66,81 @@ mod tests {
     use crate::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
 
     fn claims() -> Demand {
-        Demand { ask: Ask::Claims, per_gpu: Bytes::ZERO, gpus: 0, ..demand_of(1, 1, Sharing::Shared, 0) }
+        Demand {
+            ask: Ask::Claims,
+            per_gpu: Bytes::ZERO,
+            gpus: 0,
+            ..demand_of(1, 1, Sharing::Shared, 0)
+        }
     }
 
     fn report(cluster: &mut LedgerCluster, name: &str, kv_cache: u8) {
         let engine_load = EngineLoad::of(Percent::new(kv_cache), Some(0));
-        let gpu = GpuReading { uuid: gpu_at(name, 0), used: None, attributed: Vec::new(), engine_load };
-        let reading = NodeReading { gpus: [gpu].into(), sampled: cluster.now(), ..NodeReading::default() };
-        cluster.apply(ReadingReported { node: node(name), reading: reading.into() });
+        let gpu = GpuReading {
+            uuid: gpu_at(name, 0),
+            used: None,
+            attributed: Vec::new(),
+            engine_load,
+        };
+        let reading = NodeReading {
+            gpus: [gpu].into(),
+            sampled: cluster.now(),
+            ..NodeReading::default()
+        };
+        cluster.apply(ReadingReported {
+            node: node(name),
+            reading: reading.into(),
+        });
     }
 
     fn order(cluster: &mut LedgerCluster, names: &[&str]) -> Vec<String> {
         let (snapshot, policy) = (cluster.snapshot(), cluster.policy().clone());
-        let attempt = ScheduleAttempt { limit: 9, ..ScheduleAttempt::unreserved(&policy) };
+        let attempt = ScheduleAttempt {
+            limit: 9,
+            ..ScheduleAttempt::unreserved(&policy)
+        };
         let list = shortlist(&snapshot, &claims(), names.iter().copied(), attempt);
-        assert!(list.refused.is_empty(), "fit is kube-scheduler's: {:?}", list.refused);
-        list.best.iter().map(|candidate| names[candidate.asked].to_owned()).collect()
+        assert!(
+            list.refused.is_empty(),
+            "fit is kube-scheduler's: {:?}",
+            list.refused
+        );
+        list.best
+            .iter()
+            .map(|candidate| names[candidate.asked].to_owned())
+            .collect()
     }
 
     /// As of a GPU whose engines do not say: a class without limits does not mind them.
     #[test]
     fn a_node_without_a_report_costs_only_pods_whose_class_has_limits() {
         let unreported = Node::named(node("n"));
-        let limitless = Demand { terms: ClassTerms::default(), ..claims() };
+        let limitless = Demand {
+            terms: ClassTerms::default(),
+            ..claims()
+        };
         for least_loaded in [least_loaded, super::super::device_plugin::least_loaded] {
-            assert_eq!(least_loaded(&unreported, &claims()), EngineLoadCost::UNKNOWN);
+            assert_eq!(
+                least_loaded(&unreported, &claims()),
+                EngineLoadCost::UNKNOWN
+            );
             assert_eq!(least_loaded(&unreported, &limitless), EngineLoadCost::NONE);
         }
     }
 
     #[test]
     fn calm_nodes_come_before_busy_ones_and_nodes_without_a_healthy_gpu_last() {
-        let lost = Device { health: Health::Lost, ..h100("lost", 0) };
-        let mut cluster = LedgerCluster::new(&[("busy", 1), ("calm", 1)]).with_node("lost", vec![lost]);
+        let lost = Device {
+            health: Health::Lost,
+            ..h100("lost", 0)
+        };
+        let mut cluster =
+            LedgerCluster::new(&[("busy", 1), ("calm", 1)]).with_node("lost", vec![lost]);
         report(&mut cluster, "busy", 89);
         report(&mut cluster, "calm", 2);
-        assert_eq!(order(&mut cluster, &["busy", "calm", "lost"]), ["calm", "busy", "lost"]);
+        assert_eq!(
+            order(&mut cluster, &["busy", "calm", "lost"]),
+            ["calm", "busy", "lost"]
+        );
     }
 }

@@ -11,7 +11,12 @@ use crate::vocabulary::gpu::GpuSet;
 use crate::vocabulary::node::{Node, NodeKind};
 
 /// Whether a node has `asked` devices left, if `leaving` of those in use were free.
-pub fn has_devices(node: &Node, resource: &PluginResource, asked: u32, leaving: u32) -> Result<(), Misfit> {
+pub fn has_devices(
+    node: &Node,
+    resource: &PluginResource,
+    asked: u32,
+    leaving: u32,
+) -> Result<(), Misfit> {
     let share = node.share_of(resource);
     let allocatable = share.map_or(0, |share| share.allocatable);
     if allocatable == 0 && node.kind == NodeKind::Dra {
@@ -23,20 +28,36 @@ pub fn has_devices(node: &Node, resource: &PluginResource, asked: u32, leaving: 
     }
     let used = share.map_or(0, |share| share.used).saturating_sub(leaving);
     let left = allocatable.saturating_sub(used);
-    if left < asked { Err(Misfit::DevicesInUse { left, allocatable, asked }) } else { Ok(()) }
+    if left < asked {
+        Err(Misfit::DevicesInUse {
+            left,
+            allocatable,
+            asked,
+        })
+    } else {
+        Ok(())
+    }
 }
 
 /// The score's parts for a pod that asks for `count` devices of a node. KV headroom is that of the calmest GPU an agent reports,
 /// because the pod may get any; neither good nor bad where no agent does.
 pub fn parts(node: &Node, demand: &Demand, starts: &StartModel, policy: &Policy) -> ScoreParts {
-    let Ask::Plugin { resource, count } = &demand.ask else { return ScoreParts::default() };
+    let Ask::Plugin { resource, count } = &demand.ask else {
+        return ScoreParts::default();
+    };
     ScoreParts {
         packing: left_over(node, resource, *count),
         kv_headroom: least_loaded(node, demand).part(),
         time_to_ready: time_to_ready_part(node, GpuSet::EMPTY, demand, starts, policy),
-        topology: if *count < 2 || is_one_island(node) { 0 } else { WHOLE_PART },
+        topology: if *count < 2 || is_one_island(node) {
+            0
+        } else {
+            WHOLE_PART
+        },
         spread: match &demand.model {
-            Some(model) if policy.scoring.weights.spread > 0 => share_of_one_more(node.replicas_of(model)),
+            Some(model) if policy.scoring.weights.spread > 0 => {
+                share_of_one_more(node.replicas_of(model))
+            }
             _ => 0,
         },
         // What depends on the GPU is not known before the kubelet picks it.
@@ -46,7 +67,9 @@ pub fn parts(node: &Node, demand: &Demand, starts: &StartModel, policy: &Policy)
 
 /// Of the node's devices, the part that would stay free.
 fn left_over(node: &Node, resource: &PluginResource, count: u32) -> u32 {
-    let Some(share) = node.share_of(resource) else { return 0 };
+    let Some(share) = node.share_of(resource) else {
+        return 0;
+    };
     let left = u64::from(share.left().saturating_sub(count));
     (left * u64::from(WHOLE_PART) / u64::from(share.allocatable.max(1))) as u32
 }

@@ -25,8 +25,14 @@ impl EngineLoadCost {
 
     /// What joining the engines on the calmest of these GPUs costs, whichever it will be. Of none, nothing is known.
     pub fn least<'a>(gpus: impl Iterator<Item = &'a Gpu>, demand: &Demand) -> Self {
-        let unknown = if has_limits(demand) { Self::UNKNOWN } else { Self::NONE };
-        gpus.map(|gpu| Self::of(gpu, demand)).min().unwrap_or(unknown)
+        let unknown = if has_limits(demand) {
+            Self::UNKNOWN
+        } else {
+            Self::NONE
+        };
+        gpus.map(|gpu| Self::of(gpu, demand))
+            .min()
+            .unwrap_or(unknown)
     }
 
     /// What joining the engines on `gpu` costs. The fuller of KV cache and queue counts.
@@ -35,7 +41,11 @@ impl EngineLoadCost {
         if !has_limits(demand) {
             return Self::NONE;
         }
-        let ClassTerms { kv_cache_limit, queue_limit, .. } = demand.terms;
+        let ClassTerms {
+            kv_cache_limit,
+            queue_limit,
+            ..
+        } = demand.terms;
         let load = gpu.engine_load;
         let full = load.occupancy().zip(kv_cache_limit);
         let long = load.queue.zip(queue_limit);
@@ -43,12 +53,18 @@ impl EngineLoadCost {
             .map(|(kv, limit)| Self::share(kv.get().into(), limit.get().into()))
             .max(long.map(|(queue, limit)| Self::share(queue, limit)))
             .unwrap_or_default();
-        let is_silent = full.is_none() && kv_cache_limit.is_some() || long.is_none() && queue_limit.is_some();
-        if is_silent || load.partial { measured.max(Self::UNKNOWN) } else { measured }
+        let is_silent =
+            full.is_none() && kv_cache_limit.is_some() || long.is_none() && queue_limit.is_some();
+        if is_silent || load.partial {
+            measured.max(Self::UNKNOWN)
+        } else {
+            measured
+        }
     }
 
     fn share(measured: u32, limit: u32) -> Self {
-        let thousandths = (u64::from(measured) * u64::from(AT_LIMIT)).div_ceil(u64::from(limit.max(1)));
+        let thousandths =
+            (u64::from(measured) * u64::from(AT_LIMIT)).div_ceil(u64::from(limit.max(1)));
         Self(thousandths.min(AT_LIMIT.into()) as u16)
     }
 
@@ -78,14 +94,25 @@ mod tests {
     #[test]
     fn the_cost_rises_ever_more_steeply_to_the_limit() {
         let part = |kv: u32| EngineLoadCost::share(kv, 90).part();
-        assert_eq!([0, 2, 22, 45, 66, 81, 90, 97].map(part), [0, 0, 0, 0, 219, 640, 1000, 1000]);
+        assert_eq!(
+            [0, 2, 22, 45, 66, 81, 90, 97].map(part),
+            [0, 0, 0, 0, 219, 640, 1000, 1000]
+        );
         let steps = [0, 45, 60, 61, 66, 90].map(|kv| EngineLoadCost::share(kv, 90).step());
         assert_eq!(steps, [0, 0, 0, 1, 1, 8]);
         assert!((0..100).all(|kv| part(kv) <= part(kv + 1)));
-        let rise: Vec<u32> = (0..9).map(|ten| part(10 * ten + 10) - part(10 * ten)).collect();
+        let rise: Vec<u32> = (0..9)
+            .map(|ten| part(10 * ten + 10) - part(10 * ten))
+            .collect();
         assert!(rise.is_sorted(), "{rise:?}");
         assert!(EngineLoadCost::UNKNOWN.part().abs_diff(WHOLE_PART / 2) <= 1);
         assert_eq!(EngineLoadCost::share(u32::MAX, 1).part(), WHOLE_PART);
-        assert_eq!([EngineLoadCost::share(0, 0).part(), EngineLoadCost::share(1, 0).part()], [0, WHOLE_PART]);
+        assert_eq!(
+            [
+                EngineLoadCost::share(0, 0).part(),
+                EngineLoadCost::share(1, 0).part()
+            ],
+            [0, WHOLE_PART]
+        );
     }
 }

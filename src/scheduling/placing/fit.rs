@@ -27,13 +27,15 @@ pub(crate) fn fit_by(evaluation: &NodeEvaluation<'_>, node: &Node) -> Result<Gpu
     check_node_admission(node, demand)?;
     match &demand.ask {
         Ask::Plugin { resource, count } => {
-            return device_plugin::has_devices(node, resource, *count, 0).map(|()| GpuChoice::default());
+            return device_plugin::has_devices(node, resource, *count, 0)
+                .map(|()| GpuChoice::default());
         }
         // kube-scheduler has found the devices, or would not ask.
         Ask::Claims => return Ok(GpuChoice::default()),
         Ask::Vram => {}
     }
-    affinity::choose(evaluation, &node.reusable, GpuSet::ALL).ok_or_else(|| misfit(&node.gpus, demand))
+    affinity::choose(evaluation, &node.reusable, GpuSet::ALL)
+        .ok_or_else(|| misfit(&node.gpus, demand))
 }
 
 /// What the Node object shows that keeps pods away which request VRAM.
@@ -53,8 +55,11 @@ fn excluded_by(warning: &NodeWarning) -> Option<Misfit> {
 
 /// Why the node does not fit, in a sentence. Reasons have figures and no names; this one names what the Node object shows.
 pub fn sentence(misfit: &Misfit, node: Option<&Node>) -> String {
-    let warning =
-        node.and_then(|node| node.warnings.iter().find(|warning| excluded_by(warning) == Some(*misfit)));
+    let warning = node.and_then(|node| {
+        node.warnings
+            .iter()
+            .find(|warning| excluded_by(warning) == Some(*misfit))
+    });
     warning.map_or_else(|| misfit.to_string(), ToString::to_string)
 }
 
@@ -73,7 +78,11 @@ pub(crate) fn check_node_admission(node: &Node, demand: &Demand) -> Result<(), M
         _ => {}
     }
     if !node.classes.contains(demand.class) {
-        return Err(if demand.terms.confined { Misfit::ClassKeptInPools } else { Misfit::ClassNotAdmitted });
+        return Err(if demand.terms.confined {
+            Misfit::ClassKeptInPools
+        } else {
+            Misfit::ClassNotAdmitted
+        });
     }
     match (&demand.ask, node.closed, node.miscut) {
         // The kubelet counts the plugin's devices, whether or not an agent sees them.
@@ -91,13 +100,17 @@ pub fn misfit(gpus: &[Gpu], demand: &Demand) -> Misfit {
         return without_spare(gpus, demand);
     }
     let count = |test: &dyn Fn(&Gpu) -> bool| {
-        gpus.iter().filter(|gpu| usable(gpu, demand) && test(gpu)).count() as u32
+        gpus.iter()
+            .filter(|gpu| usable(gpu, demand) && test(gpu))
+            .count() as u32
     };
     if gpus.is_empty() {
         return Misfit::NoGpus;
     }
     if gpus.iter().all(|gpu| gpu.health != Health::Healthy) {
-        return Misfit::NoHealthyGpu { gpus: gpus.len() as u32 };
+        return Misfit::NoHealthyGpu {
+            gpus: gpus.len() as u32,
+        };
     }
     let usable_gpus = count(&|_| true);
     if usable_gpus < asked {
@@ -105,14 +118,26 @@ pub fn misfit(gpus: &[Gpu], demand: &Demand) -> Misfit {
     }
     let large_enough = count(&|gpu| gpu.capacity >= demand.per_gpu);
     if large_enough < asked {
-        let largest = gpus.iter().map(|gpu| gpu.capacity).max().unwrap_or_default();
-        return Misfit::TooLarge { per_gpu: demand.per_gpu, asked, large_enough, largest };
+        let largest = gpus
+            .iter()
+            .map(|gpu| gpu.capacity)
+            .max()
+            .unwrap_or_default();
+        return Misfit::TooLarge {
+            per_gpu: demand.per_gpu,
+            asked,
+            large_enough,
+            largest,
+        };
     }
     if let Some(in_the_way) = in_the_way(gpus, demand) {
         return in_the_way;
     }
     if demand.sharing == Sharing::Exclusive {
-        return Misfit::NoEmptyGpu { empty: count(&|gpu| gpu.tenants == 0), asked };
+        return Misfit::NoEmptyGpu {
+            empty: count(&|gpu| gpu.tenants == 0),
+            asked,
+        };
     }
     let most_free = gpus
         .iter()
@@ -121,7 +146,12 @@ pub fn misfit(gpus: &[Gpu], demand: &Demand) -> Misfit {
         .max()
         .unwrap_or_default();
     let fitting = count(&|gpu| gpu.can_take(demand));
-    Misfit::InsufficientVram { per_gpu: demand.per_gpu, asked, fitting, most_free }
+    Misfit::InsufficientVram {
+        per_gpu: demand.per_gpu,
+        asked,
+        fitting,
+        most_free,
+    }
 }
 
 /// The same where some of the GPUs can never serve it.
@@ -131,28 +161,46 @@ fn too_few(gpus: &[Gpu], demand: &Demand, usable: u32) -> Misfit {
     if wanted < asked.min(gpus.len() as u32) {
         return Misfit::OtherGpus { wanted, asked };
     }
-    let is_kept_whole = |gpu: &&Gpu| gpu.health == Health::Healthy && !gpu.lets_share(demand.sharing);
+    let is_kept_whole =
+        |gpu: &&Gpu| gpu.health == Health::Healthy && !gpu.lets_share(demand.sharing);
     let kept_whole = gpus.iter().filter(is_kept_whole).count() as u32;
     if usable + kept_whole >= asked {
-        return Misfit::ExclusiveProcess { gpus: kept_whole, asked };
+        return Misfit::ExclusiveProcess {
+            gpus: kept_whole,
+            asked,
+        };
     }
     Misfit::TooFewGpus { usable, asked }
 }
 
 /// The same for a demand that may not take the last free GPUs: whether these are what it lacks.
 fn without_spare(gpus: &[Gpu], demand: &Demand) -> Misfit {
-    let freely = Demand { kept: SpareSet::NONE, ..demand.clone() };
-    let fitting = gpus.iter().filter(|gpu| usable(gpu, &freely) && gpu.can_take(&freely));
-    let kept = fitting.clone().filter(|gpu| gpu.is_kept_from(demand)).count() as u32;
+    let freely = Demand {
+        kept: SpareSet::NONE,
+        ..demand.clone()
+    };
+    let fitting = gpus
+        .iter()
+        .filter(|gpu| usable(gpu, &freely) && gpu.can_take(&freely));
+    let kept = fitting
+        .clone()
+        .filter(|gpu| gpu.is_kept_from(demand))
+        .count() as u32;
     match fitting.count() as u32 >= demand.gpus {
-        true => Misfit::KeptSpare { kept, asked: demand.gpus },
+        true => Misfit::KeptSpare {
+            kept,
+            asked: demand.gpus,
+        },
         false => misfit(gpus, &freely),
     }
 }
 
 /// Whether the node would fit if every pod left it, as far as what was measured allows.
 pub(crate) fn evictions_could_resolve(gpus: &[Gpu], demand: &Demand) -> bool {
-    let emptied = gpus.iter().filter(|gpu| could_fit(gpu, demand)).map(not_excluded);
+    let emptied = gpus
+        .iter()
+        .filter(|gpu| could_fit(gpu, demand))
+        .map(not_excluded);
     emptied.filter(|gpu| gpu.admits(demand)).count() >= demand.gpus as usize
 }
 
@@ -165,17 +213,33 @@ fn in_the_way(gpus: &[Gpu], demand: &Demand) -> Option<Misfit> {
         return not_admitted(spacious, demand);
     }
     // Others must leave anyway, and a pod that excludes a class leaves with them.
-    let large = gpus.iter().filter(|gpu| could_fit(gpu, demand)).map(not_excluded);
+    let large = gpus
+        .iter()
+        .filter(|gpu| could_fit(gpu, demand))
+        .map(not_excluded);
     let large_enough = large.clone().count() as u32;
     if large_enough < asked {
-        let most = gpus.iter().filter(|gpu| usable(gpu, demand)).map(Gpu::most).max().unwrap_or_default();
-        return Some(Misfit::Occupied { per_gpu, asked, large_enough, most });
+        let most = gpus
+            .iter()
+            .filter(|gpu| usable(gpu, demand))
+            .map(Gpu::most)
+            .max()
+            .unwrap_or_default();
+        return Some(Misfit::Occupied {
+            per_gpu,
+            asked,
+            large_enough,
+            most,
+        });
     }
     not_admitted(large, demand)
 }
 
 fn not_excluded(gpu: &Gpu) -> Gpu {
-    Gpu { excluded_classes: ClassSet::NONE, ..*gpu }
+    Gpu {
+        excluded_classes: ClassSet::NONE,
+        ..*gpu
+    }
 }
 
 /// Why too few of these GPUs let the demand join, if they are too few.
@@ -186,13 +250,28 @@ fn not_admitted(gpus: impl Iterator<Item = Gpu> + Clone, demand: &Demand) -> Opt
         return None;
     }
     let pressures = gpus.clone().map(|gpu| gpu.engine_load);
-    let limits = ClassTerms { refuses_unknown_load: false, ..demand.terms };
+    let limits = ClassTerms {
+        refuses_unknown_load: false,
+        ..demand.terms
+    };
     let busy = pressures.filter(|engine_load| limits.exceeded_by(*engine_load));
     let (usable, are_busy) = (count(&|_| true), busy.clone().count() as u32);
     if usable - are_busy < asked {
-        let kv_cache = busy.clone().filter_map(EngineLoad::occupancy).min().unwrap_or_default();
-        let queue = busy.filter_map(|engine_load| engine_load.queue).min().unwrap_or_default();
-        return Some(Misfit::EnginesBusy { busy: are_busy, asked, kv_cache, queue });
+        let kv_cache = busy
+            .clone()
+            .filter_map(EngineLoad::occupancy)
+            .min()
+            .unwrap_or_default();
+        let queue = busy
+            .filter_map(|engine_load| engine_load.queue)
+            .min()
+            .unwrap_or_default();
+        return Some(Misfit::EnginesBusy {
+            busy: are_busy,
+            asked,
+            kv_cache,
+            queue,
+        });
     }
     if usable - count(&|gpu| demand.terms.exceeded_by(gpu.engine_load)) < asked {
         let unknown = count(&|gpu| demand.terms.refuses(gpu.engine_load));
@@ -200,9 +279,16 @@ fn not_admitted(gpus: impl Iterator<Item = Gpu> + Clone, demand: &Demand) -> Opt
     }
     let excluded_classes = count(&|gpu| gpu.excluded_classes.contains(demand.class));
     if usable - excluded_classes < asked {
-        return Some(Misfit::ClassExcluded { usable, excluded_classes, asked });
+        return Some(Misfit::ClassExcluded {
+            usable,
+            excluded_classes,
+            asked,
+        });
     }
-    Some(Misfit::EngineStarting { starting: count(&|gpu| gpu.starting), asked })
+    Some(Misfit::EngineStarting {
+        starting: count(&|gpu| gpu.starting),
+        asked,
+    })
 }
 
 /// Whether the demand would fit on a GPU if its pods left.
@@ -214,13 +300,19 @@ fn could_fit(gpu: &Gpu, demand: &Demand) -> bool {
 /// several GPUs gets whole ones. One that is kept free serves it as little as one that is out of order.
 pub fn usable(gpu: &Gpu, demand: &Demand) -> bool {
     let is_open = gpu.health == Health::Healthy && gpu.lets_share(demand.sharing);
-    is_open && !(gpu.slice && demand.gpus > 1) && !gpu.is_kept_from(demand) && gpu.is_wanted_by(demand)
+    is_open
+        && !(gpu.slice && demand.gpus > 1)
+        && !gpu.is_kept_from(demand)
+        && gpu.is_wanted_by(demand)
 }
 
 /// What a demand takes of these GPUs, as its tenant is charged for it.
 pub fn used_on(gpus: &[Gpu], demand: &Demand, chosen: GpuSet) -> TenantUsage {
     if chosen.is_empty() {
-        return TenantUsage { vram: demand.vram(), milli_gpus: u64::from(demand.gpus) * 1000 };
+        return TenantUsage {
+            vram: demand.vram(),
+            milli_gpus: u64::from(demand.gpus) * 1000,
+        };
     }
     chosen.iter().map(|place| gpus[place].part_of(demand)).sum()
 }

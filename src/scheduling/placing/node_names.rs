@@ -42,12 +42,19 @@ impl NodeNames {
             text.push_str(name);
             ends.push(offset(text.len()));
         }
-        assert!(ends.len() < 1 << PLACE_BITS, "a cluster has less than sixteen million nodes");
+        assert!(
+            ends.len() < 1 << PLACE_BITS,
+            "a cluster has less than sixteen million nodes"
+        );
         let mut rows = 8;
         while ends.len() > rows / 4 * 3 {
             rows *= 2;
         }
-        let mut names = Self { text, ends, rows: vec![NO_PLACE; rows] };
+        let mut names = Self {
+            text,
+            ends,
+            rows: vec![NO_PLACE; rows],
+        };
         (0..names.ends.len()).for_each(|place| names.enter(place));
         names
     }
@@ -72,11 +79,20 @@ impl NodeNames {
         let mut read = [NO_PLACE; AT_ONCE];
         loop {
             few.clear();
-            few.extend(names.by_ref().take(AT_ONCE).map(|name| (name, self.hash(name))));
+            few.extend(
+                names
+                    .by_ref()
+                    .take(AT_ONCE)
+                    .map(|name| (name, self.hash(name))),
+            );
             for (row, (_, hashed)) in read.iter_mut().zip(&few) {
                 *row = self.rows[hashed.row];
             }
-            places.extend(few.iter().zip(read).map(|((name, hashed), row)| self.find(name, *hashed, row)));
+            places.extend(
+                few.iter()
+                    .zip(read)
+                    .map(|((name, hashed), row)| self.find(name, *hashed, row)),
+            );
             if few.len() < AT_ONCE {
                 return places;
             }
@@ -119,7 +135,10 @@ impl NodeNames {
     #[inline]
     fn hash(&self, name: &str) -> Hashed {
         let hash = FxBuildHasher.hash_one(name);
-        Hashed { row: hash as usize & (self.rows.len() - 1), tag: (hash >> (64 - 8)) as u32 }
+        Hashed {
+            row: hash as usize & (self.rows.len() - 1),
+            tag: (hash >> (64 - 8)) as u32,
+        }
     }
 }
 
@@ -154,6 +173,9 @@ mod tests {
     fn without_a_node_no_name_has_a_place() {
         assert_eq!(NodeNames::default().place_of("a"), None);
         assert_eq!(NodeNames::of([].into_iter()).place_of("a"), None);
-        assert_eq!(NodeNames::default().places_of(["a"].into_iter()), [NO_PLACE]);
+        assert_eq!(
+            NodeNames::default().places_of(["a"].into_iter()),
+            [NO_PLACE]
+        );
     }
 }

@@ -51,9 +51,13 @@ impl GpuChoice {
             gpus,
             packing_cost,
             contended: chosen().any(|gpu| is_contended(gpu, demand)),
-            engine_load: chosen().map(|gpu| EngineLoadCost::of(gpu, demand)).max().unwrap_or_default(),
+            engine_load: chosen()
+                .map(|gpu| EngineLoadCost::of(gpu, demand))
+                .max()
+                .unwrap_or_default(),
             tenants: chosen().map(|gpu| gpu.tenants).max().unwrap_or_default(),
-            apart: gpus.len() > 1 && !chosen().all(|gpu| gpu.island.is_some() && gpu.island == first),
+            apart: gpus.len() > 1
+                && !chosen().all(|gpu| gpu.island.is_some() && gpu.island == first),
         }
     }
 }
@@ -80,7 +84,11 @@ fn choose_with(
         }
         EvaluatedGpus::Alike(node_summary) => {
             let groups = node_summary.gpu_groups().iter().map(EqualGpus::of);
-            choose_among(packing, evaluation, groups.map(|equal| equal.among(allowed)))
+            choose_among(
+                packing,
+                evaluation,
+                groups.map(|equal| equal.among(allowed)),
+            )
         }
     }
 }
@@ -98,11 +106,17 @@ fn choose_among<'a>(
     let mut preferences = [Preference::default(); MAX_GPUS as usize];
     let mut found = 0;
     for equal in gpu_groups {
-        let Some(preference) = preference(equal, demand) else { continue };
+        let Some(preference) = preference(equal, demand) else {
+            continue;
+        };
         let base = base.get_or_insert_with(|| packing.base(demand));
         let packing_cost = packing.cost_of_one(base, demand, equal);
         for place in equal.places.iter() {
-            preferences[found] = Preference { packing_cost, place: place as u8, ..preference };
+            preferences[found] = Preference {
+                packing_cost,
+                place: place as u8,
+                ..preference
+            };
             found += 1;
         }
     }
@@ -112,7 +126,11 @@ fn choose_among<'a>(
     }
     preferences[..found].sort_unstable();
     let gpus = together(&preferences[..found], wanted);
-    Some(GpuChoice::at_cost(evaluation, gpus, packing.cost(&base?, demand, gpus)))
+    Some(GpuChoice::at_cost(
+        evaluation,
+        gpus,
+        packing.cost(&base?, demand, gpus),
+    ))
 }
 
 /// Of equal GPUs the cost of one is computed; of such as are worse anyway, none.
@@ -124,7 +142,9 @@ fn best_one<'a>(
     let mut base = None;
     let mut best: Option<(Preference, EqualGpus<'_>)> = None;
     for equal in gpu_groups {
-        let Some(preference) = preference(equal, demand) else { continue };
+        let Some(preference) = preference(equal, demand) else {
+            continue;
+        };
         let is_worse = |best: &Preference| {
             (preference.contended, preference.load_step) > (best.contended, best.load_step)
         };
@@ -132,7 +152,10 @@ fn best_one<'a>(
             continue;
         }
         let base = base.get_or_insert_with(|| packing.base(demand));
-        let preference = Preference { packing_cost: packing.cost_of_one(base, demand, equal), ..preference };
+        let preference = Preference {
+            packing_cost: packing.cost_of_one(base, demand, equal),
+            ..preference
+        };
         if best.as_ref().is_none_or(|(best, _)| preference < *best) {
             best = Some((preference, equal));
         }
@@ -174,12 +197,21 @@ pub fn takes(gpu: &Gpu, demand: &Demand) -> bool {
 /// them are softly reserved for another pod.
 fn together(gpu_candidates: &[Preference], wanted: usize) -> GpuSet {
     let of = |one: u8| {
-        gpu_candidates.iter().filter(move |gpu_candidate| gpu_candidate.island == Some(one)).take(wanted)
+        gpu_candidates
+            .iter()
+            .filter(move |gpu_candidate| gpu_candidate.island == Some(one))
+            .take(wanted)
     };
-    let contended = gpu_candidates[..wanted].iter().filter(|gpu_candidate| gpu_candidate.contended).count();
+    let contended = gpu_candidates[..wanted]
+        .iter()
+        .filter(|gpu_candidate| gpu_candidate.contended)
+        .count();
     let is_enough = |one: &u8| {
         of(*one).count() == wanted
-            && of(*one).filter(|gpu_candidate| gpu_candidate.contended).count() == contended
+            && of(*one)
+                .filter(|gpu_candidate| gpu_candidate.contended)
+                .count()
+                == contended
     };
     let places = |gpu_candidate: &Preference| usize::from(gpu_candidate.place);
     // Candidates of one island name it again; that changes nothing.
@@ -201,5 +233,8 @@ pub(crate) fn is_contended(gpu: &Gpu, demand: &Demand) -> bool {
 
 /// VRAM that would stay free on GPUs that fit.
 pub fn leftover(gpus: &[Gpu], chosen: GpuSet, demand: &Demand) -> Bytes {
-    chosen.iter().map(|place| gpus[place].free().minus(demand.per_gpu)).sum()
+    chosen
+        .iter()
+        .map(|place| gpus[place].free().minus(demand.per_gpu))
+        .sum()
 }

@@ -68,17 +68,34 @@ impl<'a> NodeEvaluation<'a> {
     /// A node that the model has summarized: by what the model has learned, or by best fit if that is nothing. (A policy of best
     /// fit leaves the ledger an empty model.) Of a device plugin's GPUs Stowage chooses none: there is nothing to learn.
     #[inline]
-    pub fn of(packing_model: &'a PackingModel, node_summary: &'a NodeSummary, demand: &'a Demand) -> Self {
+    pub fn of(
+        packing_model: &'a PackingModel,
+        node_summary: &'a NodeSummary,
+        demand: &'a Demand,
+    ) -> Self {
         let gpus = EvaluatedGpus::Alike(node_summary);
-        let learned = packing_model.learned_packing(node_summary).filter(|_| !demand.asks_plugin());
-        let packing = learned.map_or(NodePacking::BestFit(BestFitPacking(gpus)), NodePacking::Learned);
-        Self { demand, gpus, packing }
+        let learned = packing_model
+            .learned_packing(node_summary)
+            .filter(|_| !demand.asks_plugin());
+        let packing = learned.map_or(
+            NodePacking::BestFit(BestFitPacking(gpus)),
+            NodePacking::Learned,
+        );
+        Self {
+            demand,
+            gpus,
+            packing,
+        }
     }
 
     /// GPUs without a model.
     pub(crate) fn by_best_fit(gpus: &'a [Gpu], demand: &'a Demand) -> Self {
         let gpus = EvaluatedGpus::Alone(gpus);
-        Self { demand, gpus, packing: NodePacking::BestFit(BestFitPacking(gpus)) }
+        Self {
+            demand,
+            gpus,
+            packing: NodePacking::BestFit(BestFitPacking(gpus)),
+        }
     }
 
     pub fn demand(&self) -> &'a Demand {
@@ -142,16 +159,27 @@ impl<'a> EvaluatedGpus<'a> {
 
 impl<'a> EqualGpus<'a> {
     pub fn alone((place, gpu): (usize, &'a Gpu)) -> Self {
-        Self { gpu, places: GpuSet::one(place), gpu_group: None }
+        Self {
+            gpu,
+            places: GpuSet::one(place),
+            gpu_group: None,
+        }
     }
 
     pub fn of(gpu_group: &'a GpuGroup) -> Self {
-        Self { gpu: &gpu_group.gpu, places: gpu_group.places, gpu_group: Some(gpu_group) }
+        Self {
+            gpu: &gpu_group.gpu,
+            places: gpu_group.places,
+            gpu_group: Some(gpu_group),
+        }
     }
 
     /// The GPUs at these indices only.
     pub fn among(self, places: GpuSet) -> Self {
-        Self { places: self.places.and(places), ..self }
+        Self {
+            places: self.places.and(places),
+            ..self
+        }
     }
 }
 
@@ -165,7 +193,12 @@ impl Packing for BestFitPacking<'_> {
     fn base(&self, _: &Demand) -> Self::Base {}
 
     fn cost(&self, (): &(), demand: &Demand, chosen: GpuSet) -> PackingCost {
-        left_over(chosen.iter().map(|place| self.0.gpu(place).free().minus(demand.per_gpu)).sum())
+        left_over(
+            chosen
+                .iter()
+                .map(|place| self.0.gpu(place).free().minus(demand.per_gpu))
+                .sum(),
+        )
     }
 
     fn cost_of_one(&self, (): &(), demand: &Demand, equal: EqualGpus<'_>) -> PackingCost {

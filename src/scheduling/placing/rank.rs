@@ -63,7 +63,12 @@ pub struct Candidate {
 impl Candidate {
     /// Less is better. Nodes stand in order of name in a snapshot, so their places break ties by name.
     fn order(&self) -> (bool, bool, Score, usize) {
-        (self.outside_reserved_placement, self.just_failed, self.score, self.node)
+        (
+            self.outside_reserved_placement,
+            self.just_failed,
+            self.score,
+            self.node,
+        )
     }
 }
 
@@ -84,7 +89,10 @@ pub use super::node_names::NO_PLACE as UNKNOWN_PLACE;
 impl Shortlist {
     /// The places in the snapshot of the nodes that were asked about, of those that it has.
     pub(crate) fn known_places(&self) -> impl Iterator<Item = usize> {
-        self.places.iter().filter(|place| **place != UNKNOWN_PLACE).map(|place| *place as usize)
+        self.places
+            .iter()
+            .filter(|place| **place != UNKNOWN_PLACE)
+            .map(|place| *place as usize)
     }
 
     /// Why nodes do not fit: each reason's code, how many it excludes, and the first of them; in order of code.
@@ -95,7 +103,12 @@ impl Shortlist {
             // There are few: all of tens of thousands of nodes lack the same.
             match all.iter_mut().find(|known| known.code == code) {
                 Some(known) => known.count += 1,
-                None => all.push(RefusedNodes { code, count: 1, first: *asked, misfit: *misfit }),
+                None => all.push(RefusedNodes {
+                    code,
+                    count: 1,
+                    first: *asked,
+                    misfit: *misfit,
+                }),
             }
         }
         all.sort_unstable_by_key(|known| known.code);
@@ -132,8 +145,10 @@ impl<'a> ScheduleAttempt<'a> {
         reserved_placement: Option<&'a (NodeName, Result<GpuSet, Misfit>)>,
         allowance: TenantLimit,
     ) -> Self {
-        let reserved_placement =
-            reserved_placement.map(|(node, verdict)| ReservedPlacement { node, verdict: *verdict });
+        let reserved_placement = reserved_placement.map(|(node, verdict)| ReservedPlacement {
+            node,
+            verdict: *verdict,
+        });
         Self {
             limit: usize::from(policy.scoring.shortlist),
             just_failed: None,
@@ -183,20 +198,31 @@ pub(crate) fn shortlist_by<'a>(
         places: snapshot.places_of(names),
     };
     if let Some(misfit) = beyond_limit(demand, attempt) {
-        list.refused = (0..list.places.len()).map(|asked| (asked, misfit)).collect();
+        list.refused = (0..list.places.len())
+            .map(|asked| (asked, misfit))
+            .collect();
         return list;
     }
     let named = NamedPlaces::of(snapshot, attempt);
     for (asked, place) in list.places.iter().enumerate() {
         let place = (*place != UNKNOWN_PLACE).then_some(*place as usize);
-        match consider(snapshot, demand, (asked, place), (attempt, named), &mut score_node) {
+        match consider(
+            snapshot,
+            demand,
+            (asked, place),
+            (attempt, named),
+            &mut score_node,
+        ) {
             Ok(candidate) => keep(&mut list.best, candidate, attempt.limit),
             Err(misfit) => list.refused.push((asked, misfit)),
         }
     }
     // A place that pods were evicted for goes before any other, and a node that just failed goes last.
     if attempt.reserved_placement.is_some()
-        && list.best.first().is_some_and(|best| !best.outside_reserved_placement)
+        && list
+            .best
+            .first()
+            .is_some_and(|best| !best.outside_reserved_placement)
     {
         list.best.truncate(1);
     }
@@ -224,7 +250,9 @@ impl NamedPlaces {
     fn of(snapshot: &Snapshot, attempt: ScheduleAttempt<'_>) -> Self {
         let place_of = |name: &NodeName| snapshot.place_of(name.as_str());
         Self {
-            reserved: attempt.reserved_placement.and_then(|own| place_of(own.node)),
+            reserved: attempt
+                .reserved_placement
+                .and_then(|own| place_of(own.node)),
             just_failed: attempt.just_failed.and_then(place_of),
         }
     }
@@ -240,18 +268,38 @@ fn consider(
     score_node: &mut impl FnMut(usize) -> CachedScore,
 ) -> Result<Candidate, Misfit> {
     let place = place.ok_or(Misfit::UnknownNode)?;
-    let own_here = attempt.reserved_placement.filter(|_| named.reserved == Some(place));
+    let own_here = attempt
+        .reserved_placement
+        .filter(|_| named.reserved == Some(place));
     let (score, gpus) = match own_here {
         Some(own) => {
             let (gpus, evaluation) = (own.verdict?, snapshot.evaluate(place, demand));
             let (choice, node) = (GpuChoice::of(&evaluation, gpus), &snapshot.nodes()[place]);
-            (score(&evaluation, node, choice, snapshot.start_model(), attempt.policy), gpus)
+            (
+                score(
+                    &evaluation,
+                    node,
+                    choice,
+                    snapshot.start_model(),
+                    attempt.policy,
+                ),
+                gpus,
+            )
         }
         None => score_node(place)?,
     };
     let is_limited = own_here.is_none() && attempt.allowance != TenantLimit::default();
-    if is_limited && !is_allowed(attempt.allowance, &snapshot.nodes()[place].gpus, demand, gpus) {
-        return Err(Misfit::TenantLimitOnNode { left: attempt.allowance });
+    if is_limited
+        && !is_allowed(
+            attempt.allowance,
+            &snapshot.nodes()[place].gpus,
+            demand,
+            gpus,
+        )
+    {
+        return Err(Misfit::TenantLimitOnNode {
+            left: attempt.allowance,
+        });
     }
     Ok(Candidate {
         asked,
@@ -264,10 +312,18 @@ fn consider(
 }
 
 /// The GPUs of a node, by its place, that a demand would get there, and how good a place that is.
-pub fn score_node(snapshot: &Snapshot, place: usize, demand: &Demand, policy: &Policy) -> CachedScore {
+pub fn score_node(
+    snapshot: &Snapshot,
+    place: usize,
+    demand: &Demand,
+    policy: &Policy,
+) -> CachedScore {
     let (evaluation, node) = (snapshot.evaluate(place, demand), &snapshot.nodes()[place]);
     let choice = fit_by(&evaluation, node)?;
-    Ok((score(&evaluation, node, choice, snapshot.start_model(), policy), choice.gpus))
+    Ok((
+        score(&evaluation, node, choice, snapshot.start_model(), policy),
+        choice.gpus,
+    ))
 }
 
 /// Whether the pod takes more than its tenant's limit leaves wherever it goes. A reserved placement is counted already.
@@ -277,9 +333,15 @@ fn beyond_limit(demand: &Demand, attempt: ScheduleAttempt<'_>) -> Option<Misfit>
         // At least something; how much depends on the GPU.
         Sharing::Shared => u64::from(demand.gpus),
     };
-    let least = TenantUsage { vram: demand.vram(), milli_gpus };
+    let least = TenantUsage {
+        vram: demand.vram(),
+        milli_gpus,
+    };
     let is_refused = attempt.reserved_placement.is_none() && !attempt.allowance.allows(least);
-    is_refused.then(|| Misfit::TenantLimit { vram: demand.vram(), left: attempt.allowance })
+    is_refused.then(|| Misfit::TenantLimit {
+        vram: demand.vram(),
+        left: attempt.allowance,
+    })
 }
 
 fn score(
@@ -298,7 +360,11 @@ fn score(
             Ask::Plugin { .. } => device_plugin::least_loaded(node, evaluation.demand()),
             Ask::Claims => claims::least_loaded(node, evaluation.demand()),
         },
-        node_free: if evaluation.demand().ask == Ask::Vram { evaluation.gpus().free() } else { Bytes::ZERO },
+        node_free: if evaluation.demand().ask == Ask::Vram {
+            evaluation.gpus().free()
+        } else {
+            Bytes::ZERO
+        },
     }
 }
 
@@ -323,7 +389,9 @@ pub fn parts(
         interference: share_of_one_more(choice.tenants),
         topology: if choice.apart { WHOLE_PART } else { 0 },
         spread: match &demand.model {
-            Some(model) if policy.scoring.weights.spread > 0 => share_of_one_more(node.replicas_of(model)),
+            Some(model) if policy.scoring.weights.spread > 0 => {
+                share_of_one_more(node.replicas_of(model))
+            }
             _ => 0,
         },
     }
@@ -344,15 +412,21 @@ pub(super) fn time_to_ready_part(
     starts: &StartModel,
     policy: &Policy,
 ) -> u32 {
-    let woken = affinity::wake_on(node, gpus, demand, starts, &policy.loading).map(|wake| wake.woken);
-    let ready = woken.or_else(|| ready(node, demand, starts, &policy.loading).map(|found| found.total()));
+    let woken =
+        affinity::wake_on(node, gpus, demand, starts, &policy.loading).map(|wake| wake.woken);
+    let ready =
+        woken.or_else(|| ready(node, demand, starts, &policy.loading).map(|found| found.total()));
     let step = ready.map_or(0, model_tier::step);
     (u32::from(step) * WHOLE_PART / READY_STEPS).min(WHOLE_PART)
 }
 
 /// Inserts in order and drops the worst beyond `limit`. A node that was named twice counts once.
 fn keep(best: &mut Vec<Candidate>, candidate: Candidate, limit: usize) {
-    if best.len() == limit && best.last().is_some_and(|worst| worst.order() <= candidate.order()) {
+    if best.len() == limit
+        && best
+            .last()
+            .is_some_and(|worst| worst.order() <= candidate.order())
+    {
         return;
     }
     if let Err(place) = best.binary_search_by_key(&candidate.order(), Candidate::order) {

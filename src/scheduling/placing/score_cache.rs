@@ -76,7 +76,8 @@ impl ScoreKey {
     }
 
     fn is_of_the_time_of(&self, other: &Self) -> bool {
-        (self.epoch, self.packing_model, self.policy) == (other.epoch, other.packing_model, other.policy)
+        (self.epoch, self.packing_model, self.policy)
+            == (other.epoch, other.packing_model, other.policy)
     }
 }
 
@@ -106,7 +107,10 @@ impl ScoreCache {
     /// The demands whose results requests have asked for last: those to have results of beforehand.
     pub fn demands(&self) -> Vec<Demand> {
         let asked_for = self.pages.iter().rev().filter(|page| page.is_asked_for);
-        asked_for.filter_map(|page| page.demand.as_deref().cloned()).take(BEFOREHAND).collect()
+        asked_for
+            .filter_map(|page| page.demand.as_deref().cloned())
+            .take(BEFOREHAND)
+            .collect()
     }
 
     /// [`rank::shortlist`] from the cache.
@@ -134,7 +138,13 @@ impl ScoreCache {
 
 impl CachedScores {
     fn without_results(key: ScoreKey) -> Self {
-        Self { key, is_asked_for: false, demand: None, generations: Vec::new(), results: Vec::new() }
+        Self {
+            key,
+            is_asked_for: false,
+            demand: None,
+            generations: Vec::new(),
+            results: Vec::new(),
+        }
     }
 
     /// The scores of all nodes before a request asks for them, such as those by another packing model before it is in force.
@@ -184,7 +194,13 @@ impl CachedScores {
         self.results.resize(nodes, Err(Misfit::UnknownNode));
     }
 
-    fn result(&mut self, snapshot: &Snapshot, place: usize, demand: &Demand, policy: &Policy) -> CachedScore {
+    fn result(
+        &mut self,
+        snapshot: &Snapshot,
+        place: usize,
+        demand: &Demand,
+        policy: &Policy,
+    ) -> CachedScore {
         match self.generations.get(place) {
             None => rank::score_node(snapshot, place, demand, policy),
             Some(generation) if *generation == snapshot.generations()[place] => self.results[place],
@@ -221,7 +237,10 @@ mod tests {
     use std::sync::Arc;
 
     fn attempt(policy: &Policy) -> ScheduleAttempt<'_> {
-        ScheduleAttempt { limit: 4, ..ScheduleAttempt::unreserved(policy) }
+        ScheduleAttempt {
+            limit: 4,
+            ..ScheduleAttempt::unreserved(policy)
+        }
     }
 
     #[test]
@@ -232,21 +251,32 @@ mod tests {
         assert_eq!(page.best(&snapshot, &demand, &policy), Some(0));
         // A result that the node does not give.
         page.results[0] = Err(Misfit::NoFreshReport);
-        assert_eq!(page.result(&snapshot, 0, &demand, &policy), Err(Misfit::NoFreshReport));
+        assert_eq!(
+            page.result(&snapshot, 0, &demand, &policy),
+            Err(Misfit::NoFreshReport)
+        );
         assert_eq!(page.best(&snapshot, &demand, &policy), Some(1));
-        let changed = Node { generation: 9, ..snapshot.nodes()[0].clone() };
+        let changed = Node {
+            generation: 9,
+            ..snapshot.nodes()[0].clone()
+        };
         snapshot.update(9, [changed]);
         assert!(page.result(&snapshot, 0, &demand, &policy).is_ok());
         assert_eq!(page.best(&snapshot, &demand, &policy), Some(0));
     }
 
     #[test]
-    fn scores_that_were_made_beforehand_are_found_and_are_not_made_again_unless_they_are_asked_for() {
+    fn scores_that_were_made_beforehand_are_found_and_are_not_made_again_unless_they_are_asked_for()
+    {
         let (policy, before) = (Policy::default(), cluster_of(FEW as u8 + 1));
         let model_of = |generation| Arc::new(PackingModel::default().with_generation(generation));
         let after = before.clone().with_packing_model(model_of(7));
         let demand = demand_of(10, 1, Sharing::Shared, 0);
-        let names: Vec<&str> = before.nodes().iter().map(|node| node.name.as_str()).collect();
+        let names: Vec<&str> = before
+            .nodes()
+            .iter()
+            .map(|node| node.name.as_str())
+            .collect();
         let mut score_cache = ScoreCache::default();
         let ask = |score_cache: &mut ScoreCache, snapshot: &Snapshot| {
             score_cache.shortlist(snapshot, &demand, names.iter().copied(), attempt(&policy))
@@ -258,8 +288,16 @@ mod tests {
         // A result that the node does not give.
         beforehand.results[0] = Err(Misfit::NoFreshReport);
         score_cache.put(beforehand);
-        assert_eq!(score_cache.demands().len(), 1, "nobody has asked for what was made beforehand");
-        assert_eq!(ask(&mut score_cache, &after).refused, [(0, Misfit::NoFreshReport)], "it is found");
+        assert_eq!(
+            score_cache.demands().len(),
+            1,
+            "nobody has asked for what was made beforehand"
+        );
+        assert_eq!(
+            ask(&mut score_cache, &after).refused,
+            [(0, Misfit::NoFreshReport)],
+            "it is found"
+        );
         assert_eq!(score_cache.demands(), [demand]);
     }
 
@@ -285,15 +323,27 @@ mod tests {
     fn a_request_about_few_nodes_reads_what_is_remembered_and_makes_no_room() {
         let (policy, snapshot) = (Policy::default(), cluster_of(FEW as u8 + 1));
         let demand = demand_of(10, 1, Sharing::Shared, 0);
-        let names: Vec<&str> = snapshot.nodes().iter().map(|node| node.name.as_str()).collect();
+        let names: Vec<&str> = snapshot
+            .nodes()
+            .iter()
+            .map(|node| node.name.as_str())
+            .collect();
         let mut score_cache = ScoreCache::default();
         let mut ask = |names: &[&str]| {
-            let best =
-                score_cache.shortlist(&snapshot, &demand, names.iter().copied(), attempt(&policy)).best;
-            (score_cache.pages.first().map(|page| page.results.len()), best.len())
+            let best = score_cache
+                .shortlist(&snapshot, &demand, names.iter().copied(), attempt(&policy))
+                .best;
+            (
+                score_cache.pages.first().map(|page| page.results.len()),
+                best.len(),
+            )
         };
         assert_eq!(ask(&names[..FEW]), (None, 4));
         assert_eq!(ask(&names), (Some(FEW + 1), 4));
-        assert_eq!(ask(&names[..1]), (Some(FEW + 1), 1), "what is remembered stays");
+        assert_eq!(
+            ask(&names[..1]),
+            (Some(FEW + 1), 1),
+            "what is remembered stays"
+        );
     }
 }

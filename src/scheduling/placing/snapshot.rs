@@ -36,8 +36,14 @@ pub struct Snapshot {
 
 impl PartialEq for Snapshot {
     fn eq(&self, other: &Self) -> bool {
-        let all =
-            |one: &Self| (one.generation, one.epoch, one.packing_model.clone(), one.start_model.clone());
+        let all = |one: &Self| {
+            (
+                one.generation,
+                one.epoch,
+                one.packing_model.clone(),
+                one.start_model.clone(),
+            )
+        };
         all(self) == all(other) && self.nodes == other.nodes
     }
 }
@@ -99,8 +105,10 @@ impl Snapshot {
     /// The summary of the node at this index.
     #[inline]
     pub fn node_summary(&self, place: usize) -> &NodeSummary {
-        self.node_summaries[place]
-            .get_or_init(|| self.packing_model.node_summary(self.nodes[place].node_gpus()))
+        self.node_summaries[place].get_or_init(|| {
+            self.packing_model
+                .node_summary(self.nodes[place].node_gpus())
+        })
     }
 
     /// Summarizes every node now, off the request path.
@@ -134,14 +142,22 @@ impl Snapshot {
     pub fn set_of(&self, places: impl Iterator<Item = usize>) -> NodeSet {
         let mut words = vec![0; self.nodes.len().div_ceil(64)].into_boxed_slice();
         places.for_each(|place| words[place / 64] |= 1 << (place % 64));
-        NodeSet { epoch: self.epoch, words }
+        NodeSet {
+            epoch: self.epoch,
+            words,
+        }
     }
 
     /// The nodes of a set; all of them if nodes have come or gone since it was made.
     pub(crate) fn nodes_in<'a>(&'a self, set: &'a NodeSet) -> impl Iterator<Item = &'a Node> {
         let is_current = set.epoch == self.epoch;
-        let is_in = move |place: usize| !is_current || set.words[place / 64] >> (place % 64) & 1 == 1;
-        self.nodes.iter().enumerate().filter(move |(place, _)| is_in(*place)).map(|(_, node)| node)
+        let is_in =
+            move |place: usize| !is_current || set.words[place / 64] >> (place % 64) & 1 == 1;
+        self.nodes
+            .iter()
+            .enumerate()
+            .filter(move |(place, _)| is_in(*place))
+            .map(|(_, node)| node)
     }
 
     /// Whether no node has come or gone since the set was made.
@@ -179,7 +195,11 @@ impl Snapshot {
 
     /// The most that any node has of a model; `None` if none knows.
     pub(crate) fn heaviest(&self, model: &ModelId) -> Option<Bytes> {
-        let held = self.nodes.iter().filter_map(|node| node.holding(model)).map(|holding| holding.bytes);
+        let held = self
+            .nodes
+            .iter()
+            .filter_map(|node| node.holding(model))
+            .map(|holding| holding.bytes);
         held.max().filter(|bytes| *bytes > Bytes::ZERO)
     }
 
@@ -202,13 +222,19 @@ impl Snapshot {
             true => summarized.node_summaries,
             false => self.nodes.iter().map(|_| OnceLock::new()).collect(),
         };
-        let generations = self.generations.iter().zip(&summarized.generations).enumerate();
+        let generations = self
+            .generations
+            .iter()
+            .zip(&summarized.generations)
+            .enumerate();
         for (place, _) in generations.filter(|(_, (now, then))| now != then) {
             if let Some(summary) = summaries.get_mut(place) {
                 *summary = OnceLock::new();
             }
         }
-        RetiredSummaries { _summaries: std::mem::replace(&mut self.node_summaries, summaries) }
+        RetiredSummaries {
+            _summaries: std::mem::replace(&mut self.node_summaries, summaries),
+        }
     }
 
     /// From here on the copies of it are of no use to [`Snapshot::take_packing_model`]: nodes are others under another policy, also
@@ -219,14 +245,18 @@ impl Snapshot {
 
     /// What it has summarized, of a snapshot that is not taken.
     pub(crate) fn into_summaries(self) -> RetiredSummaries {
-        RetiredSummaries { _summaries: self.node_summaries }
+        RetiredSummaries {
+            _summaries: self.node_summaries,
+        }
     }
 
     /// Puts newer views of nodes it already has in their places.
     pub(crate) fn update(&mut self, generation: u64, nodes: impl IntoIterator<Item = Node>) {
         self.generation = generation;
         for node in nodes {
-            let place = self.place_of(node.name.as_str()).expect("an updated node is in the snapshot");
+            let place = self
+                .place_of(node.name.as_str())
+                .expect("an updated node is in the snapshot");
             self.replace(place, node);
         }
     }
@@ -259,7 +289,9 @@ impl Snapshot {
             }
         }
         if has_others {
-            self.names = Arc::new(NodeNames::of(self.nodes.iter().map(|node| node.name.as_str())));
+            self.names = Arc::new(NodeNames::of(
+                self.nodes.iter().map(|node| node.name.as_str()),
+            ));
         }
     }
 
@@ -277,16 +309,31 @@ impl Serialize for Snapshot {
             generation: u64,
             nodes: &'a PieceList<Node>,
         }
-        Shape { generation: self.generation, nodes: &self.nodes }.serialize(serializer)
+        Shape {
+            generation: self.generation,
+            nodes: &self.nodes,
+        }
+        .serialize(serializer)
     }
 }
 
 impl Demand {
     /// A pod's short name of a model stands for the one that nodes have, if that is clear.
     pub fn named_by(&mut self, snapshot: &Snapshot) {
-        let Some(model) = self.model.as_ref().filter(|model| !model.has_organization()) else { return };
+        let Some(model) = self
+            .model
+            .as_ref()
+            .filter(|model| !model.has_organization())
+        else {
+            return;
+        };
         let marks = model.marks_among();
-        let named = model.among(snapshot.nodes.iter().flat_map(|node| node.holdings.marked(marks)));
+        let named = model.among(
+            snapshot
+                .nodes
+                .iter()
+                .flat_map(|node| node.holdings.marked(marks)),
+        );
         if named != model {
             self.model = Some(named.clone());
         }
@@ -296,7 +343,10 @@ impl Demand {
     /// fetch everything would look as near as one that has it.
     pub(crate) fn weighed_by(&mut self, snapshot: &Snapshot) {
         if self.asks_plugin() {
-            self.weights = self.model.as_ref().and_then(|model| snapshot.heaviest(model));
+            self.weights = self
+                .model
+                .as_ref()
+                .and_then(|model| snapshot.heaviest(model));
         }
     }
 }

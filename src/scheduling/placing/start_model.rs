@@ -125,7 +125,14 @@ pub fn ready(
         pull_factors = starts.factors(node, StartKind::Pull);
     }
     let time = prior.corrected(&pull_factors.factors, &engine_factors.factors);
-    Some(StartEstimate { prior, time, missing, kind, pull_factors, engine_factors })
+    Some(StartEstimate {
+        prior,
+        time,
+        missing,
+        kind,
+        pull_factors,
+        engine_factors,
+    })
 }
 
 impl StartEstimate {
@@ -135,17 +142,31 @@ impl StartEstimate {
 }
 
 impl FactorsAndSource {
-    pub(crate) const PRIOR: Self = Self { factors: StartFactors::PRIOR, source: FactorSource::Policy };
+    pub(crate) const PRIOR: Self = Self {
+        factors: StartFactors::PRIOR,
+        source: FactorSource::Policy,
+    };
 }
 
 impl StartModel {
     /// What start times of this demand follow from, beside the nodes.
     pub fn key_of(&self, demand: &Demand) -> StartModelKey {
-        let engine = self.engines.get(demand.engine as usize).filter(|_| demand.model.is_some());
+        let engine = self
+            .engines
+            .get(demand.engine as usize)
+            .filter(|_| demand.model.is_some());
         StartModelKey {
-            pull: if demand.images.is_empty() { 0 } else { self.pull.generation },
+            pull: if demand.images.is_empty() {
+                0
+            } else {
+                self.pull.generation
+            },
             engine: engine.map_or(0, |engine| engine.generation),
-            image_sizes: demand.images.iter().map(|image| self.images.size_of(*image)).collect(),
+            image_sizes: demand
+                .images
+                .iter()
+                .map(|image| self.images.size_of(*image))
+                .collect(),
         }
     }
 
@@ -177,12 +198,19 @@ impl StartModel {
     }
 
     /// What was learned in the whole cluster of one kind of start, on one kind of GPU.
-    pub(crate) fn cluster_factors(&self, kind: StartKind, gpu: Option<&GpuModel>) -> Option<StartFactors> {
+    pub(crate) fn cluster_factors(
+        &self,
+        kind: StartKind,
+        gpu: Option<&GpuModel>,
+    ) -> Option<StartFactors> {
         let known = match kind {
             StartKind::Pull => self.pull.factors.first().map(|(_, factors)| factors),
             StartKind::Engine(engine, path) => {
                 let (gpu, engine) = (gpu?, self.engines.get(engine as usize)?);
-                let mut of_gpu = engine.factors.iter().filter(|((of, model), _)| *of == path && model == gpu);
+                let mut of_gpu = engine
+                    .factors
+                    .iter()
+                    .filter(|((of, model), _)| *of == path && model == gpu);
                 of_gpu.next().map(|(_, factors)| factors)
             }
         };
@@ -213,7 +241,9 @@ impl StartModel {
         weights: Bytes,
         speeds: &LoadingSpeeds,
     ) -> StartTime {
-        let learned = self.cluster_factors(engine_kind(engine, holding), gpu).unwrap_or(StartFactors::PRIOR);
+        let learned = self
+            .cluster_factors(engine_kind(engine, holding), gpu)
+            .unwrap_or(StartFactors::PRIOR);
         engine_start(holding, weights, speeds).corrected(&StartFactors::PRIOR, &learned)
     }
 
@@ -229,20 +259,35 @@ impl StartModel {
     /// What was learned of one kind of start: on the node itself, or else on all nodes.
     fn factors(&self, node: &Node, kind: StartKind) -> FactorsAndSource {
         if let Some(factors) = node.start_factors_of(kind) {
-            return FactorsAndSource { factors: *factors, source: FactorSource::Node };
+            return FactorsAndSource {
+                factors: *factors,
+                source: FactorSource::Node,
+            };
         }
         match self.cluster_factors(kind, node.gpu_model()) {
-            Some(factors) => FactorsAndSource { factors, source: FactorSource::Cluster },
+            Some(factors) => FactorsAndSource {
+                factors,
+                source: FactorSource::Cluster,
+            },
             None => FactorsAndSource::PRIOR,
         }
     }
 
-    fn missing_images(&self, node: &Node, demand: &Demand, speeds: &LoadingSpeeds) -> MissingImages {
+    fn missing_images(
+        &self,
+        node: &Node,
+        demand: &Demand,
+        speeds: &LoadingSpeeds,
+    ) -> MissingImages {
         let mut missing = MissingImages::default();
         if !node.images.is_known() {
             return missing;
         }
-        for image in demand.images.iter().filter(|image| !node.images.has(**image)) {
+        for image in demand
+            .images
+            .iter()
+            .filter(|image| !node.images.has(**image))
+        {
             missing.count += 1;
             match self.images.size_of(*image) {
                 Some(bytes) => missing.bytes += bytes,
@@ -260,7 +305,10 @@ impl StartModel {
 
 impl<K> Default for LearnedFactors<K> {
     fn default() -> Self {
-        Self { generation: 0, factors: Vec::new() }
+        Self {
+            generation: 0,
+            factors: Vec::new(),
+        }
     }
 }
 
@@ -299,9 +347,15 @@ impl ImageSizes {
     }
 
     /// Whether [`Self::replace`] would change anything. One that found no room stays without until the node's list changes.
-    pub(crate) fn would_change(&self, before: impl Iterator<Item = ImageId>, now: &[NodeImage]) -> bool {
-        let is_larger =
-            |image: &NodeImage| self.size_of(image.image).is_some_and(|known| known < image.bytes);
+    pub(crate) fn would_change(
+        &self,
+        before: impl Iterator<Item = ImageId>,
+        now: &[NodeImage],
+    ) -> bool {
+        let is_larger = |image: &NodeImage| {
+            self.size_of(image.image)
+                .is_some_and(|known| known < image.bytes)
+        };
         !before.eq(now.iter().map(|image| image.image)) || now.iter().any(is_larger)
     }
 
@@ -317,11 +371,19 @@ impl ImageSizes {
                     on_nodes.bytes = on_nodes.bytes.max(*bytes);
                 }
                 None if is_full => {}
-                None => drop(self.sizes.insert(*image, ImageOnNodes { bytes: *bytes, nodes: 1 })),
+                None => drop(self.sizes.insert(
+                    *image,
+                    ImageOnNodes {
+                        bytes: *bytes,
+                        nodes: 1,
+                    },
+                )),
             }
         }
         for image in before {
-            let Some(on_nodes) = self.sizes.get_mut(&image) else { continue };
+            let Some(on_nodes) = self.sizes.get_mut(&image) else {
+                continue;
+            };
             on_nodes.nodes = on_nodes.nodes.saturating_sub(1);
             if on_nodes.nodes == 0 {
                 self.sizes.remove(&image);
@@ -351,7 +413,11 @@ mod tests {
 
     fn with_images(images: Option<&[&str]>) -> Node {
         let images = images.map(|images| images.iter().map(|reference| image(reference)).collect());
-        Node { images: NodeImageSet::from(images), devices: [h100("n", 0)].into(), ..Node::named(node("n")) }
+        Node {
+            images: NodeImageSet::from(images),
+            devices: [h100("n", 0)].into(),
+            ..Node::named(node("n"))
+        }
     }
 
     /// Of an engine of 20 GB of weights.
@@ -369,14 +435,20 @@ mod tests {
         let mut starts = StartModel::default();
         let listed: Vec<NodeImage> = sizes
             .iter()
-            .map(|(reference, bytes)| NodeImage { image: image(reference), bytes: Bytes(*bytes) })
+            .map(|(reference, bytes)| NodeImage {
+                image: image(reference),
+                bytes: Bytes(*bytes),
+            })
             .collect();
         starts.images_mut().replace(std::iter::empty(), &listed);
         starts
     }
 
     fn pull(node: &Node, demand: &Demand, starts: &StartModel) -> Millis {
-        ready(node, demand, starts, &LoadingSpeeds::default()).unwrap().time.pull
+        ready(node, demand, starts, &LoadingSpeeds::default())
+            .unwrap()
+            .time
+            .pull
     }
 
     #[test]
@@ -387,61 +459,113 @@ mod tests {
         assert_eq!(time(Some(&["engine", "side"])), Millis(0));
         assert_eq!(time(Some(&["engine"])), Millis::seconds(5));
         assert_eq!(time(Some(&[])), Millis::seconds(55));
-        assert_eq!(time(None), Millis(0), "a node that lists no image says nothing");
+        assert_eq!(
+            time(None),
+            Millis(0),
+            "a node that lists no image says nothing"
+        );
     }
 
     #[test]
     fn images_that_no_node_lists_count_once_with_the_policys_size() {
         let demand = demand(&["engine", "side", "third"]);
         let starts = starts(&[("side", 1_000_000_000)]);
-        let found = ready(&with_images(Some(&[])), &demand, &starts, &LoadingSpeeds::default()).unwrap();
-        let MissingImages { count, bytes, is_assumed } = found.missing;
+        let found = ready(
+            &with_images(Some(&[])),
+            &demand,
+            &starts,
+            &LoadingSpeeds::default(),
+        )
+        .unwrap();
+        let MissingImages {
+            count,
+            bytes,
+            is_assumed,
+        } = found.missing;
         assert_eq!((count, is_assumed), (3, true));
-        assert_eq!(bytes, Bytes(1_000_000_000) + LoadingSpeeds::default().image_size);
+        assert_eq!(
+            bytes,
+            Bytes(1_000_000_000) + LoadingSpeeds::default().image_size
+        );
     }
 
     #[test]
     fn of_a_pod_without_a_model_only_the_pull_is_known() {
         let starts = starts(&[("engine", 10_000_000_000)]);
-        let demand = Demand { model: None, ..demand(&["engine"]) };
-        let at = |node: &Node| ready(node, &demand, &starts, &LoadingSpeeds::default()).map(|e| e.total());
+        let demand = Demand {
+            model: None,
+            ..demand(&["engine"])
+        };
+        let at = |node: &Node| {
+            ready(node, &demand, &starts, &LoadingSpeeds::default()).map(|e| e.total())
+        };
         assert_eq!(at(&with_images(Some(&["engine"]))), None);
         assert_eq!(at(&with_images(Some(&[]))), Some(Millis::seconds(50)));
     }
 
     #[test]
     fn what_a_node_has_taught_goes_before_what_the_cluster_has() {
-        let factors =
-            |transfer| StartFactors { transfer: TimeFactor(transfer), init: TimeFactor::PRIOR, samples: 5 };
+        let factors = |transfer| StartFactors {
+            transfer: TimeFactor(transfer),
+            init: TimeFactor::PRIOR,
+            samples: 5,
+        };
         let (mut starts, demand) = (StartModel::default(), demand(&[]));
         let kind = StartKind::Engine(Engine::Vllm, LoadPath::Network);
         starts.set_factors(kind, Some(&h100("n", 0).model), Some(factors(2000)));
         let plain = with_images(None);
-        let learned = Node { start_factors: [(kind, factors(500))].into(), ..plain.clone() };
+        let learned = Node {
+            start_factors: [(kind, factors(500))].into(),
+            ..plain.clone()
+        };
         let of = |node: &Node, demand: &Demand| {
             let found = ready(node, demand, &starts, &LoadingSpeeds::default()).unwrap();
             assert_eq!(found.prior.fetch, Millis::seconds(20));
             (found.time.fetch, found.engine_factors.source)
         };
-        assert_eq!(of(&plain, &demand), (Millis::seconds(40), FactorSource::Cluster));
-        assert_eq!(of(&learned, &demand), (Millis::seconds(10), FactorSource::Node));
-        let other = Demand { engine: Engine::Sglang, ..demand.clone() };
-        assert_eq!(of(&learned, &other), (Millis::seconds(20), FactorSource::Policy));
+        assert_eq!(
+            of(&plain, &demand),
+            (Millis::seconds(40), FactorSource::Cluster)
+        );
+        assert_eq!(
+            of(&learned, &demand),
+            (Millis::seconds(10), FactorSource::Node)
+        );
+        let other = Demand {
+            engine: Engine::Sglang,
+            ..demand.clone()
+        };
+        assert_eq!(
+            of(&learned, &other),
+            (Millis::seconds(20), FactorSource::Policy)
+        );
     }
 
     #[test]
     fn a_key_changes_only_for_demands_whose_times_change() {
         let mut starts = starts(&[("engine", 10)]);
-        let (vllm, sglang) = (demand(&["engine"]), Demand { engine: Engine::Sglang, ..demand(&[]) });
+        let (vllm, sglang) = (
+            demand(&["engine"]),
+            Demand {
+                engine: Engine::Sglang,
+                ..demand(&[])
+            },
+        );
         let keys = |starts: &StartModel| [starts.key_of(&vllm), starts.key_of(&sglang)];
         let before = keys(&starts);
-        let factors = StartFactors { samples: 3, ..StartFactors::PRIOR };
+        let factors = StartFactors {
+            samples: 3,
+            ..StartFactors::PRIOR
+        };
         let kind = StartKind::Engine(Engine::Sglang, LoadPath::Disk);
         starts.set_factors(kind, Some(&h100("n", 0).model), Some(factors));
         let learned = keys(&starts);
         assert_eq!(learned[0], before[0]);
         assert_ne!(learned[1], before[1]);
-        let listed = [NodeImage { image: image("engine"), bytes: Bytes(11) }];
+        let listed = [NodeImage {
+            image: image("engine"),
+            bytes: Bytes(11),
+        }];
         starts.images_mut().replace(std::iter::empty(), &listed);
         assert_ne!(keys(&starts)[0], learned[0]);
         assert_eq!(keys(&starts)[1], learned[1]);
@@ -449,7 +573,12 @@ mod tests {
 
     #[test]
     fn an_images_size_is_known_as_long_as_a_node_has_it() {
-        let listed = |bytes| [NodeImage { image: image("engine"), bytes: Bytes(bytes) }];
+        let listed = |bytes| {
+            [NodeImage {
+                image: image("engine"),
+                bytes: Bytes(bytes),
+            }]
+        };
         let mut sizes = ImageSizes::default();
         sizes.replace(std::iter::empty(), &listed(10));
         sizes.replace(std::iter::empty(), &listed(10));
@@ -457,7 +586,10 @@ mod tests {
         assert_eq!(sizes.size_of(image("engine")), Some(Bytes(10)));
         assert!(sizes.would_change([image("engine")].into_iter(), &listed(11)));
         assert!(!sizes.would_change([image("engine")].into_iter(), &listed(10)));
-        assert!(!sizes.would_change([image("engine")].into_iter(), &listed(9)), "another node says more");
+        assert!(
+            !sizes.would_change([image("engine")].into_iter(), &listed(9)),
+            "another node says more"
+        );
         sizes.replace([image("engine")].into_iter(), &[]);
         assert!(sizes.is_empty());
     }

@@ -11,7 +11,9 @@ use crate::evicting;
 use crate::evicting::{BudgetRules, PreemptionCandidate, VictimSet};
 use crate::ids::{PodKey, PodUid};
 use crate::kube_filters::AssumedNodeChange;
-use crate::ledger::{ObservedPhase, ObservedWaiting, PendingPod, PodObservation, SchedulingGate, WaitKind};
+use crate::ledger::{
+    ObservedPhase, ObservedWaiting, PendingPod, PodObservation, SchedulingGate, WaitKind,
+};
 use crate::placing::rank;
 use crate::policy::Consolidation;
 use crate::vocabulary::demand::Demand;
@@ -24,18 +26,27 @@ const LOOK: u64 = 16;
 
 impl PlanningState<'_> {
     /// The first of the cheapest nodes whose victims all fit elsewhere, reserved on the scratch ledger.
-    pub(super) fn moving(&mut self, pod: &PendingPod, signature: &PodSignature) -> Option<PlannedPlacement> {
+    pub(super) fn moving(
+        &mut self,
+        pod: &PendingPod,
+        signature: &PodSignature,
+    ) -> Option<PlannedPlacement> {
         let rules = self.ledger.policy().planning.consolidation?;
-        let demand = Demand { may_preempt: true, ..pod.demand.clone() };
+        let demand = Demand {
+            may_preempt: true,
+            ..pod.demand.clone()
+        };
         let snapshot = self.ledger.snapshot();
         let preemptor = self.preemptor(pod).moving();
         let pace = self.pace;
         let mut looking = self.looking(signature, &snapshot, &demand, &preemptor);
         let nodes = snapshot.nodes().iter().take_while(|_| pace.goes_on(LOOK));
-        let candidates: Vec<PreemptionCandidate> =
-            nodes.filter_map(|node| looking.candidate(&node.name)).collect();
-        let packing_model =
-            |set: &VictimSet, candidate: &PreemptionCandidate| gain(&demand, set.gpus, candidate, rules);
+        let candidates: Vec<PreemptionCandidate> = nodes
+            .filter_map(|node| looking.candidate(&node.name))
+            .collect();
+        let packing_model = |set: &VictimSet, candidate: &PreemptionCandidate| {
+            gain(&demand, set.gpus, candidate, rules)
+        };
         let mut sets: Vec<VictimSet> = candidates
             .iter()
             .take_while(|_| pace.goes_on(LOOK))
@@ -45,7 +56,9 @@ impl PlanningState<'_> {
             })
             .collect();
         sets.sort_by(|a, b| (a.eviction_cost, &a.node).cmp(&(b.eviction_cost, &b.node)));
-        sets.iter().take(TRIED).find_map(|set| self.move_all(pod, signature, set))
+        sets.iter()
+            .take(TRIED)
+            .find_map(|set| self.move_all(pod, signature, set))
     }
 
     /// Reserves the place, if every victim has a place elsewhere; nothing otherwise.
@@ -56,7 +69,10 @@ impl PlanningState<'_> {
         set: &VictimSet,
     ) -> Option<PlannedPlacement> {
         let place = self.reserve_set_by_moving(pod, signature, set)?;
-        if set.evicted().all(|victim| self.settle_elsewhere(pod, victim).is_some()) {
+        if set
+            .evicted()
+            .all(|victim| self.settle_elsewhere(pod, victim).is_some())
+        {
             return Some(place);
         }
         self.release_reservation(&place);
@@ -71,7 +87,11 @@ impl PlanningState<'_> {
         entry.disruption_info.owner.as_ref()?;
         let wants = self.kube_filters.movable(victim).cloned();
         let successor = PodUid::parse(&format!("{victim}-successor")).ok()?;
-        let key = PodKey::parse(&entry.key.namespace, &format!("{}-successor", entry.key.name)).ok()?;
+        let key = PodKey::parse(
+            &entry.key.namespace,
+            &format!("{}-successor", entry.key.name),
+        )
+        .ok()?;
         // What is lent is no place for good: it would be evicted a second time.
         let mut demand = entry.demand.clone();
         demand.terms.borrows = false;
@@ -85,7 +105,10 @@ impl PlanningState<'_> {
         };
         let signature = PodSignature::successor_of(&self.ledger.beside_spare(&demand), wants);
         let (place, gpus) = self.best_node_for(signature.demand(), &signature)?;
-        let waiting = ObservedWaiting { gate: SchedulingGate::Open, ..ObservedWaiting::default() };
+        let waiting = ObservedWaiting {
+            gate: SchedulingGate::Open,
+            ..ObservedWaiting::default()
+        };
         self.ledger.see(PodObservation {
             uid: successor.clone(),
             key,
@@ -98,30 +121,60 @@ impl PlanningState<'_> {
             self.ledger.release(&successor);
             return None;
         }
-        self.successors.entry(pod.uid.clone()).or_default().push(successor);
+        self.successors
+            .entry(pod.uid.clone())
+            .or_default()
+            .push(successor);
         Some(())
     }
 
     /// The best free place for a pod that is not in the queue.
-    fn best_node_for(&mut self, demand: &Demand, signature: &PodSignature) -> Option<(usize, GpuSet)> {
+    fn best_node_for(
+        &mut self,
+        demand: &Demand,
+        signature: &PodSignature,
+    ) -> Option<(usize, GpuSet)> {
         let snapshot = self.ledger.snapshot();
-        let seeing = PlanView { ledger: &self.ledger, snapshot: &snapshot };
+        let seeing = PlanView {
+            ledger: &self.ledger,
+            snapshot: &snapshot,
+        };
         let question = signature.question(self.kube_filters);
         let pace = self.pace;
-        let nodes = self.ledger.coming_by_node().enumerate().take_while(|_| pace.goes_on(1));
+        let nodes = self
+            .ledger
+            .coming_by_node()
+            .enumerate()
+            .take_while(|_| pace.goes_on(1));
         let gpu_candidates = nodes.filter_map(|(place, (node, coming))| {
             debug_assert_eq!(node, &snapshot.nodes()[place].name);
-            let beside = AssumedNodeChange { leaving: &[], coming };
-            signature.admits(place, &seeing, question.as_ref(), &beside).ok()?;
-            let (score, gpus) = rank::score_node(&snapshot, place, demand, self.ledger.policy()).ok()?;
+            let beside = AssumedNodeChange {
+                leaving: &[],
+                coming,
+            };
+            signature
+                .admits(place, &seeing, question.as_ref(), &beside)
+                .ok()?;
+            let (score, gpus) =
+                rank::score_node(&snapshot, place, demand, self.ledger.policy()).ok()?;
             Some((score, place, gpus))
         });
-        gpu_candidates.min_by_key(|(score, place, _)| (*score, *place)).map(|(_, place, gpus)| (place, gpus))
+        gpu_candidates
+            .min_by_key(|(score, place, _)| (*score, *place))
+            .map(|(_, place, gpus)| (place, gpus))
     }
 }
 
 /// The gain from placing the pod, in thousandths of a GPU-second.
-fn gain(demand: &Demand, gpus: GpuSet, candidate: &PreemptionCandidate, rules: Consolidation) -> u64 {
-    let part: u64 = gpus.iter().map(|place| candidate.gpus[place].part_of(demand).milli_gpus).sum();
+fn gain(
+    demand: &Demand,
+    gpus: GpuSet,
+    candidate: &PreemptionCandidate,
+    rules: Consolidation,
+) -> u64 {
+    let part: u64 = gpus
+        .iter()
+        .map(|place| candidate.gpus[place].part_of(demand).milli_gpus)
+        .sum();
     part.saturating_mul(rules.gain.0 / 1000)
 }

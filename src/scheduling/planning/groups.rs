@@ -35,7 +35,11 @@ type NodeGpuCandidates = Vec<(usize, GpuSet)>;
 
 impl PlanningState<'_> {
     pub(super) fn group_of(&self, uid: &PodUid) -> Option<GroupKey> {
-        self.ledger.pod_state(uid)?.disruption_info.placed_with().cloned()
+        self.ledger
+            .pod_state(uid)?
+            .disruption_info
+            .placed_with()
+            .cloned()
     }
 
     /// The group with which the pod is planned, if it is.
@@ -63,23 +67,36 @@ impl PlanningState<'_> {
     /// Without the gate, a group is planned whole only if it says its size, and its missing pods are not waited for longer than
     /// the policy keeps a pod behind the gate: a leader may have to be ready before its workers are created.
     fn is_planned_apart(&self, group: &PodGroup) -> bool {
-        if group.pending.iter().any(|pod| matches!(pod.way, WaitKind::Gated)) {
+        if group
+            .pending
+            .iter()
+            .any(|pod| matches!(pod.way, WaitKind::Gated))
+        {
             return false;
         }
         let longest = self.ledger.policy().planning.max_gated_time;
-        let has_waited = group.pending.iter().any(|pod| pod.since + longest <= self.ledger.now());
+        let has_waited = group
+            .pending
+            .iter()
+            .any(|pod| pod.since + longest <= self.ledger.now());
         let present = (group.pending.len() as u32).saturating_add(group.placed);
         group.pending.is_empty() || group.size.is_none_or(|size| present < size && has_waited)
     }
 
     fn whole_group(&mut self, group: PodGroup, reach: PlanReach) -> PodResult {
-        self.done.extend(group.pending.iter().map(|pod| pod.uid.clone()));
+        self.done
+            .extend(group.pending.iter().map(|pod| pod.uid.clone()));
         let here = group.pending.len() as u32;
         let wanted = match group.size {
             Some(size) => size.saturating_sub(group.placed).max(1),
             None => here,
         };
-        let youngest = group.pending.iter().map(|pod| pod.since).max().unwrap_or_default();
+        let youngest = group
+            .pending
+            .iter()
+            .map(|pod| pod.since)
+            .max()
+            .unwrap_or_default();
         if group.size.is_none() && youngest + SETTLES > self.ledger.now() {
             return PodResult::Done(Vec::new());
         }
@@ -87,15 +104,25 @@ impl PlanningState<'_> {
         let longest = self.ledger.policy().planning.max_gated_time;
         let is_whole = here >= wanted || group.has_begun && youngest + longest <= self.ledger.now();
         if !is_whole {
-            return PodResult::Done(waiting(&group.pending, WaitReason::GroupIncomplete { here, wanted }));
+            return PodResult::Done(waiting(
+                &group.pending,
+                WaitReason::GroupIncomplete { here, wanted },
+            ));
         }
-        let is_for_others = self.ledger.policy().planning.groups.placement != GroupPlacement::OneIsland;
+        let is_for_others =
+            self.ledger.policy().planning.groups.placement != GroupPlacement::OneIsland;
         match self.together(&group.pending, wanted.min(here) as usize, reach) {
             Ok(places) => PodResult::Done(vec![PlanStep::Place(places)]),
             Err(_) if reach == PlanReach::Free && is_for_others => PodResult::NeedsOthersToLeave,
             Err((placed, limit)) => {
-                let too_large = WaitReason::GroupTooLarge { placed: placed as u32, wanted };
-                PodResult::Done(waiting(&group.pending, limit.map_or(too_large, WaitReason::EvictionLimit)))
+                let too_large = WaitReason::GroupTooLarge {
+                    placed: placed as u32,
+                    wanted,
+                };
+                PodResult::Done(waiting(
+                    &group.pending,
+                    limit.map_or(too_large, WaitReason::EvictionLimit),
+                ))
             }
         }
     }
@@ -120,7 +147,9 @@ impl PlanningState<'_> {
         if places.len() >= wanted {
             return Ok(places);
         }
-        places.iter().for_each(|place| self.release_reservation(place));
+        places
+            .iter()
+            .for_each(|place| self.release_reservation(place));
         let limit = match why {
             Some(WaitReason::EvictionLimit(limit)) => Some(limit),
             _ => None,
@@ -153,7 +182,9 @@ impl PlanningState<'_> {
         let mut places = Vec::new();
         let mut rest: Vec<&PendingPod> = pods.iter().collect();
         while !rest.is_empty() {
-            let Some((node, gpu_candidates)) = self.most_on_one_node(&rest) else { break };
+            let Some((node, gpu_candidates)) = self.most_on_one_node(&rest) else {
+                break;
+            };
             let before = places.len();
             let snapshot = self.ledger.snapshot();
             let reserved = gpu_candidates
@@ -163,7 +194,8 @@ impl PlanningState<'_> {
             if places.len() == before {
                 break;
             }
-            let placed: BTreeSet<&PodUid> = places[before..].iter().map(|place| &place.uid).collect();
+            let placed: BTreeSet<&PodUid> =
+                places[before..].iter().map(|place| &place.uid).collect();
             rest.retain(|pod| !placed.contains(&pod.uid));
         }
         places
@@ -178,9 +210,18 @@ impl PlanningState<'_> {
                 break;
             }
             let node = &snapshot.nodes()[place];
-            let gpu_candidates =
-                gpu_candidates(node, &self.ledger, snapshot.packing_model(), pods, GpuSet::ALL);
-            if gpu_candidates.len() > best.as_ref().map_or(0, |(_, gpu_candidates)| gpu_candidates.len()) {
+            let gpu_candidates = gpu_candidates(
+                node,
+                &self.ledger,
+                snapshot.packing_model(),
+                pods,
+                GpuSet::ALL,
+            );
+            if gpu_candidates.len()
+                > best
+                    .as_ref()
+                    .map_or(0, |(_, gpu_candidates)| gpu_candidates.len())
+            {
                 best = Some((place, gpu_candidates));
             }
         }
@@ -196,11 +237,18 @@ impl PlanningState<'_> {
                 break;
             }
             let node = &snapshot.nodes()[place];
-            let on = |island| gpu_candidates(node, &self.ledger, snapshot.packing_model(), &pods, island);
-            let whole = islands(node).into_iter().map(on).filter(|chosen| chosen.len() == pods.len());
+            let on = |island| {
+                gpu_candidates(node, &self.ledger, snapshot.packing_model(), &pods, island)
+            };
+            let whole = islands(node)
+                .into_iter()
+                .map(on)
+                .filter(|chosen| chosen.len() == pods.len());
             // Of equals the first.
             let most_woken = whole.min_by_key(|chosen| Reverse(count_woken(node, &pods, chosen)));
-            let Some(gpu_candidates) = most_woken else { continue };
+            let Some(gpu_candidates) = most_woken else {
+                continue;
+            };
             let reserved: Vec<PlannedPlacement> = gpu_candidates
                 .iter()
                 .filter_map(|(pod, gpus)| self.reserve_at(pods[*pod], &snapshot, place, *gpus))
@@ -208,7 +256,9 @@ impl PlanningState<'_> {
             if reserved.len() == pods.len() {
                 return reserved;
             }
-            reserved.iter().for_each(|place| self.release_reservation(place));
+            reserved
+                .iter()
+                .for_each(|place| self.release_reservation(place));
         }
         Vec::new()
     }
@@ -222,12 +272,21 @@ impl PlanningState<'_> {
 }
 
 fn waiting(pods: &[PendingPod], why: WaitReason) -> Vec<PlanStep> {
-    pods.iter().map(|pod| PlanStep::Wait { uid: pod.uid.clone(), key: pod.key.clone(), why }).collect()
+    pods.iter()
+        .map(|pod| PlanStep::Wait {
+            uid: pod.uid.clone(),
+            key: pod.key.clone(),
+            why,
+        })
+        .collect()
 }
 
 /// How many of the pods are placed where they may wake an engine.
 fn count_woken(node: &Node, pods: &[&PendingPod], chosen: &NodeGpuCandidates) -> usize {
-    chosen.iter().filter(|(pod, gpus)| node.reusable.on(*gpus, &pods[*pod].demand).is_some()).count()
+    chosen
+        .iter()
+        .filter(|(pod, gpus)| node.reusable.on(*gpus, &pods[*pod].demand).is_some())
+        .count()
 }
 
 /// Places for as many of the pods as possible on these GPUs, one after the other. Each takes the engine that it may wake there,
@@ -245,7 +304,10 @@ fn gpu_candidates(
     let mut gpu_candidates = NodeGpuCandidates::new();
     for (pod, demand) in pods.iter().map(|pod| &pod.demand).enumerate() {
         let demand = &*ledger.beside(&free, demand);
-        let node_gpus = NodeGpus { gpus: &gpus, ..node.node_gpus() };
+        let node_gpus = NodeGpus {
+            gpus: &gpus,
+            ..node.node_gpus()
+        };
         let chosen = affinity::choose_at(packing_model, node_gpus, demand, &reusable, allowed);
         let Some(chosen) = chosen else { continue };
         reusable = reusable.without_one_on(chosen, demand);
@@ -253,7 +315,9 @@ fn gpu_candidates(
             free.discount(std::mem::take(&mut gpus[place].spare));
             gpus[place].charge(demand.per_gpu, demand.sharing);
             gpus[place].starting |= demand.terms.engine;
-            gpus[place].excluded_classes = gpus[place].excluded_classes.with(demand.terms.class_exclusions);
+            gpus[place].excluded_classes = gpus[place]
+                .excluded_classes
+                .with(demand.terms.class_exclusions);
         }
         gpu_candidates.push((pod, chosen));
     }
@@ -264,7 +328,11 @@ fn gpu_candidates(
 fn islands(node: &Node) -> Vec<GpuSet> {
     let names: BTreeSet<u8> = node.gpus.iter().filter_map(|gpu| gpu.island).collect();
     let of = |name: u8| {
-        node.gpus.iter().enumerate().filter(move |(_, gpu)| gpu.island == Some(name)).map(|(place, _)| place)
+        node.gpus
+            .iter()
+            .enumerate()
+            .filter(move |(_, gpu)| gpu.island == Some(name))
+            .map(|(place, _)| place)
     };
     names.into_iter().map(|name| of(name).collect()).collect()
 }

@@ -33,7 +33,14 @@ pub fn loans_to_end(
     let preemptor = OnceCell::new();
     let mut evictions = Vec::new();
     for (name, node_state) in ledger.nodes_with_loans() {
-        evict_on(ledger, name, node_state, &preemptor, (leaving, not_now), &mut evictions);
+        evict_on(
+            ledger,
+            name,
+            node_state,
+            &preemptor,
+            (leaving, not_now),
+            &mut evictions,
+        );
     }
     evictions.sort_by_key(|eviction| eviction.is_early);
     evictions
@@ -41,18 +48,26 @@ pub fn loans_to_end(
 
 /// Whether a GPU of the borrower is still owed more than there is: its eviction may have been ordered a while ago.
 pub fn is_vram_owed(ledger: &Ledger, borrower: &PodUid) -> bool {
-    let node_state = ledger.pod_state(borrower).and_then(PodState::node).and_then(|on| ledger.node_state(on));
+    let node_state = ledger
+        .pod_state(borrower)
+        .and_then(PodState::node)
+        .and_then(|on| ledger.node_state(on));
     let is_one = |(.., borrowers): &(usize, Bytes, Vec<&ResidentPod>)| {
         borrowers.iter().any(|resident| resident.uid == *borrower)
     };
     node_state.is_some_and(|node_state| overdrawn(ledger, node_state).iter().any(is_one))
 }
 
-fn overdrawn<'l>(ledger: &Ledger, node_state: &'l NodeState) -> Vec<(usize, Bytes, Vec<&'l ResidentPod>)> {
+fn overdrawn<'l>(
+    ledger: &Ledger,
+    node_state: &'l NodeState,
+) -> Vec<(usize, Bytes, Vec<&'l ResidentPod>)> {
     // A Binding that is on its way is no departure.
     let stays = |resident: &ResidentPod| {
         !resident.is_leaving
-            || ledger.pod_state(&resident.uid).is_some_and(|pod_state| ledger.stays(pod_state))
+            || ledger
+                .pod_state(&resident.uid)
+                .is_some_and(|pod_state| ledger.stays(pod_state))
     };
     node_state.overdrawn(stays)
 }
@@ -67,16 +82,27 @@ fn evict_on(
 ) {
     let mut chosen: BTreeSet<&PodUid> = BTreeSet::new();
     for (place, beyond, borrowers) in overdrawn(ledger, node_state) {
-        let is_going =
-            |borrower: &&ResidentPod| leaving.contains(&borrower.uid) || chosen.contains(&borrower.uid);
-        let going: Bytes = borrowers.iter().copied().filter(is_going).map(|borrower| borrower.per_gpu).sum();
+        let is_going = |borrower: &&ResidentPod| {
+            leaving.contains(&borrower.uid) || chosen.contains(&borrower.uid)
+        };
+        let going: Bytes = borrowers
+            .iter()
+            .copied()
+            .filter(is_going)
+            .map(|borrower| borrower.per_gpu)
+            .sum();
         let mut beyond = beyond.minus(going);
         if beyond == Bytes::ZERO {
             continue;
         }
-        let Some(lender) = node_state.lender_in_need(place) else { continue };
+        let Some(lender) = node_state.lender_in_need(place) else {
+            continue;
+        };
         let is_early = !lender.is_waking && node_state.is_recalled(&lender.uid);
-        let Some(lender) = ledger.pod_state(&lender.uid).map(|pod_state| pod_state.key.clone()) else {
+        let Some(lender) = ledger
+            .pod_state(&lender.uid)
+            .map(|pod_state| pod_state.key.clone())
+        else {
             continue;
         };
         let gpu = &node_state.view().devices[place].uuid;
@@ -99,14 +125,22 @@ fn evict_on(
             if beyond == Bytes::ZERO {
                 break;
             }
-            let Some(pod_state) = ledger.pod_state(uid).filter(|pod_state| pod_state.node() == Some(name))
+            let Some(pod_state) = ledger
+                .pod_state(uid)
+                .filter(|pod_state| pod_state.node() == Some(name))
             else {
                 continue;
             };
             beyond = beyond.minus(per_gpu);
             chosen.insert(uid);
             let (uid, key) = (uid.clone(), pod_state.key.clone());
-            evictions.push(LoanEviction { uid, key, lender: lender.clone(), gpu: gpu.clone(), is_early });
+            evictions.push(LoanEviction {
+                uid,
+                key,
+                lender: lender.clone(),
+                gpu: gpu.clone(),
+                is_early,
+            });
         }
     }
 }

@@ -53,7 +53,11 @@ pub enum PlanStep {
     /// A device plugin has what the pod requests; the scheduler must find the node itself.
     Wake { uid: PodUid, key: PodKey },
     /// There is no place for it now.
-    Wait { uid: PodUid, key: PodKey, why: WaitReason },
+    Wait {
+        uid: PodUid,
+        key: PodKey,
+        why: WaitReason,
+    },
 }
 
 /// The place of one pod.
@@ -138,7 +142,12 @@ pub fn plan_within(
         let PassedPods { rest, below } =
             scratch.pass(&queue, PlanReach::Free, (free, bounds.places), &mut plan);
         let between = pace.spent();
-        scratch.pass(&rest, PlanReach::Evictions, (evictions, bounds.places), &mut plan);
+        scratch.pass(
+            &rest,
+            PlanReach::Evictions,
+            (evictions, bounds.places),
+            &mut plan,
+        );
         free = free.saturating_sub(between - before);
         evictions = evictions.saturating_sub(pace.spent() - between);
         scratch.is_begun = true;

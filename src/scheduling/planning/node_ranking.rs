@@ -58,17 +58,29 @@ impl PodSignature {
             WaitKind::Refused { asked } | WaitKind::OnItsWay { asked } => asked.clone(),
         };
         let demand = ledger.beside_spare(&pod.demand);
-        Self { asked, ..Self::successor_of(&demand, kube_filters.wants(&pod.uid).cloned()) }
+        Self {
+            asked,
+            ..Self::successor_of(&demand, kube_filters.wants(&pod.uid).cloned())
+        }
     }
 
     /// The signature of the pod that its controller creates in place of an evicted one.
     pub(crate) fn successor_of(demand: &Demand, wants: Option<Arc<Requirements>>) -> Self {
-        Self { key: DemandKey::of(demand), demand: demand.clone(), wants, asked: None }
+        Self {
+            key: DemandKey::of(demand),
+            demand: demand.clone(),
+            wants,
+            asked: None,
+        }
     }
 
     pub fn is_like(&self, other: &Self) -> bool {
-        let rights =
-            |Demand { tenant, priority, may_preempt, .. }: &Demand| (*tenant, *priority, *may_preempt);
+        let rights = |Demand {
+                          tenant,
+                          priority,
+                          may_preempt,
+                          ..
+                      }: &Demand| (*tenant, *priority, *may_preempt);
         self.key == other.key
             && rights(&self.demand) == rights(&other.demand)
             && self.wants == other.wants
@@ -80,7 +92,9 @@ impl PodSignature {
     }
 
     pub fn question<'a>(&'a self, kube_filters: &'a FilterSnapshot) -> Option<FilterQuery<'a>> {
-        self.wants.as_ref().map(|wants| kube_filters.ask(None, wants))
+        self.wants
+            .as_ref()
+            .map(|wants| kube_filters.ask(None, wants))
     }
 
     /// Whether the pods may be placed on a node that changes so first. The names of the latest filter request are what the
@@ -94,13 +108,17 @@ impl PodSignature {
     ) -> Result<(), NodeFit> {
         let node = &seeing.snapshot.nodes()[place];
         // Nodes were added or removed since the pod asked: the names say nothing of these.
-        let asked = self.asked.as_ref().filter(|asked| seeing.snapshot.is_current(asked));
+        let asked = self
+            .asked
+            .as_ref()
+            .filter(|asked| seeing.snapshot.is_current(asked));
         if asked.is_some_and(|asked| !seeing.snapshot.contains(asked, place)) {
             return Err(NodeFit::Shut);
         }
-        let verdict = question.map_or(FilterVerdict::Unsupported(UnsupportedRule::UnknownPod), |question| {
-            question.verdict(&node.name, beside)
-        });
+        let verdict = question.map_or(
+            FilterVerdict::Unsupported(UnsupportedRule::UnknownPod),
+            |question| question.verdict(&node.name, beside),
+        );
         match verdict {
             FilterVerdict::Accepts => Ok(()),
             FilterVerdict::Rejects(_) => Err(NodeFit::Shut),
@@ -128,8 +146,11 @@ impl NodeRanking {
             unsupported: BTreeSet::new(),
         };
         let question = signature.question(kube_filters);
-        for (place, (node, coming)) in
-            seeing.ledger.coming_by_node().enumerate().take_while(|_| pace.goes_on(1))
+        for (place, (node, coming)) in seeing
+            .ledger
+            .coming_by_node()
+            .enumerate()
+            .take_while(|_| pace.goes_on(1))
         {
             debug_assert_eq!(node, &seeing.snapshot.nodes()[place].name);
             ranking.look_at(place, coming, seeing, question.as_ref());
@@ -149,16 +170,25 @@ impl NodeRanking {
         kube_filters: &FilterSnapshot,
     ) {
         let signature = self.signature.clone();
-        let coming = seeing.ledger.coming_to(&seeing.snapshot.nodes()[place].name);
-        self.look_at(place, coming, seeing, signature.question(kube_filters).as_ref());
+        let coming = seeing
+            .ledger
+            .coming_to(&seeing.snapshot.nodes()[place].name);
+        self.look_at(
+            place,
+            coming,
+            seeing,
+            signature.question(kube_filters).as_ref(),
+        );
     }
 
     /// Indices in the snapshot and the GPUs there, best first.
     pub fn free(&self) -> impl Iterator<Item = (usize, GpuSet)> {
-        self.free.iter().filter_map(|(_, place)| match self.gpu_candidates[*place] {
-            NodeFit::Free(_, gpus) => Some((*place, gpus)),
-            _ => None,
-        })
+        self.free
+            .iter()
+            .filter_map(|(_, place)| match self.gpu_candidates[*place] {
+                NodeFit::Free(_, gpus) => Some((*place, gpus)),
+                _ => None,
+            })
     }
 
     /// Indices in the snapshot of nodes with an unknown verdict.
@@ -175,17 +205,21 @@ impl NodeRanking {
     }
 
     pub(crate) fn first_full(&self) -> Option<Misfit> {
-        self.full.first().and_then(|place| match self.gpu_candidates[*place] {
-            NodeFit::Full(misfit) => Some(misfit),
-            _ => None,
-        })
+        self.full
+            .first()
+            .and_then(|place| match self.gpu_candidates[*place] {
+                NodeFit::Full(misfit) => Some(misfit),
+                _ => None,
+            })
     }
 
     pub(crate) fn first_unsupported(&self) -> Option<UnsupportedRule> {
-        self.unsupported.first().and_then(|place| match self.gpu_candidates[*place] {
-            NodeFit::Unsupported(unsupported) => Some(unsupported),
-            _ => None,
-        })
+        self.unsupported
+            .first()
+            .and_then(|place| match self.gpu_candidates[*place] {
+                NodeFit::Unsupported(unsupported) => Some(unsupported),
+                _ => None,
+            })
     }
 
     fn look_at(
@@ -201,10 +235,19 @@ impl NodeRanking {
             NodeFit::Unsupported(_) => self.unsupported.remove(&place),
             NodeFit::Shut => false,
         };
-        let beside = AssumedNodeChange { leaving: &[], coming };
+        let beside = AssumedNodeChange {
+            leaving: &[],
+            coming,
+        };
         let admitted = self.signature.admits(place, seeing, question, &beside);
-        let gpu_candidate =
-            || rank::score_node(seeing.snapshot, place, &self.signature.demand, seeing.ledger.policy());
+        let gpu_candidate = || {
+            rank::score_node(
+                seeing.snapshot,
+                place,
+                &self.signature.demand,
+                seeing.ledger.policy(),
+            )
+        };
         self.gpu_candidates[place] = match admitted.map(|()| gpu_candidate()) {
             Err(gpu_candidate) => gpu_candidate,
             Ok(Ok((score, gpus))) => NodeFit::Free(score, gpus),

@@ -7,8 +7,8 @@ use super::{EvictionRight, PlanView, PlannedPlacement};
 use crate::evicting;
 use crate::evicting::CandidateSurvey;
 use crate::evicting::{
-    BudgetRules, CandidateSource, EvictionCost, ExaminedCandidate, NodeCostBound, PreemptionCandidate,
-    SearchEffort, VictimSearchResult, VictimSet,
+    BudgetRules, CandidateSource, EvictionCost, ExaminedCandidate, NodeCostBound,
+    PreemptionCandidate, SearchEffort, VictimSearchResult, VictimSet,
 };
 use crate::ids::{NodeName, PodUid};
 use crate::kube_filters::{AssumedNodeChange, FilterQuery};
@@ -70,11 +70,18 @@ impl CandidateCache {
     }
 
     fn is_of(&self, signature: &PodSignature) -> bool {
-        self.signature.as_ref().is_some_and(|known| known.is_like(signature))
+        self.signature
+            .as_ref()
+            .is_some_and(|known| known.is_like(signature))
     }
 
     /// The part of it that holds for this pod.
-    fn for_signature(self, signature: &PodSignature, ledger: &Ledger, preemptor: &Preemptor) -> Self {
+    fn for_signature(
+        self,
+        signature: &PodSignature,
+        ledger: &Ledger,
+        preemptor: &Preemptor,
+    ) -> Self {
         if !self.is_of(signature) {
             let cost_bounds = ledger.cost_bounds(preemptor, signature.demand());
             return Self {
@@ -85,8 +92,11 @@ impl CandidateCache {
         }
         // As a tenant's use grows, its pods are spared less, on every node. A cost bound stays below that; a known candidate's
         // cost does not.
-        let candidates =
-            if ledger.policy().tenants().is_empty() { self.candidates } else { KnownCandidates::new() };
+        let candidates = if ledger.policy().tenants().is_empty() {
+            self.candidates
+        } else {
+            KnownCandidates::new()
+        };
         Self { candidates, ..self }
     }
 }
@@ -94,7 +104,13 @@ impl CandidateCache {
 impl CandidateFinder<'_> {
     pub fn candidate(&mut self, node: &NodeName) -> Option<PreemptionCandidate> {
         let mut candidate = self.survey.candidate(node)?;
-        let Self { ledger, snapshot, signature, question, .. } = self;
+        let Self {
+            ledger,
+            snapshot,
+            signature,
+            question,
+            ..
+        } = self;
         let seeing = PlanView { ledger, snapshot };
         let leaving: Vec<PodUid> = candidate
             .potential_victims
@@ -104,10 +120,20 @@ impl CandidateFinder<'_> {
             .collect();
         let place = snapshot.place_of(node.as_str())?;
         let coming = ledger.coming_to(node);
-        let beside = AssumedNodeChange { leaving: &leaving, coming };
-        signature.admits(place, &seeing, question.as_ref(), &beside).ok()?;
-        let beside = AssumedNodeChange { leaving: &[], coming };
-        let lack = question.as_ref().map(|question| question.shortfall(node, &beside));
+        let beside = AssumedNodeChange {
+            leaving: &leaving,
+            coming,
+        };
+        signature
+            .admits(place, &seeing, question.as_ref(), &beside)
+            .ok()?;
+        let beside = AssumedNodeChange {
+            leaving: &[],
+            coming,
+        };
+        let lack = question
+            .as_ref()
+            .map(|question| question.shortfall(node, &beside));
         candidate.shortfall.host_resources = lack.unwrap_or_default();
         Some(candidate)
     }
@@ -115,11 +141,23 @@ impl CandidateFinder<'_> {
     /// Whether kube-scheduler's filters accept the pod once the victims are gone. Requests other than CPU and memory are not in
     /// the cost, so that the search does not see them.
     fn is_enough(&self, set: &VictimSet) -> bool {
-        let seeing = PlanView { ledger: self.ledger, snapshot: self.snapshot };
+        let seeing = PlanView {
+            ledger: self.ledger,
+            snapshot: self.snapshot,
+        };
         let (leaving, coming) = (set.all_victims(), self.ledger.coming_to(&set.node));
-        let beside = AssumedNodeChange { leaving: &leaving, coming };
-        let admits = |place| self.signature.admits(place, &seeing, self.question.as_ref(), &beside).is_ok();
-        self.snapshot.place_of(set.node.as_str()).is_some_and(admits)
+        let beside = AssumedNodeChange {
+            leaving: &leaving,
+            coming,
+        };
+        let admits = |place| {
+            self.signature
+                .admits(place, &seeing, self.question.as_ref(), &beside)
+                .is_ok()
+        };
+        self.snapshot
+            .place_of(set.node.as_str())
+            .is_some_and(admits)
     }
 }
 
@@ -127,7 +165,11 @@ impl CandidateSource for CachedCandidates<'_, '_> {
     type Candidate = Rc<PreemptionCandidate>;
 
     fn look(&mut self, node: &NodeName) -> Option<ExaminedCandidate<Rc<PreemptionCandidate>>> {
-        let Self { looking, candidates, .. } = self;
+        let Self {
+            looking,
+            candidates,
+            ..
+        } = self;
         if let Some(known) = candidates.get_mut(node) {
             let (floor, candidate) = known.as_mut()?;
             looking.survey.allow(Rc::make_mut(candidate));
@@ -145,7 +187,10 @@ impl CandidateSource for CachedCandidates<'_, '_> {
     /// cut short may end with another set for it, because it starts elsewhere.)
     fn learn(&mut self, node: &NodeName, least: Option<EvictionCost>) {
         if let Some(known) = self.candidates.get_mut(node) {
-            *known = known.take().zip(least).map(|((_, candidate), least)| (least, candidate));
+            *known = known
+                .take()
+                .zip(least)
+                .map(|((_, candidate), least)| (least, candidate));
         }
     }
 
@@ -156,7 +201,10 @@ impl CandidateSource for CachedCandidates<'_, '_> {
     fn accepts(&mut self, set: &VictimSet) -> bool {
         let Self { looking, pod, .. } = self;
         let can_be_held = |reservation: Reservation| {
-            looking.ledger.check_reservation(looking.preemptor, &pod.uid, &reservation).is_ok()
+            looking
+                .ledger
+                .check_reservation(looking.preemptor, &pod.uid, &reservation)
+                .is_ok()
         };
         looking.is_enough(set) && reservation_for(looking.ledger, set).is_some_and(can_be_held)
     }
@@ -187,7 +235,9 @@ impl PlanningState<'_> {
             if set.as_ref().is_some_and(|set| self.becomes_free(set)) {
                 return Err(NoEviction::BecomesFree);
             }
-            if let Some(place) = set.and_then(|set| self.reserve_set(pod, &set, EvictionRight::Preemption)) {
+            if let Some(place) =
+                set.and_then(|set| self.reserve_set(pod, &set, EvictionRight::Preemption))
+            {
                 return Ok(place);
             }
             if !is_limited {
@@ -198,7 +248,9 @@ impl PlanningState<'_> {
         let set = set.ok_or(NoEviction::NoVictims(None))?;
         match self.ledger.exceeded_by(&set.all_victims(), &reserved) {
             // A search that is cut short may miss it.
-            None => self.reserve_set(pod, &set, EvictionRight::Preemption).ok_or(NoEviction::NoVictims(None)),
+            None => self
+                .reserve_set(pod, &set, EvictionRight::Preemption)
+                .ok_or(NoEviction::NoVictims(None)),
             Some((scope, limit)) => {
                 if limit.needs_an_empty_minute() {
                     self.ledger.reserve_scope(scope.clone(), &pod.uid);
@@ -211,15 +263,22 @@ impl PlanningState<'_> {
 
     fn becomes_free(&self, set: &VictimSet) -> bool {
         let has_ended = |uid: &PodUid| self.ledger.pod_state(uid).is_none();
-        set.evicted().next().is_none() && !set.awaited.is_empty() && set.awaited.iter().all(has_ended)
+        set.evicted().next().is_none()
+            && !set.awaited.is_empty()
+            && set.awaited.iter().all(has_ended)
     }
 
     pub(super) fn preemptor(&mut self, pod: &PendingPod) -> Preemptor {
         if self.nearest_models.is_none() {
             self.spend_on_all_nodes();
         }
-        let nearest_models = self.nearest_models.get_or_insert_with(|| self.ledger.nearest_models()).clone();
-        self.ledger.preemptor_by(&pod.uid, nearest_models).beside_volumes(self.kube_filters)
+        let nearest_models = self
+            .nearest_models
+            .get_or_insert_with(|| self.ledger.nearest_models())
+            .clone();
+        self.ledger
+            .preemptor_by(&pod.uid, nearest_models)
+            .beside_volumes(self.kube_filters)
     }
 
     fn know(&mut self, signature: &PodSignature, preemptor: &Preemptor) {
@@ -249,7 +308,8 @@ impl PlanningState<'_> {
             looking: self.looking(signature, &snapshot, signature.demand(), preemptor),
             pod,
             candidates: &mut known.candidates,
-            allowance: now.map(|(larger, reserved)| self.ledger.eviction_allowance(larger, reserved)),
+            allowance: now
+                .map(|(larger, reserved)| self.ledger.eviction_allowance(larger, reserved)),
             pace: self.pace,
         };
         let cost_bounds = known.cost_bounds.iter().cloned();
@@ -274,7 +334,14 @@ impl PlanningState<'_> {
         let (uid, key) = (pod.uid.clone(), pod.key.clone());
         let reservation = reservation_for(&self.ledger, set)?;
         let (eviction_cost, exact) = (set.eviction_cost, set.exact);
-        self.reserve(PlannedPlacement { uid, key, reservation, eviction_cost, exact, by })
+        self.reserve(PlannedPlacement {
+            uid,
+            key,
+            reservation,
+            eviction_cost,
+            exact,
+            by,
+        })
     }
 
     pub(super) fn reserve_set_by_moving(
@@ -285,7 +352,9 @@ impl PlanningState<'_> {
     ) -> Option<PlannedPlacement> {
         let snapshot = self.ledger.snapshot();
         let preemptor = Preemptor::default();
-        self.looking(signature, &snapshot, &pod.demand, &preemptor).is_enough(set).then_some(())?;
+        self.looking(signature, &snapshot, &pod.demand, &preemptor)
+            .is_enough(set)
+            .then_some(())?;
         self.reserve_set(pod, set, EvictionRight::Moves)
     }
 
@@ -296,9 +365,18 @@ impl PlanningState<'_> {
         demand: &'l Demand,
         preemptor: &'l Preemptor,
     ) -> CandidateFinder<'l> {
-        let (question, survey) =
-            (signature.question(self.kube_filters), self.ledger.survey(preemptor, demand));
-        CandidateFinder { ledger: &self.ledger, snapshot, signature, preemptor, question, survey }
+        let (question, survey) = (
+            signature.question(self.kube_filters),
+            self.ledger.survey(preemptor, demand),
+        );
+        CandidateFinder {
+            ledger: &self.ledger,
+            snapshot,
+            signature,
+            preemptor,
+            question,
+            survey,
+        }
     }
 }
 
@@ -306,7 +384,11 @@ fn reservation_for(ledger: &Ledger, set: &VictimSet) -> Option<Reservation> {
     let node = ledger.node(&set.node)?;
     Some(Reservation {
         node: set.node.clone(),
-        devices: set.gpus.iter().map(|gpu| node.devices[gpu].uuid.clone()).collect(),
+        devices: set
+            .gpus
+            .iter()
+            .map(|gpu| node.devices[gpu].uuid.clone())
+            .collect(),
         victims: set.all_victims().into(),
         deadline: ledger.now() + set.longest_grace + ledger.policy().preemption.reservation_slack,
     })

@@ -36,7 +36,10 @@ impl RecallWatch {
     pub fn look(&mut self, ledger: &Ledger) -> LoansRecalled {
         let mut recalls = LoansRecalled::default();
         let planning = &ledger.policy().planning;
-        let rules = planning.pressure.as_ref().filter(|_| planning.lending.reclaim_on_load);
+        let rules = planning
+            .pressure
+            .as_ref()
+            .filter(|_| planning.lending.reclaim_on_load);
         let lending = || ledger.nodes_with_lenders();
         // By model of a sleeping lender: whether all engines are busy of which it is known.
         let mut models: BTreeMap<&ModelId, Option<bool>> = BTreeMap::new();
@@ -49,17 +52,29 @@ impl RecallWatch {
             self.weigh(ledger, rules, &mut models);
         }
         let now = ledger.now();
-        let busy = models.into_iter().filter(|(_, is_busy)| *is_busy == Some(true));
-        self.pressed =
-            busy.map(|(model, _)| (model.clone(), self.pressed.get(model).copied().unwrap_or(now))).collect();
+        let busy = models
+            .into_iter()
+            .filter(|(_, is_busy)| *is_busy == Some(true));
+        self.pressed = busy
+            .map(|(model, _)| {
+                (
+                    model.clone(),
+                    self.pressed.get(model).copied().unwrap_or(now),
+                )
+            })
+            .collect();
         for node in lending() {
             // What is unknown takes nothing back, and gives nothing up.
-            let Some(reading) = node.believed_reading() else { continue };
+            let Some(reading) = node.believed_reading() else {
+                continue;
+            };
             for (uid, is_recalled) in node.sleeping_lenders() {
                 let since = lent_models(reading).filter(|(pod, _)| *pod == uid);
                 let since = since.filter_map(|(_, model)| self.pressed.get(model)).min();
                 match (since, rules) {
-                    (Some(since), Some(rules)) if !is_recalled && *since + rules.evict_after <= now => {
+                    (Some(since), Some(rules))
+                        if !is_recalled && *since + rules.evict_after <= now =>
+                    {
                         recalls.begin.push(uid.clone());
                     }
                     (None, _) if is_recalled => recalls.end.push(uid.clone()),
@@ -72,17 +87,37 @@ impl RecallWatch {
 
     /// Looks at the engines that serve these models: of pods on their agent's node, and of namespaces that may serve the model.
     /// Unknown load is neither pressure nor room.
-    fn weigh(&self, ledger: &Ledger, rules: &PressureRules, models: &mut BTreeMap<&ModelId, Option<bool>>) {
-        for node in ledger.all_node_states().filter(|node| node.view().freshness == Freshness::Fresh) {
-            let Some(reading) = node.believed_reading() else { continue };
-            for engine in reading.engines.iter().filter(|engine| engine.state == EngineModelState::Resident) {
-                let Some(all_busy) = models.get_mut(&engine.model) else { continue };
-                let pod = ledger.pod_state(&engine.pod).filter(|_| node.has_resident(&engine.pod));
+    fn weigh(
+        &self,
+        ledger: &Ledger,
+        rules: &PressureRules,
+        models: &mut BTreeMap<&ModelId, Option<bool>>,
+    ) {
+        for node in ledger
+            .all_node_states()
+            .filter(|node| node.view().freshness == Freshness::Fresh)
+        {
+            let Some(reading) = node.believed_reading() else {
+                continue;
+            };
+            for engine in reading
+                .engines
+                .iter()
+                .filter(|engine| engine.state == EngineModelState::Resident)
+            {
+                let Some(all_busy) = models.get_mut(&engine.model) else {
+                    continue;
+                };
+                let pod = ledger
+                    .pod_state(&engine.pod)
+                    .filter(|_| node.has_resident(&engine.pod));
                 let counts = ledger.policy().autoscaling.counts(&engine.model);
                 if !pod.is_some_and(|pod| counts(Some(&pod.key.namespace))) {
                     continue;
                 }
-                let Some(load) = load_of(node, &engine.gpus) else { continue };
+                let Some(load) = load_of(node, &engine.gpus) else {
+                    continue;
+                };
                 let is_busy = is_pressed(load, rules, self.pressed.contains_key(&engine.model));
                 *all_busy = Some(all_busy.unwrap_or(true) && is_busy);
             }
@@ -108,7 +143,12 @@ fn lent_models(reading: &NodeReading) -> impl Iterator<Item = (&PodUid, &ModelId
 fn load_of(node: &NodeState, gpus: &[GpuUuid]) -> Option<EngineLoad> {
     let view = node.view();
     let place = |uuid: &GpuUuid| view.devices.iter().position(|device| device.uuid == *uuid);
-    let loads = gpus.iter().map(|uuid| Some(view.gpus.get(place(uuid)?)?.engine_load));
-    let load = loads.collect::<Option<Vec<_>>>()?.into_iter().reduce(EngineLoad::beside)?;
+    let loads = gpus
+        .iter()
+        .map(|uuid| Some(view.gpus.get(place(uuid)?)?.engine_load));
+    let load = loads
+        .collect::<Option<Vec<_>>>()?
+        .into_iter()
+        .reduce(EngineLoad::beside)?;
     (load.occupancy().is_some() || load.queue.is_some()).then_some(load)
 }

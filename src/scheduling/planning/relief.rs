@@ -41,11 +41,18 @@ impl PressureWatch {
         let now = ledger.now();
         let mut still = BTreeMap::new();
         let mut leaving = Vec::new();
-        for (name, node) in ledger.node_states().filter(|(_, node)| node.freshness == Freshness::Fresh) {
+        for (name, node) in ledger
+            .node_states()
+            .filter(|(_, node)| node.freshness == Freshness::Fresh)
+        {
             // As they were read: a pressure must last anyway before it counts.
-            let Some(reading) = ledger.reading(name) else { continue };
+            let Some(reading) = ledger.reading(name) else {
+                continue;
+            };
             for device in node.devices.iter() {
-                let Some(observation) = reading.gpu(&device.uuid) else { continue };
+                let Some(observation) = reading.gpu(&device.uuid) else {
+                    continue;
+                };
                 let place = (name.clone(), device.uuid.clone());
                 let since = self.pressed.get(&place).copied();
                 if !is_pressed(observation.engine_load, &rules, since.is_some()) {
@@ -54,18 +61,32 @@ impl PressureWatch {
                 let since = since.unwrap_or(now);
                 let there = ledger.pods_on(name, &device.uuid);
                 // A pod on several GPUs is named for one of them, and helps all.
-                let is_helped = leaving.iter().any(|relief: &ReliefEviction| there.contains(&relief.uid));
+                let is_helped = leaving
+                    .iter()
+                    .any(|relief: &ReliefEviction| there.contains(&relief.uid));
                 let relief = (!is_helped && since + rules.evict_after <= now)
                     .then(|| relieve(ledger, name, &device.uuid, &there, not_now, &leaving))
                     .flatten();
-                still.insert(place, if is_helped || relief.is_some() { now } else { since });
+                still.insert(
+                    place,
+                    if is_helped || relief.is_some() {
+                        now
+                    } else {
+                        since
+                    },
+                );
                 leaving.extend(relief);
             }
         }
         // A node that is not observed now is not known to be without pressure either.
-        let unseen =
-            |name: &NodeName| ledger.node(name).is_some_and(|node| node.freshness == Freshness::Stale);
-        let kept = std::mem::take(&mut self.pressed).into_iter().filter(|((name, _), _)| unseen(name));
+        let unseen = |name: &NodeName| {
+            ledger
+                .node(name)
+                .is_some_and(|node| node.freshness == Freshness::Stale)
+        };
+        let kept = std::mem::take(&mut self.pressed)
+            .into_iter()
+            .filter(|((name, _), _)| unseen(name));
         still.extend(kept);
         self.pressed = still;
         leaving
@@ -73,24 +94,41 @@ impl PressureWatch {
 }
 
 /// Unknown load is no pressure.
-pub(super) fn is_pressed(engine_load: EngineLoad, rules: &PressureRules, was_pressed: bool) -> bool {
+pub(super) fn is_pressed(
+    engine_load: EngineLoad,
+    rules: &PressureRules,
+    was_pressed: bool,
+) -> bool {
     let (kv_cache, queue) = (engine_load.occupancy(), engine_load.queue);
     let (kv_limit, queue_limit) = (rules.kv_cache, rules.queue);
     match was_pressed {
         false => {
-            kv_cache.is_some_and(|kv| kv >= kv_limit.high) || queue.is_some_and(|n| n >= queue_limit.high)
+            kv_cache.is_some_and(|kv| kv >= kv_limit.high)
+                || queue.is_some_and(|n| n >= queue_limit.high)
         }
-        true => kv_cache.is_some_and(|kv| kv > kv_limit.low) || queue.is_some_and(|n| n > queue_limit.low),
+        true => {
+            kv_cache.is_some_and(|kv| kv > kv_limit.low)
+                || queue.is_some_and(|n| n > queue_limit.low)
+        }
     }
 }
 
 /// Whether the pod may still be evicted from a GPU for the engine there, which is still under pressure: it may have been ordered
 /// a while ago.
 pub fn is_relief_due(ledger: &Ledger, uid: &PodUid, gpu: &GpuUuid) -> bool {
-    let Some(pod_state) = ledger.pod_state(uid) else { return false };
-    let Some((node, rules)) = pod_state.node().zip(ledger.policy().planning.pressure) else { return false };
-    let is_fresh = ledger.node(node).is_some_and(|node| node.freshness == Freshness::Fresh);
-    let load = ledger.reading(node).and_then(|reading| reading.gpu(gpu)).map(|gpu| gpu.engine_load);
+    let Some(pod_state) = ledger.pod_state(uid) else {
+        return false;
+    };
+    let Some((node, rules)) = pod_state.node().zip(ledger.policy().planning.pressure) else {
+        return false;
+    };
+    let is_fresh = ledger
+        .node(node)
+        .is_some_and(|node| node.freshness == Freshness::Fresh);
+    let load = ledger
+        .reading(node)
+        .and_then(|reading| reading.gpu(gpu))
+        .map(|gpu| gpu.engine_load);
     let there = ledger.pods_on(node, gpu);
     let engine = engine_on(ledger, &there).and_then(|engine| ledger.pod_state(&engine));
     is_fresh
@@ -107,7 +145,9 @@ fn engine_on(ledger: &Ledger, there: &[PodUid]) -> Option<PodUid> {
         let class = ledger.policy().class(entry.demand.class);
         (class.engine && class.eviction == Preemptibility::Never).then_some(entry.demand.priority)
     };
-    let engines = there.iter().filter_map(|uid| Some((serves(uid)?, Reverse(uid))));
+    let engines = there
+        .iter()
+        .filter_map(|uid| Some((serves(uid)?, Reverse(uid))));
     engines.max().map(|(_, Reverse(uid))| uid.clone())
 }
 
@@ -127,19 +167,33 @@ fn relieve(
     if there.iter().any(|uid| ledger.leaves_soon(uid)) {
         return None;
     }
-    let place = ledger.node(node)?.devices.iter().position(|device| device.uuid == *gpu)?;
-    let candidate = ledger.candidates_for_demand(&ledger.preemptor(engine), demand, [node]).pop()?;
+    let place = ledger
+        .node(node)?
+        .devices
+        .iter()
+        .position(|device| device.uuid == *gpu)?;
+    let candidate = ledger
+        .candidates_for_demand(&ledger.preemptor(engine), demand, [node])
+        .pop()?;
     // A group is evicted whole, which costs more than one engine's pressure justifies; and an exhausted budget is not tried. Nothing
     // keeps the VRAM from a replacement: one that can run on this node only would be back at once.
     let may_go = |resident: &&PotentialVictim| {
         let budgets = &resident.budgets;
-        let has_left =
-            |budget: &u16| candidate.budgets.get(usize::from(*budget)).is_some_and(|left| *left > 0);
+        let has_left = |budget: &u16| {
+            candidate
+                .budgets
+                .get(usize::from(*budget))
+                .is_some_and(|left| *left > 0)
+        };
         let may_be_asked = resident.gang.is_none() && !not_now.contains(&resident.uid);
         let is_back = resident.eviction_cost.stranded > 0;
         may_be_asked && !is_back && candidate.budgets_known && budgets.iter().all(has_left)
     };
-    let here = candidate.potential_victims.iter().filter(|one| one.gpus.contains(place)).filter(may_go);
+    let here = candidate
+        .potential_victims
+        .iter()
+        .filter(|one| one.gpus.contains(place))
+        .filter(may_go);
     // Where a limit keeps a pod now, the pressure goes on lasting: the pod is named as soon as the limit allows it.
     let ordered: Vec<PodUid> = leaving.iter().map(|relief| relief.uid.clone()).collect();
     let here = here.filter(|resident| ledger.may_order_after(&ordered, &resident.uid));

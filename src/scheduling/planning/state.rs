@@ -115,7 +115,10 @@ impl<'a> PlanningState<'a> {
         plan: &mut Plan,
     ) -> PassedPods<'p> {
         let until = self.pace.spent().saturating_add(steps);
-        let PassedPods { mut rest, mut below } = PassedPods::default();
+        let PassedPods {
+            mut rest,
+            mut below,
+        } = PassedPods::default();
         let (mut turns, mut evicts_from) = (Turns::of(pods, &self.ledger, steps), i32::MIN);
         let mut is_first = !self.is_begun;
         while let Some(pod) = turns.next(&self.ledger, self.pace.spent()) {
@@ -126,17 +129,23 @@ impl<'a> PlanningState<'a> {
             }
             let signature = PodSignature::of(pod, &self.ledger, self.kube_filters);
             let (is_forced, is_full) = (std::mem::take(&mut is_first), self.places >= places);
-            let has_steps = || self.pace.spent() < until || self.costs_little(pod, &signature, reach);
+            let has_steps =
+                || self.pace.spent() < until || self.costs_little(pod, &signature, reach);
             // A known result of an equal pod applies to this one, too; that costs the pods before it nothing.
-            if !is_forced && (is_full || !has_steps()) && !self.is_known_to_wait(pod, &signature, reach) {
+            if !is_forced
+                && (is_full || !has_steps())
+                && !self.is_known_to_wait(pod, &signature, reach)
+            {
                 self.passed_over.get_or_insert(rank(pod));
                 plan.left_over.push(pod.uid.clone());
                 continue;
             }
             match self.look(pod, &signature, reach) {
                 None => {
-                    plan.left_over.extend([&pod.uid].into_iter().chain(turns.rest()).cloned());
-                    plan.left_over.extend(below.drain(..).map(|pod| pod.uid.clone()));
+                    plan.left_over
+                        .extend([&pod.uid].into_iter().chain(turns.rest()).cloned());
+                    plan.left_over
+                        .extend(below.drain(..).map(|pod| pod.uid.clone()));
                     break;
                 }
                 Some(PodResult::Done(steps)) => plan.steps.extend(steps),
@@ -152,8 +161,16 @@ impl<'a> PlanningState<'a> {
     }
 
     /// What to do about a pod, or about its group; `None` if the plan was stopped meanwhile.
-    fn look(&mut self, pod: &PendingPod, signature: &PodSignature, reach: PlanReach) -> Option<PodResult> {
-        let looked = self.pace.goes_on(POD).then(|| self.look_at(pod, signature, reach))?;
+    fn look(
+        &mut self,
+        pod: &PendingPod,
+        signature: &PodSignature,
+        reach: PlanReach,
+    ) -> Option<PodResult> {
+        let looked = self
+            .pace
+            .goes_on(POD)
+            .then(|| self.look_at(pod, signature, reach))?;
         // A stopped search has examined some of the nodes only.
         self.pace.goes_on(0).then_some(looked)
     }
@@ -165,29 +182,57 @@ impl<'a> PlanningState<'a> {
         reach == PlanReach::Free
             && !pod.demand.asks_plugin()
             && self.group_of(&pod.uid).is_none()
-            && self.passed_over.is_none_or(|passed_over| passed_over == rank(pod))
-            && self.rankings.iter().any(|ranking| ranking.is_for(signature))
+            && self
+                .passed_over
+                .is_none_or(|passed_over| passed_over == rank(pod))
+            && self
+                .rankings
+                .iter()
+                .any(|ranking| ranking.is_for(signature))
     }
 
     /// Whether a look at the pod would only repeat that equal pods have no place.
-    fn is_known_to_wait(&self, pod: &PendingPod, signature: &PodSignature, reach: PlanReach) -> bool {
+    fn is_known_to_wait(
+        &self,
+        pod: &PendingPod,
+        signature: &PodSignature,
+        reach: PlanReach,
+    ) -> bool {
         if pod.demand.asks_plugin() || self.group_of(&pod.uid).is_some() {
             return false;
         }
         let is_supported = |why: &WaitReason| !matches!(why, WaitReason::UnsupportedFilter(_));
-        let is_full = self.full.iter().any(|(known, why)| is_supported(why) && known.is_like(signature));
-        let is_hopeless = || self.hopeless.iter().any(|(known, _)| known.is_like(signature));
+        let is_full = self
+            .full
+            .iter()
+            .any(|(known, why)| is_supported(why) && known.is_like(signature));
+        let is_hopeless = || {
+            self.hopeless
+                .iter()
+                .any(|(known, _)| known.is_like(signature))
+        };
         is_full && (reach == PlanReach::Free || is_hopeless())
     }
 
-    fn look_at(&mut self, pod: &PendingPod, signature: &PodSignature, reach: PlanReach) -> PodResult {
+    fn look_at(
+        &mut self,
+        pod: &PendingPod,
+        signature: &PodSignature,
+        reach: PlanReach,
+    ) -> PodResult {
         let (uid, key) = (pod.uid.clone(), pod.key.clone());
         match (pod.demand.asks_plugin(), self.planned_with(pod)) {
             // The kubelet picks its GPUs: nothing can be reserved, so the pod need not wait behind its gate.
             (true, _) if matches!(pod.way, WaitKind::Gated) => {
-                return PodResult::Done(vec![PlanStep::Wait { uid, key, why: WaitReason::DevicePlugin }]);
+                return PodResult::Done(vec![PlanStep::Wait {
+                    uid,
+                    key,
+                    why: WaitReason::DevicePlugin,
+                }]);
             }
-            (true, _) => return PodResult::Done(self.devices(pod, signature).into_iter().collect()),
+            (true, _) => {
+                return PodResult::Done(self.devices(pod, signature).into_iter().collect());
+            }
             (false, Some(_)) if reach == PlanReach::Free && self.done.contains(&uid) => {
                 return PodResult::Done(Vec::new());
             }
@@ -218,9 +263,12 @@ impl<'a> PlanningState<'a> {
             return false;
         }
         let (snapshot, pace) = (self.ledger.snapshot(), self.pace);
-        let mut unsupported =
-            self.ranking(signature, &snapshot).unsupported().take_while(|_| pace.goes_on(1));
-        let fits = unsupported.any(|place| fit(&snapshot.nodes()[place], signature.demand()).is_ok());
+        let mut unsupported = self
+            .ranking(signature, &snapshot)
+            .unsupported()
+            .take_while(|_| pace.goes_on(1));
+        let fits =
+            unsupported.any(|place| fit(&snapshot.nodes()[place], signature.demand()).is_ok());
         drop(unsupported);
         if !fits {
             self.unfit.push(signature.clone());
@@ -239,7 +287,8 @@ impl<'a> PlanningState<'a> {
             if reach == PlanReach::Free || !self.ledger.may_evict_for(&pod.uid) {
                 return Err(why);
             }
-            self.place_of_others(pod, signature).map_err(|limit| limit.map_or(why, WaitReason::EvictionLimit))
+            self.place_of_others(pod, signature)
+                .map_err(|limit| limit.map_or(why, WaitReason::EvictionLimit))
         })
     }
 
@@ -250,7 +299,11 @@ impl<'a> PlanningState<'a> {
         signature: &PodSignature,
     ) -> Result<PlannedPlacement, Option<EvictionLimit>> {
         self.pace.spend(self.hopeless.len() as u64 / 8);
-        if let Some((_, limit)) = self.hopeless.iter().find(|(known, _)| known.is_like(signature)) {
+        if let Some((_, limit)) = self
+            .hopeless
+            .iter()
+            .find(|(known, _)| known.is_like(signature))
+        {
             return Err(*limit);
         }
         let limit = match self.evicting(pod, signature) {
@@ -277,7 +330,9 @@ impl<'a> PlanningState<'a> {
         let snapshot = self.ledger.snapshot();
         let allowance = self.ledger.allowance(&pod.uid, &pod.demand);
         let found = self.best_free(pod, signature, &snapshot, allowance);
-        if let Some(place) = found.and_then(|(place, gpus)| self.reserve_at(pod, &snapshot, place, gpus)) {
+        if let Some(place) =
+            found.and_then(|(place, gpus)| self.reserve_at(pod, &snapshot, place, gpus))
+        {
             return Ok(place);
         }
         let why = self.why(pod, signature, allowance);
@@ -296,7 +351,12 @@ impl<'a> PlanningState<'a> {
         allowance: TenantLimit,
     ) -> Option<(usize, GpuSet)> {
         let is_within = |(place, gpus): &(usize, GpuSet)| {
-            is_allowed(allowance, &snapshot.nodes()[*place].gpus, &pod.demand, *gpus)
+            is_allowed(
+                allowance,
+                &snapshot.nodes()[*place].gpus,
+                &pod.demand,
+                *gpus,
+            )
         };
         self.ranking(signature, snapshot).free().find(is_within)
     }
@@ -312,7 +372,10 @@ impl<'a> PlanningState<'a> {
         let node = &snapshot.nodes()[place];
         let reservation = Reservation {
             node: node.name.clone(),
-            devices: gpus.iter().map(|gpu| node.devices[gpu].uuid.clone()).collect(),
+            devices: gpus
+                .iter()
+                .map(|gpu| node.devices[gpu].uuid.clone())
+                .collect(),
             victims: Arc::new([]),
             deadline: self.ledger.now() + self.ledger.policy().preemption.reservation_slack,
         };
@@ -353,7 +416,10 @@ impl<'a> PlanningState<'a> {
         self.ledger.take_back_ordered(&place.reservation.victims);
         for successor in self.successors.remove(&place.uid).unwrap_or_default() {
             let released = self.ledger.release(&successor);
-            let node = released.as_ref().and_then(PodState::reservation).map(|reservation| &reservation.node);
+            let node = released
+                .as_ref()
+                .and_then(PodState::reservation)
+                .map(|reservation| &reservation.node);
             if let Some(node) = node {
                 self.look_again(node);
             }
@@ -368,10 +434,17 @@ impl<'a> PlanningState<'a> {
     /// The nodes in order for equal pods.
     pub fn ranking(&mut self, signature: &PodSignature, snapshot: &Snapshot) -> &NodeRanking {
         self.pace.spend(self.rankings.len() as u64 / 8);
-        if let Some(known) = self.rankings.iter().position(|ranking| ranking.is_for(signature)) {
+        if let Some(known) = self
+            .rankings
+            .iter()
+            .position(|ranking| ranking.is_for(signature))
+        {
             return &self.rankings[known];
         }
-        let seeing = PlanView { ledger: &self.ledger, snapshot };
+        let seeing = PlanView {
+            ledger: &self.ledger,
+            snapshot,
+        };
         let ranking = NodeRanking::new(signature.clone(), &seeing, self.kube_filters, self.pace);
         let kept = (RANKED / snapshot.nodes().len().max(1)).clamp(LEAST_RANKINGS, MOST_RANKINGS);
         self.rankings.insert(0, ranking);
@@ -382,8 +455,13 @@ impl<'a> PlanningState<'a> {
     fn look_again(&mut self, node: &NodeName) {
         self.known.forget_node(node);
         let snapshot = self.ledger.snapshot();
-        let Some(place) = snapshot.place_of(node.as_str()) else { return };
-        let seeing = PlanView { ledger: &self.ledger, snapshot: &snapshot };
+        let Some(place) = snapshot.place_of(node.as_str()) else {
+            return;
+        };
+        let seeing = PlanView {
+            ledger: &self.ledger,
+            snapshot: &snapshot,
+        };
         self.pace.spend(self.rankings.len() as u64);
         for ranking in &mut self.rankings {
             ranking.look_again_at(place, &seeing, self.kube_filters);
@@ -391,14 +469,24 @@ impl<'a> PlanningState<'a> {
     }
 
     /// Why there is no free place for the pod; the node nearest to fitting gives the reason.
-    fn why(&mut self, pod: &PendingPod, signature: &PodSignature, allowance: TenantLimit) -> WaitReason {
+    fn why(
+        &mut self,
+        pod: &PendingPod,
+        signature: &PodSignature,
+        allowance: TenantLimit,
+    ) -> WaitReason {
         let snapshot = self.ledger.snapshot();
         let ranking = self.ranking(signature, &snapshot);
         match (ranking.first_full(), ranking.first_unsupported()) {
             _ if ranking.has_free() && allowance != TenantLimit::default() => {
-                WaitReason::TenantLimit { vram: pod.demand.vram() }
+                WaitReason::TenantLimit {
+                    vram: pod.demand.vram(),
+                }
             }
-            (Some(nearest), _) => WaitReason::InsufficientVram { nodes: ranking.count_full(), nearest },
+            (Some(nearest), _) => WaitReason::InsufficientVram {
+                nodes: ranking.count_full(),
+                nearest,
+            },
             (None, Some(unsupported)) => WaitReason::UnsupportedFilter(unsupported),
             (None, None) => WaitReason::NoNode,
         }
@@ -419,11 +507,17 @@ impl<'a> PlanningState<'a> {
         is_due.then_some(step)
     }
 
-    fn take_devices(&mut self, pod: &PendingPod, signature: &PodSignature) -> Result<(), WaitReason> {
+    fn take_devices(
+        &mut self,
+        pod: &PendingPod,
+        signature: &PodSignature,
+    ) -> Result<(), WaitReason> {
         let snapshot = self.ledger.snapshot();
         let allowance = self.ledger.allowance(&pod.uid, &pod.demand);
         let found = self.best_free(pod, signature, &snapshot, allowance);
-        let Some((place, _)) = found else { return Err(self.why(pod, signature, allowance)) };
+        let Some((place, _)) = found else {
+            return Err(self.why(pod, signature, allowance));
+        };
         let node = snapshot.nodes()[place].name.clone();
         drop(snapshot);
         if self.ledger.assume(&pod.uid, &node).is_err() {

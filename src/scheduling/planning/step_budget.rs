@@ -19,8 +19,12 @@ pub struct PlanBounds<'a> {
 }
 
 impl PlanBounds<'static> {
-    pub const NONE: Self =
-        Self { free: u64::MAX, evictions: u64::MAX, places: usize::MAX, is_stopped: &|| false };
+    pub const NONE: Self = Self {
+        free: u64::MAX,
+        evictions: u64::MAX,
+        places: usize::MAX,
+        is_stopped: &|| false,
+    };
 }
 
 /// Steps of one run of a service for each kind of work; a step is one to two microseconds. A run with both takes about a quarter
@@ -46,7 +50,11 @@ pub(super) struct StepBudget<'a> {
 
 impl<'a> StepBudget<'a> {
     pub fn new(bounds: PlanBounds<'a>) -> Self {
-        Self { bounds, spent: Cell::new(0), is_stopped: Cell::new(false) }
+        Self {
+            bounds,
+            spent: Cell::new(0),
+            is_stopped: Cell::new(false),
+        }
     }
 
     pub(crate) fn spend(&self, steps: u64) {
@@ -73,6 +81,9 @@ mod tests {
 
     #[test]
     fn a_run_has_steps_in_proportion_to_the_nodes_and_enough_for_few() {
-        assert_eq!([0, 100, 5000, 65_000].map(steps_of_run), [50_000, 50_000, 50_000, 650_000]);
+        assert_eq!(
+            [0, 100, 5000, 65_000].map(steps_of_run),
+            [50_000, 50_000, 50_000, 650_000]
+        );
     }
 }

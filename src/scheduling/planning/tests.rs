@@ -38,7 +38,10 @@ fn job(gib: u64) -> Demand {
 
 impl LedgerCluster {
     fn member(&mut self, name: &str, demand: Demand, disruption_info: DisruptionInfo) {
-        let observed = ObservedDisruptionInfo { disruption_info, ..ObservedDisruptionInfo::default() };
+        let observed = ObservedDisruptionInfo {
+            disruption_info,
+            ..ObservedDisruptionInfo::default()
+        };
         self.gated_with(name, demand, observed);
     }
 
@@ -51,11 +54,28 @@ impl LedgerCluster {
 
     fn bound(&mut self, name: &str, on: &str, gpu: u32, demand: Demand) {
         let owner = OwnerUid::parse(&format!("owner-of-{name}")).ok();
-        self.bound_with(name, (on, gpu), demand, DisruptionInfo { owner, ..DisruptionInfo::default() });
+        self.bound_with(
+            name,
+            (on, gpu),
+            demand,
+            DisruptionInfo {
+                owner,
+                ..DisruptionInfo::default()
+            },
+        );
     }
 
-    fn bound_with(&mut self, name: &str, on: (&str, u32), demand: Demand, disruption_info: DisruptionInfo) {
-        let observed = ObservedDisruptionInfo { disruption_info, ..ObservedDisruptionInfo::default() };
+    fn bound_with(
+        &mut self,
+        name: &str,
+        on: (&str, u32),
+        demand: Demand,
+        disruption_info: DisruptionInfo,
+    ) {
+        let observed = ObservedDisruptionInfo {
+            disruption_info,
+            ..ObservedDisruptionInfo::default()
+        };
         self.run(name, on, demand, Some(Millis::seconds(600)), observed);
     }
 
@@ -66,14 +86,23 @@ impl LedgerCluster {
 
     fn plan_by(&mut self, kube_filters: &FilterSnapshot) -> Vec<String> {
         let pending = self.pending(64);
-        plan(Ledger::clone(self), kube_filters, &pending).into_iter().map(describe).collect()
+        plan(Ledger::clone(self), kube_filters, &pending)
+            .into_iter()
+            .map(describe)
+            .collect()
     }
 }
 
 fn describe(step: PlanStep) -> String {
-    let place = |PlannedPlacement { uid, reservation, .. }: &PlannedPlacement| {
+    let place = |PlannedPlacement {
+                     uid, reservation, ..
+                 }: &PlannedPlacement| {
         let victims: Vec<&str> = reservation.victims.iter().map(PodUid::as_str).collect();
-        let after = if victims.is_empty() { String::new() } else { format!(" after {}", victims.join(" ")) };
+        let after = if victims.is_empty() {
+            String::new()
+        } else {
+            format!(" after {}", victims.join(" "))
+        };
         format!("{uid} on {}{after}", reservation.node)
     };
     match step {
@@ -84,8 +113,16 @@ fn describe(step: PlanStep) -> String {
 }
 
 fn group(name: &str, size: Option<u32>) -> DisruptionInfo {
-    let key = GroupKey { namespace: "default".into(), kind: GroupKind::Stowage, name: name.into() };
-    DisruptionInfo { group: Some(key), group_size: size, ..DisruptionInfo::default() }
+    let key = GroupKey {
+        namespace: "default".into(),
+        kind: GroupKind::Stowage,
+        name: name.into(),
+    };
+    DisruptionInfo {
+        group: Some(key),
+        group_size: size,
+        ..DisruptionInfo::default()
+    }
 }
 
 fn with_placement(placement: GroupPlacement) -> Policy {
@@ -106,7 +143,10 @@ fn gated_pods_are_placed_in_one_run_each_beside_the_earlier_ones() {
     for name in ["a", "b", "c"] {
         cluster.gated(name, job(40));
     }
-    assert_eq!(cluster.plan(), ["a on m", "b on n", "c waits: insufficient-vram"]);
+    assert_eq!(
+        cluster.plan(),
+        ["a on m", "b on n", "c waits: insufficient-vram"]
+    );
 }
 
 #[test]
@@ -115,7 +155,10 @@ fn a_higher_priority_is_placed_first_whatever_the_arrival_order() {
     cluster.gated("early", job(60));
     cluster.pass(5);
     cluster.gated("late", shared(60, 100));
-    assert_eq!(cluster.plan(), ["late on n", "early waits: insufficient-vram"]);
+    assert_eq!(
+        cluster.plan(),
+        ["late on n", "early waits: insufficient-vram"]
+    );
 }
 
 #[test]
@@ -125,7 +168,10 @@ fn if_the_nodes_sum_suffices_but_no_gpu_does_only_the_cheapest_pods_are_evicted(
     cluster.bound("b", "n", 1, job(30));
     cluster.bound("c", "n", 1, job(20));
     cluster.refused("serving", shared(50, 100), &["n"]);
-    assert!(cluster.plan().is_empty(), "the scheduler has its turn first");
+    assert!(
+        cluster.plan().is_empty(),
+        "the scheduler has its turn first"
+    );
     cluster.pass(2);
     assert_eq!(cluster.plan(), ["serving on n after b"]);
 }
@@ -148,8 +194,10 @@ fn no_pod_is_evicted_where_the_kube_filters_refuse_with_any_victims() {
     cluster.bound("on-m", "m", 0, job(72));
     cluster.gated("serving", shared(50, 100));
     let mut view = ClusterFilters::default();
-    let wants =
-        Requirements { node_selector: [("zone".into(), "a".into())].into(), ..Requirements::default() };
+    let wants = Requirements {
+        node_selector: [("zone".into(), "a".into())].into(),
+        ..Requirements::default()
+    };
     view.set_waiting(uid("serving"), wants);
     let machine = |name: &str, zone: &str| crate::kube_filters::FilterNode {
         name: node(name),
@@ -160,10 +208,16 @@ fn no_pod_is_evicted_where_the_kube_filters_refuse_with_any_victims() {
     };
     view.set_machine(machine("n", "b"));
     view.set_machine(machine("m", "a"));
-    assert_eq!(cluster.plan_by(&view.snapshot()), ["serving on m after on-m"]);
+    assert_eq!(
+        cluster.plan_by(&view.snapshot()),
+        ["serving on m after on-m"]
+    );
     view.set_machine(machine("m", "b"));
     cluster.pass(5);
-    assert_eq!(cluster.plan_by(&view.snapshot()), ["serving waits: no-node"]);
+    assert_eq!(
+        cluster.plan_by(&view.snapshot()),
+        ["serving waits: no-node"]
+    );
 }
 
 #[test]
@@ -175,7 +229,10 @@ fn with_unknown_kube_filters_no_pod_is_evicted_and_none_nominated() {
     assert_eq!(cluster.plan_by(&roomy), ["a on n"]);
     kube_filters.set_waiting(
         uid("a"),
-        Requirements { unsupported: Some(UnsupportedRule::TopologySpread), ..Requirements::default() },
+        Requirements {
+            unsupported: Some(UnsupportedRule::TopologySpread),
+            ..Requirements::default()
+        },
     );
     kube_filters.set_machine(crate::kube_filters::FilterNode {
         name: node("n"),
@@ -184,14 +241,23 @@ fn with_unknown_kube_filters_no_pod_is_evicted_and_none_nominated() {
         allocatable: Default::default(),
         pods: 110,
     });
-    assert_eq!(cluster.plan_by(&kube_filters.snapshot()), ["a waits: unsupported-filter"]);
+    assert_eq!(
+        cluster.plan_by(&kube_filters.snapshot()),
+        ["a waits: unsupported-filter"]
+    );
 }
 
 #[test]
 fn a_pod_that_may_not_preempt_waits() {
     let mut cluster = LedgerCluster::new(&[("n", 1)]);
     cluster.bound("job", "n", 0, job(72));
-    cluster.gated("polite", Demand { may_preempt: false, ..shared(50, 100) });
+    cluster.gated(
+        "polite",
+        Demand {
+            may_preempt: false,
+            ..shared(50, 100)
+        },
+    );
     assert_eq!(cluster.plan(), ["polite waits: insufficient-vram"]);
 }
 
@@ -222,8 +288,10 @@ fn nodes_named_by_the_scheduler_allow_a_free_placement_and_no_eviction() {
     let mut cluster = LedgerCluster::new(&[("n", 1), ("m", 1)]);
     cluster.refused("a", shared(50, 100), &["n"]);
     let mut kube_filters = ClusterFilters::default();
-    let spreads =
-        || Requirements { unsupported: Some(UnsupportedRule::TopologySpread), ..Requirements::default() };
+    let spreads = || Requirements {
+        unsupported: Some(UnsupportedRule::TopologySpread),
+        ..Requirements::default()
+    };
     kube_filters.set_waiting(uid("a"), spreads());
     for name in ["n", "m"] {
         kube_filters.set_machine(crate::kube_filters::FilterNode {
@@ -235,7 +303,11 @@ fn nodes_named_by_the_scheduler_allow_a_free_placement_and_no_eviction() {
         });
     }
     cluster.pass(2);
-    assert_eq!(cluster.plan_by(&kube_filters.snapshot()), ["a on n"], "m was not asked about");
+    assert_eq!(
+        cluster.plan_by(&kube_filters.snapshot()),
+        ["a on n"],
+        "m was not asked about"
+    );
     cluster.bound("job", "n", 0, job(60));
     assert_eq!(
         cluster.plan_by(&kube_filters.snapshot()),

@@ -56,11 +56,20 @@ impl<'p> Turns<'p> {
         for pod in queue {
             let rank = rank(pod);
             if bands.back().is_none_or(|band| band.rank != rank) {
-                bands.push_back(Band { rank, lines: BTreeMap::new(), last: None });
+                bands.push_back(Band {
+                    rank,
+                    lines: BTreeMap::new(),
+                    last: None,
+                });
             }
             bands.back_mut().expect("there is one").add(pod);
         }
-        Self { bands, whole: ledger.whole(), part: (steps / PARTS).max(1), before: 0 }
+        Self {
+            bands,
+            whole: ledger.whole(),
+            part: (steps / PARTS).max(1),
+            before: 0,
+        }
     }
 
     /// The pod whose turn it is, with what `ledger` has placed and after so many steps.
@@ -88,16 +97,31 @@ impl<'p> Turns<'p> {
 impl<'p> Band<'p> {
     fn add(&mut self, pod: &'p PendingPod) {
         let tenant = pod.demand.tenant;
-        let namespace = if tenant.is_none() { &*pod.key.namespace } else { "" };
-        self.lines.entry((tenant, namespace)).or_default().pods.push_back(pod);
+        let namespace = if tenant.is_none() {
+            &*pod.key.namespace
+        } else {
+            ""
+        };
+        self.lines
+            .entry((tenant, namespace))
+            .or_default()
+            .pods
+            .push_back(pod);
     }
 
     fn next(&mut self, ledger: &Ledger, whole: TenantUsage, part: u64) -> Option<&'p PendingPod> {
         let turn = |(tenant, _): LineKey<'_>, line: &Line<'_>| {
             let first = line.pods.front()?;
-            Some((line.spent / part, ledger.borrowed_share(tenant, whole), first.turn))
+            Some((
+                line.spent / part,
+                ledger.borrowed_share(tenant, whole),
+                first.turn,
+            ))
         };
-        let lines = self.lines.iter_mut().filter_map(|(key, line)| Some((turn(*key, line)?, *key, line)));
+        let lines = self
+            .lines
+            .iter_mut()
+            .filter_map(|(key, line)| Some((turn(*key, line)?, *key, line)));
         let (_, key, line) = lines.min_by_key(|(turn, ..)| *turn)?;
         let pod = line.pods.pop_front();
         self.last = Some(key);

@@ -91,7 +91,10 @@ pub struct ScaleDown {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct ModelRules {
-    #[serde(with = "setting::Optional::<setting::Percentage<100>>", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        with = "setting::Optional::<setting::Percentage<100>>",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub kv_cache: Option<Percent>,
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "u32", range(min = 1, max = 1000000))]
@@ -139,16 +142,37 @@ impl AutoscalingRules {
     }
 
     fn entry(&self, model: &ModelId) -> Option<&ModelRules> {
-        let patterns = || self.models.iter().filter(|(pattern, _)| takes(pattern, model.as_str()));
-        let longest = || patterns().max_by_key(|(pattern, _)| pattern.len()).map(|(_, rules)| rules);
-        let is_it = |name: &str| !is_pattern(name) && ModelId::parse(name).is_ok_and(|named| named == *model);
-        let by_name = || self.models.iter().find(|(name, _)| is_it(name)).map(|(_, rules)| rules);
-        self.models.get(model.as_str()).or_else(by_name).or_else(longest)
+        let patterns = || {
+            self.models
+                .iter()
+                .filter(|(pattern, _)| takes(pattern, model.as_str()))
+        };
+        let longest = || {
+            patterns()
+                .max_by_key(|(pattern, _)| pattern.len())
+                .map(|(_, rules)| rules)
+        };
+        let is_it = |name: &str| {
+            !is_pattern(name) && ModelId::parse(name).is_ok_and(|named| named == *model)
+        };
+        let by_name = || {
+            self.models
+                .iter()
+                .find(|(name, _)| is_it(name))
+                .map(|(_, rules)| rules)
+        };
+        self.models
+            .get(model.as_str())
+            .or_else(by_name)
+            .or_else(longest)
     }
 
     /// The models that have rules by their name: they are known before any of their replicas is.
     pub(crate) fn named_models(&self) -> impl Iterator<Item = ModelId> {
-        self.models.keys().filter(|name| !is_pattern(name)).filter_map(|name| ModelId::parse(name).ok())
+        self.models
+            .keys()
+            .filter(|name| !is_pattern(name))
+            .filter_map(|name| ModelId::parse(name).ok())
     }
 }
 
@@ -176,7 +200,11 @@ impl Default for AutoscalingRules {
 impl Default for ScaleUp {
     /// The HPA's: at once, by 4 replicas or to twice as many.
     fn default() -> Self {
-        Self { window: Millis(0), replicas: 4, percent: 100 }
+        Self {
+            window: Millis(0),
+            replicas: 4,
+            percent: 100,
+        }
     }
 }
 
@@ -198,20 +226,43 @@ mod tests {
 
     #[test]
     fn a_models_name_counts_before_a_pattern_and_a_longer_pattern_before_a_shorter_one() {
-        let most = |max_replicas| ModelRules { max_replicas: Some(max_replicas), ..ModelRules::default() };
-        let models = [("*", 2), ("meta-llama/*", 3), ("meta-llama/Llama-3.1-8B", 4), ("*-8B", 5)];
+        let most = |max_replicas| ModelRules {
+            max_replicas: Some(max_replicas),
+            ..ModelRules::default()
+        };
+        let models = [
+            ("*", 2),
+            ("meta-llama/*", 3),
+            ("meta-llama/Llama-3.1-8B", 4),
+            ("*-8B", 5),
+        ];
         let rules = AutoscalingRules {
-            models: models.map(|(name, max)| (name.to_owned(), most(max))).into(),
+            models: models
+                .map(|(name, max)| (name.to_owned(), most(max)))
+                .into(),
             waiting: 9,
             ..AutoscalingRules::default()
         };
         let of = |name: &str| rules.of(&ModelId::parse(name).unwrap());
         assert_eq!(of("meta-llama/Llama-3.1-8B").max_replicas, 4);
-        assert_eq!(of("hf://meta-llama/llama-3.1-8b").max_replicas, 4, "another name of the same model");
+        assert_eq!(
+            of("hf://meta-llama/llama-3.1-8b").max_replicas,
+            4,
+            "another name of the same model"
+        );
         assert_eq!(of("meta-llama/Other-8B").max_replicas, 3);
         assert_eq!(of("Qwen/Qwen3-8B").max_replicas, 5);
-        assert_eq!((of("Qwen/Qwen3-32B").max_replicas, of("Qwen/Qwen3-32B").waiting), (2, 9));
-        let named: Vec<_> = rules.named_models().map(|model| model.to_string()).collect();
+        assert_eq!(
+            (
+                of("Qwen/Qwen3-32B").max_replicas,
+                of("Qwen/Qwen3-32B").waiting
+            ),
+            (2, 9)
+        );
+        let named: Vec<_> = rules
+            .named_models()
+            .map(|model| model.to_string())
+            .collect();
         assert_eq!(named, ["meta-llama/Llama-3.1-8B"]);
     }
 }

@@ -147,12 +147,21 @@ mod preemptible {
     use super::Preemptibility;
     use serde::{Deserialize, Deserializer, Serializer};
 
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Preemptibility, D::Error> {
+    pub fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Preemptibility, D::Error> {
         let is_preemptible = bool::deserialize(deserializer)?;
-        Ok(if is_preemptible { Preemptibility::ForHigherPriority } else { Preemptibility::Never })
+        Ok(if is_preemptible {
+            Preemptibility::ForHigherPriority
+        } else {
+            Preemptibility::Never
+        })
     }
 
-    pub fn serialize<S: Serializer>(one: &Preemptibility, serializer: S) -> Result<S::Ok, S::Error> {
+    pub fn serialize<S: Serializer>(
+        one: &Preemptibility,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
         serializer.serialize_bool(*one == Preemptibility::ForHigherPriority)
     }
 }
@@ -279,7 +288,11 @@ impl Class {
             eviction: Preemptibility::Never,
             engine: true,
             reusable: false,
-            limits: ClassLimits { kv_cache: Percent::new(90), queue: Some(32), ..ClassLimits::default() },
+            limits: ClassLimits {
+                kv_cache: Percent::new(90),
+                queue: Some(32),
+                ..ClassLimits::default()
+            },
             shares_with: None,
             start_gate: StartGate::default(),
             min_runtime: Millis::default(),
@@ -307,7 +320,9 @@ impl Class {
 
     /// Whether its pods may be placed in a pool of that name, or outside all pools, as far as the class says.
     pub fn may_be_in(&self, pool: Option<&str>) -> bool {
-        self.pools.as_ref().is_none_or(|names| pool.is_some_and(|pool| names.iter().any(|name| name == pool)))
+        self.pools
+            .as_ref()
+            .is_none_or(|names| pool.is_some_and(|pool| names.iter().any(|name| name == pool)))
     }
 
     /// With which grace period a pod of it is evicted that has this one of its own. Never with none: the API server would delete
@@ -318,7 +333,9 @@ impl Class {
 
     /// Whether it is willing to share a GPU with a class of that name.
     pub fn shares_with(&self, other: &str) -> bool {
-        self.shares_with.as_ref().is_none_or(|names| names.iter().any(|name| name == other))
+        self.shares_with
+            .as_ref()
+            .is_none_or(|names| names.iter().any(|name| name == other))
     }
 }
 
@@ -330,7 +347,10 @@ fn ten_minutes() -> Millis {
 impl Default for StartGate {
     /// Twice what loading should take, but no longer than ten minutes: by then an engine that is not ready never will be.
     fn default() -> Self {
-        Self { min: Millis::default(), max: Millis::seconds(600) }
+        Self {
+            min: Millis::default(),
+            max: Millis::seconds(600),
+        }
     }
 }
 
@@ -344,25 +364,49 @@ impl Match {
     pub fn unmet_by(&self, subject: &ExpressionPod<'_>, is_selected: bool) -> Option<Unmet> {
         let pod = subject.traits;
         let is_met = [
-            (Unmet::Sharing, self.sharing.is_none_or(|sharing| sharing == pod.sharing)),
-            (Unmet::Priority, self.priority.as_ref().is_none_or(|range| range.contains(&pod.priority))),
-            (Unmet::PriorityClass, any_of(&self.priority_classes, &pod.priority_class)),
+            (
+                Unmet::Sharing,
+                self.sharing.is_none_or(|sharing| sharing == pod.sharing),
+            ),
+            (
+                Unmet::Priority,
+                self.priority
+                    .as_ref()
+                    .is_none_or(|range| range.contains(&pod.priority)),
+            ),
+            (
+                Unmet::PriorityClass,
+                any_of(&self.priority_classes, &pod.priority_class),
+            ),
             (
                 Unmet::Namespace,
-                self.namespaces.is_empty() || self.namespaces.iter().any(|one| takes(one, &pod.namespace)),
+                self.namespaces.is_empty()
+                    || self.namespaces.iter().any(|one| takes(one, &pod.namespace)),
             ),
-            (Unmet::NamespaceSelector, self.namespace_selector.is_none() || is_selected),
+            (
+                Unmet::NamespaceSelector,
+                self.namespace_selector.is_none() || is_selected,
+            ),
             (Unmet::Labels, has_all(&self.labels, &pod.labels)),
             (
                 Unmet::LabelExpressions,
-                self.match_expressions.iter().all(|expression| expression.holds_in(&pod.labels)),
+                self.match_expressions
+                    .iter()
+                    .all(|expression| expression.holds_in(&pod.labels)),
             ),
             (
                 Unmet::Resources,
-                self.resources.is_empty() || self.resources.iter().any(|name| pod.resources.contains(name)),
+                self.resources.is_empty()
+                    || self
+                        .resources
+                        .iter()
+                        .any(|name| pod.resources.contains(name)),
             ),
         ];
-        let unmet = is_met.into_iter().find(|(_, met)| !met).map(|(condition, _)| condition);
+        let unmet = is_met
+            .into_iter()
+            .find(|(_, met)| !met)
+            .map(|(condition, _)| condition);
         unmet.or_else(|| match self.expression.as_ref()?.holds_for(subject) {
             Ok(true) => None,
             Ok(false) => Some(Unmet::Expression),

@@ -21,6 +21,8 @@ impl DraRules {
 
 impl Default for DraRules {
     fn default() -> Self {
-        Self { gpu_drivers: vec!["gpu.nvidia.com".into()] }
+        Self {
+            gpu_drivers: vec!["gpu.nvidia.com".into()],
+        }
     }
 }

@@ -123,6 +123,10 @@ impl Default for EvictionCosts {
 impl Default for EvictionRates {
     /// More than a cluster needs in normal operation, and few enough to stop a faulty policy before it evicts every pod.
     fn default() -> Self {
-        Self { cluster: 60, node: 10, tenant: 30 }
+        Self {
+            cluster: 60,
+            node: 10,
+            tenant: 30,
+        }
     }
 }

@@ -46,7 +46,14 @@ pub(crate) const FIELDS: [&str; 11] = [
 ];
 
 /// What it may call, beside operators.
-pub(crate) const FUNCTIONS: [&str; 6] = ["contains", "endsWith", "int", "size", "startsWith", "string"];
+pub(crate) const FUNCTIONS: [&str; 6] = [
+    "contains",
+    "endsWith",
+    "int",
+    "size",
+    "startsWith",
+    "string",
+];
 
 #[derive(Clone)]
 pub struct Expression {
@@ -68,13 +75,22 @@ pub struct ExpressionError {
 impl From<ExpressionError> for Malformed {
     fn from(error: ExpressionError) -> Self {
         // The parser's list of expected tokens is long and not helpful.
-        let is = error.message.split(" expecting ").next().unwrap_or_default().to_owned();
+        let is = error
+            .message
+            .split(" expecting ")
+            .next()
+            .unwrap_or_default()
+            .to_owned();
         let words = ["'and'", "'or'", "'not'"];
         let help = match words.iter().any(|word| is.contains(word)) {
             true => "CEL writes `&&` for and, `||` for or, `!` for not".into(),
             false => error.help,
         };
-        Self { at: Some(error.at), is, help }
+        Self {
+            at: Some(error.at),
+            is,
+            help,
+        }
     }
 }
 
@@ -108,7 +124,11 @@ impl Expression {
         let program = catch_unwind(|| ENV.compile(text)).map_err(|_| failed(text))?;
         let program = program.map_err(|errors| syntax(text, &errors))?;
         let cost = ExpressionCheck::new(text, &program).whole()?;
-        Ok(Self { text: text.into(), program: Arc::new(program), cost })
+        Ok(Self {
+            text: text.into(),
+            program: Arc::new(program),
+            cost,
+        })
     }
 
     /// What evaluating it takes at worst, for any pod.
@@ -124,7 +144,9 @@ impl Expression {
     pub fn holds_for(&self, pod: &ExpressionPod<'_>) -> Result<bool, String> {
         #[cfg(any(test, feature = "testkit"))]
         evaluations::count();
-        let context = pod.context().ok_or("the pod shows more than expressions are evaluated for")?;
+        let context = pod
+            .context()
+            .ok_or("the pod shows more than expressions are evaluated for")?;
         let value = catch_unwind(AssertUnwindSafe(|| self.program.execute(context)));
         match value.map_err(|_| "its evaluation failed, which is a defect of the CEL library")? {
             Ok(Value::Bool(holds)) => Ok(holds),
@@ -179,7 +201,10 @@ impl<'de> Deserialize<'de> for Expression {
 
 impl<'a> ExpressionPod<'a> {
     pub fn new(traits: &'a PodTraits) -> Self {
-        Self { traits, context: OnceCell::new() }
+        Self {
+            traits,
+            context: OnceCell::new(),
+        }
     }
 
     fn context(&self) -> Option<&Context<'static, 'static>> {
@@ -196,10 +221,19 @@ impl<'a> ExpressionPod<'a> {
 
 /// VRAM in MiB: whole numbers that a person can compare.
 fn value(pod: &PodTraits) -> Value {
-    let labels = pod.labels.iter().map(|(key, value)| (Key::from(key.as_str()), value.as_str().into()));
+    let labels = pod
+        .labels
+        .iter()
+        .map(|(key, value)| (Key::from(key.as_str()), value.as_str().into()));
     // CEL's own map has no order, and nothing here loops over one (`check`).
-    let labels = Value::Map(Map { map: Arc::new(labels.collect()) });
-    let resources: Vec<Value> = pod.resources.iter().map(|name| name.as_str().into()).collect();
+    let labels = Value::Map(Map {
+        map: Arc::new(labels.collect()),
+    });
+    let resources: Vec<Value> = pod
+        .resources
+        .iter()
+        .map(|name| name.as_str().into())
+        .collect();
     let mib = |bytes: crate::units::Bytes| Value::Int((bytes.0 >> 20) as i64);
     let fields: [(&str, Value); FIELDS.len()] = [
         ("exclusive", Value::Bool(pod.sharing == Sharing::Exclusive)),
@@ -214,17 +248,30 @@ fn value(pod: &PodTraits) -> Value {
         ("serviceAccount", pod.service_account.as_str().into()),
         ("vram", mib(pod.vram)),
     ];
-    let map = fields.into_iter().map(|(name, value)| (Key::from(name), value)).collect();
+    let map = fields
+        .into_iter()
+        .map(|(name, value)| (Key::from(name), value))
+        .collect();
     Value::Map(Map { map: Arc::new(map) })
 }
 
 fn syntax(text: &str, errors: &cel::ParseErrors) -> ExpressionError {
     let first = errors.errors.first();
     let (line, column) = first.map_or((1, 1), |error| error.pos);
-    let before: usize = text.split_inclusive('\n').take((line - 1).max(0) as usize).map(str::len).sum();
+    let before: usize = text
+        .split_inclusive('\n')
+        .take((line - 1).max(0) as usize)
+        .map(str::len)
+        .sum();
     let start = before + (column - 1).max(0) as usize;
-    let start = (0..=start.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
-    let end = text[start..].chars().next().map_or(start, |c| start + c.len_utf8());
+    let start = (0..=start.min(text.len()))
+        .rev()
+        .find(|at| text.is_char_boundary(*at))
+        .unwrap_or(0);
+    let end = text[start..]
+        .chars()
+        .next()
+        .map_or(start, |c| start + c.len_utf8());
     let message = match first.map(|error| error.msg.as_str()) {
         None => "it is no CEL expression",
         // The parser says it in its own types.
@@ -236,7 +283,11 @@ fn syntax(text: &str, errors: &cel::ParseErrors) -> ExpressionError {
         true => "write pod.namespace",
         false => "a condition reads like pod.labels['team'] == 'search' && pod.priority >= 0",
     };
-    ExpressionError { at: start..end, message: format!("this is not CEL: {message}"), help: help.into() }
+    ExpressionError {
+        at: start..end,
+        message: format!("this is not CEL: {message}"),
+        help: help.into(),
+    }
 }
 
 /// Where a text is nested too deeply to be given to the parser. Brackets inside quotes count like others: no condition needs so
@@ -278,7 +329,9 @@ mod tests {
     fn pod() -> PodTraits {
         PodTraits {
             namespace: "search".into(),
-            labels: [("team", "x"), ("app", "chat")].map(|(k, v)| (k.into(), v.into())).into(),
+            labels: [("team", "x"), ("app", "chat")]
+                .map(|(k, v)| (k.into(), v.into()))
+                .into(),
             priority: 5,
             gpus: 2,
             vram: crate::units::Bytes::gib(80),
@@ -289,7 +342,9 @@ mod tests {
 
     fn holds(text: &str) -> Result<bool, String> {
         let traits = pod();
-        Expression::compile(text).map_err(|error| error.to_string())?.holds_for(&ExpressionPod::new(&traits))
+        Expression::compile(text)
+            .map_err(|error| error.to_string())?
+            .holds_for(&ExpressionPod::new(&traits))
     }
 
     #[test]
@@ -306,8 +361,14 @@ mod tests {
         ] {
             assert_eq!(holds(text), Ok(true), "{text}");
         }
-        assert_eq!(holds("pod.resources.all(name, name == 'nvidia.com/gpu')"), Ok(false));
-        assert!(holds("pod.labels['absent'] == 'x'").is_err(), "a label that is not there");
+        assert_eq!(
+            holds("pod.resources.all(name, name == 'nvidia.com/gpu')"),
+            Ok(false)
+        );
+        assert!(
+            holds("pod.labels['absent'] == 'x'").is_err(),
+            "a label that is not there"
+        );
         assert!(holds("pod.labels['team'] > 5").is_err());
     }
 
@@ -326,9 +387,15 @@ mod tests {
         assert_eq!(message, "a pod has no \"prority\" here");
         assert_eq!(refused("labels['team'] == 'x'").2, "write pod.labels");
         assert_eq!(refused("namespace == 'x'").2, "write pod.namespace");
-        assert_eq!(refused("pod.model.matches('a+')").1, "there is no function \"matches\" here");
+        assert_eq!(
+            refused("pod.model.matches('a+')").1,
+            "there is no function \"matches\" here"
+        );
         assert_eq!(refused("true").1, "it has the same result for every pod");
-        assert_eq!(refused("pod.gpus + 1").1, "it does not evaluate to a boolean");
+        assert_eq!(
+            refused("pod.gpus + 1").1,
+            "it does not evaluate to a boolean"
+        );
         assert_eq!(refused("pod.gpus").1, "it does not evaluate to a boolean");
         assert!(refused("pod.gpus >").1.starts_with("this is not CEL"));
         assert!(refused("").1.starts_with("this is not CEL"));
@@ -338,17 +405,41 @@ mod tests {
     fn what_fails_on_every_pod_is_refused() {
         let message = |text: &str| Expression::compile(text).expect_err(text).message;
         for (text, describe) in [
-            ("pod.vram > '40Gi'", "it compares an int with a string, which is never met"),
-            ("pod.labels['rank'] == 5", "it compares a string with an int, which is never met"),
-            ("pod.labels.rank >= 5", "it compares a string with an int, which is never met"),
-            ("pod.exclusive == 'true'", "it compares a boolean with a string, which is never met"),
-            ("pod.gpus > 1 && pod.resources == 'x'", "it compares a list with a string, which is never met"),
-            ("pod.vram > 1.5 * 1024", "it computes with a double and an int, which always fails"),
-            ("pod.model + pod.gpus == 'a1'", "it computes with a string and an int, which always fails"),
+            (
+                "pod.vram > '40Gi'",
+                "it compares an int with a string, which is never met",
+            ),
+            (
+                "pod.labels['rank'] == 5",
+                "it compares a string with an int, which is never met",
+            ),
+            (
+                "pod.labels.rank >= 5",
+                "it compares a string with an int, which is never met",
+            ),
+            (
+                "pod.exclusive == 'true'",
+                "it compares a boolean with a string, which is never met",
+            ),
+            (
+                "pod.gpus > 1 && pod.resources == 'x'",
+                "it compares a list with a string, which is never met",
+            ),
+            (
+                "pod.vram > 1.5 * 1024",
+                "it computes with a double and an int, which always fails",
+            ),
+            (
+                "pod.model + pod.gpus == 'a1'",
+                "it computes with a string and an int, which always fails",
+            ),
             ("pod.gpus && pod.exclusive", "it takes an int for a boolean"),
             ("!pod.model", "it takes a string for a boolean"),
             ("'llama' in pod.model", "it looks into a string"),
-            ("pod.gpus > 1 ? 'a' : 'b'", "it does not evaluate to a boolean"),
+            (
+                "pod.gpus > 1 ? 'a' : 'b'",
+                "it does not evaluate to a boolean",
+            ),
             ("pod['namespac'] == 'a'", "a pod has no \"namespac\" here"),
             ("1 % 2 == 1", "it has the same result for every pod"),
             ("true || false", "it has the same result for every pod"),
@@ -378,7 +469,9 @@ mod tests {
     /// The text of the innermost loop is `terms` to the power of `loops` times as long as the one it began with.
     fn bomb(loops: usize, terms: usize) -> String {
         let open = |level: usize| {
-            let before = level.checked_sub(1).map_or("pod.model".into(), |before| format!("x{before}"));
+            let before = level
+                .checked_sub(1)
+                .map_or("pod.model".into(), |before| format!("x{before}"));
             format!("[{}].exists(x{level}, ", vec![before; terms].join("+"))
         };
         let opened: String = (0..loops).map(open).collect();
@@ -389,19 +482,39 @@ mod tests {
     fn b7_a_text_that_is_multiplied_in_every_loop_is_refused_for_its_size() {
         assert!(Expression::compile(&bomb(4, 2)).is_ok());
         let text = bomb(4, 24);
-        assert!(text.len() < 633, "its text would have 162 MiB, of {} bytes of CEL", text.len());
+        assert!(
+            text.len() < 633,
+            "its text would have 162 MiB, of {} bytes of CEL",
+            text.len()
+        );
         let refused = Expression::compile(&text).unwrap_err();
-        assert!(refused.message.starts_with("it may go through "), "{}", refused.message);
+        assert!(
+            refused.message.starts_with("it may go through "),
+            "{}",
+            refused.message
+        );
     }
 
     #[test]
     fn what_could_run_for_ever_is_refused() {
-        let unordered = Expression::compile("pod.labels.exists(key, pod.labels[key] == 'x')").unwrap_err();
+        let unordered =
+            Expression::compile("pod.labels.exists(key, pod.labels[key] == 'x')").unwrap_err();
         assert!(unordered.message.contains("a loop goes over a list"));
-        let nested = "pod.resources.all(a, pod.resources.all(b, pod.resources.all(c, a + b + c != '')))";
-        assert!(Expression::compile(nested).unwrap_err().message.contains("steps"));
+        let nested =
+            "pod.resources.all(a, pod.resources.all(b, pod.resources.all(c, a + b + c != '')))";
+        assert!(
+            Expression::compile(nested)
+                .unwrap_err()
+                .message
+                .contains("steps")
+        );
         let long = format!("pod.model == '{}'", "x".repeat(2000));
-        assert!(Expression::compile(&long).unwrap_err().message.contains("bytes"));
+        assert!(
+            Expression::compile(&long)
+                .unwrap_err()
+                .message
+                .contains("bytes")
+        );
         let deep = format!("{}pod.exclusive{}", "(".repeat(400), ")".repeat(400));
         // Accepted or not: it comes back.
         let _ = Expression::compile(&deep);

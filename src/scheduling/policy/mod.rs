@@ -27,7 +27,9 @@ pub mod window;
 
 pub use autoscaling::{AutoscalingRules, ModelRules, Reserve, ScaleDown, ScaleUp};
 pub(crate) use class::UnknownLoadRule;
-pub use class::{Class, ClassLimits, Match, Preemptibility, Protection, SleepingRule, StartGate, Unmet};
+pub use class::{
+    Class, ClassLimits, Match, Preemptibility, Protection, SleepingRule, StartGate, Unmet,
+};
 pub(crate) use dra::DraRules;
 pub use eviction::{ConflictRule, EvictionCosts, EvictionRates, OveruseRule, ViolateBudgets};
 pub(crate) use eviction::{KueueRule, PreemptionRules};
@@ -38,7 +40,8 @@ pub use nodes::NodeRules;
 pub use packing::PackingPolicy;
 pub(crate) use packing::{LearningMode, PackingRules};
 pub use planning::{
-    Consolidation, CountThreshold, GroupPlacement, GroupRules, PercentageThreshold, Planning, WhenIncomplete,
+    Consolidation, CountThreshold, GroupPlacement, GroupRules, PercentageThreshold, Planning,
+    WhenIncomplete,
 };
 pub(crate) use planning::{LendingRules, PressureRules};
 pub use pool::Pool;
@@ -130,42 +133,77 @@ impl Policy {
     /// This policy with other classes, in the order in which they are tried. Set pools after them: they name classes.
     pub fn with_classes(self, classes: Vec<Class>) -> Result<Self, PolicyError> {
         if classes.is_empty() || classes.len() > MAX_CLASSES {
-            return Err(PolicyError::ClassCount { count: classes.len() });
+            return Err(PolicyError::ClassCount {
+                count: classes.len(),
+            });
         }
         let last = classes.last().expect("there is one");
         if last.matches != Match::default() {
-            return Err(PolicyError::NoCatchAll { last: last.name.clone() });
+            return Err(PolicyError::NoCatchAll {
+                last: last.name.clone(),
+            });
         }
         if !last.when.is_empty() {
-            return Err(PolicyError::LastHasWindows { last: last.name.clone() });
+            return Err(PolicyError::LastHasWindows {
+                last: last.name.clone(),
+            });
         }
         all_differ("classes", classes.iter().map(|class| &class.name))?;
-        let named = classes.iter().flat_map(|class| class.shares_with.iter().flatten());
-        if let Some(name) = named.into_iter().find(|name| classes.iter().all(|class| class.name != **name)) {
+        let named = classes
+            .iter()
+            .flat_map(|class| class.shares_with.iter().flatten());
+        if let Some(name) = named
+            .into_iter()
+            .find(|name| classes.iter().all(|class| class.name != **name))
+        {
             return Err(PolicyError::UnknownClass { name: name.clone() });
         }
         let terms = classes.iter().map(|class| terms(class, &classes)).collect();
-        let (unconfined, selected) =
-            (ClassSet::ALL.without(kept_out(&classes, None)), SelectedNamespaces::default());
+        let (unconfined, selected) = (
+            ClassSet::ALL.without(kept_out(&classes, None)),
+            SelectedNamespaces::default(),
+        );
         let open = self.open.clone();
-        Ok(Self { classes, terms, unconfined, selected, ..self }.with_open_windows(open))
+        Ok(Self {
+            classes,
+            terms,
+            unconfined,
+            selected,
+            ..self
+        }
+        .with_open_windows(open))
     }
 
     /// This policy at a time at which these windows are open; windows that it does not have are left out.
     pub fn with_open_windows(self, open: BTreeSet<Window>) -> Self {
-        let open: BTreeSet<Window> =
-            self.windows().filter(|window| open.contains(*window)).cloned().collect();
-        let is_closed =
-            |class: &Class| !class.when.is_empty() && !class.when.iter().any(|window| open.contains(window));
-        let closed = self.classes.iter().enumerate().filter(|(_, class)| is_closed(class));
+        let open: BTreeSet<Window> = self
+            .windows()
+            .filter(|window| open.contains(*window))
+            .cloned()
+            .collect();
+        let is_closed = |class: &Class| {
+            !class.when.is_empty() && !class.when.iter().any(|window| open.contains(window))
+        };
+        let closed = self
+            .classes
+            .iter()
+            .enumerate()
+            .filter(|(_, class)| is_closed(class));
         let closed = closed.map(|(place, _)| ClassId::at(place)).collect();
-        Self { open, closed, ..self }
+        Self {
+            open,
+            closed,
+            ..self
+        }
     }
 
     /// The windows of all its classes and rules; one that several have, several times.
     pub fn windows(&self) -> impl Iterator<Item = &Window> {
         let spare = self.planning.spare.iter().flat_map(|rule| &rule.when);
-        self.classes.iter().flat_map(|class| &class.when).chain(spare)
+        self.classes
+            .iter()
+            .flat_map(|class| &class.when)
+            .chain(spare)
     }
 
     /// The windows that are open now. None is, until the edge has said which ([`Policy::with_open_windows`]).
@@ -194,12 +232,23 @@ impl Policy {
             for namespace in &tenant.namespaces {
                 if selection::is_pattern(namespace) {
                     patterns.push((namespace.clone(), TenantId::at(place)));
-                } else if tenant_of.insert(namespace.clone(), TenantId::at(place)).is_some() {
-                    return Err(PolicyError::SharedNamespace { namespace: namespace.clone() });
+                } else if tenant_of
+                    .insert(namespace.clone(), TenantId::at(place))
+                    .is_some()
+                {
+                    return Err(PolicyError::SharedNamespace {
+                        namespace: namespace.clone(),
+                    });
                 }
             }
         }
-        Ok(Self { tenants, tenant_of, patterns, selected: SelectedNamespaces::default(), ..self })
+        Ok(Self {
+            tenants,
+            tenant_of,
+            patterns,
+            selected: SelectedNamespaces::default(),
+            ..self
+        })
     }
 
     /// This policy with other node pools, in the order in which they are tried.
@@ -208,19 +257,36 @@ impl Policy {
             return Err(PolicyError::TooMany);
         }
         all_differ("node pools", pools.iter().map(|pool| &pool.name))?;
-        let named = self.classes.iter().flat_map(|class| class.pools.iter().flatten());
-        if let Some(name) = named.into_iter().find(|name| pools.iter().all(|pool| pool.name != **name)) {
+        let named = self
+            .classes
+            .iter()
+            .flat_map(|class| class.pools.iter().flatten());
+        if let Some(name) = named
+            .into_iter()
+            .find(|name| pools.iter().all(|pool| pool.name != **name))
+        {
             return Err(PolicyError::UnknownPool { name: name.clone() });
         }
-        let admitted = pools.iter().map(|pool| self.admitted(pool)).collect::<Result<_, _>>()?;
-        Ok(Self { pools, admitted, ..self })
+        let admitted = pools
+            .iter()
+            .map(|pool| self.admitted(pool))
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
+            pools,
+            admitted,
+            ..self
+        })
     }
 
     fn admitted(&self, pool: &Pool) -> Result<ClassSet, PolicyError> {
         let id = |name: &String| {
-            self.class_named(name).ok_or_else(|| PolicyError::UnknownClass { name: name.clone() })
+            self.class_named(name)
+                .ok_or_else(|| PolicyError::UnknownClass { name: name.clone() })
         };
-        let named = pool.classes.as_ref().map(|names| names.iter().map(id).collect::<Result<ClassSet, _>>());
+        let named = pool
+            .classes
+            .as_ref()
+            .map(|names| names.iter().map(id).collect::<Result<ClassSet, _>>());
         let named = named.transpose()?.unwrap_or(ClassSet::ALL);
         Ok(named.without(kept_out(&self.classes, Some(&pool.name))))
     }
@@ -237,11 +303,16 @@ impl Policy {
 
     /// Whether any class shares no GPU with some other.
     pub(crate) fn keeps_classes_apart(&self) -> bool {
-        self.terms.iter().any(|terms| !terms.class_exclusions.is_empty())
+        self.terms
+            .iter()
+            .any(|terms| !terms.class_exclusions.is_empty())
     }
 
     pub fn class_named(&self, name: &str) -> Option<ClassId> {
-        self.classes.iter().position(|class| class.name == name).map(ClassId::at)
+        self.classes
+            .iter()
+            .position(|class| class.name == name)
+            .map(ClassId::at)
     }
 
     pub fn tenants(&self) -> &[Tenant] {
@@ -265,7 +336,9 @@ impl Policy {
             let id = ClassId::at(*place);
             !self.is_closed(id) && class.matches.accepts(&subject, selected.contains(id))
         };
-        let (place, _) = classes.find(takes).expect("the last class matches every pod, at any time");
+        let (place, _) = classes
+            .find(takes)
+            .expect("the last class matches every pod, at any time");
         Classification {
             class: ClassId::at(place),
             terms: self.terms[place],
@@ -276,14 +349,20 @@ impl Policy {
 
     /// The condition of a class that the pod does not meet.
     pub fn unmet_by(&self, class: ClassId, pod: &ExpressionPod<'_>) -> Option<Unmet> {
-        let is_selected = self.selection(&pod.traits.namespace).classes.contains(class);
+        let is_selected = self
+            .selection(&pod.traits.namespace)
+            .classes
+            .contains(class);
         self.class(class).matches.unmet_by(pod, is_selected)
     }
 
     /// The class of that id. Ids are only ever made by [`Policy::classify`]; one that an earlier, longer policy gave out falls to
     /// the last class.
     pub fn class(&self, id: ClassId) -> &Class {
-        self.classes.get(id.place()).or(self.classes.last()).expect("a policy has a class")
+        self.classes
+            .get(id.place())
+            .or(self.classes.last())
+            .expect("a policy has a class")
     }
 
     /// What happens to pods of the class that use more than their grant, and after how long. Only the class itself can say that
@@ -293,7 +372,10 @@ impl Policy {
             Preemptibility::Never => OveruseRule::Report,
             Preemptibility::ForHigherPriority => self.overuse,
         };
-        (class.overuse.unwrap_or(default), class.overuse_after.unwrap_or(self.overuse_after))
+        (
+            class.overuse.unwrap_or(default),
+            class.overuse_after.unwrap_or(self.overuse_after),
+        )
     }
 
     /// The tenant of that id; `None` for one of an earlier policy.
@@ -304,8 +386,14 @@ impl Policy {
     /// The pool of a node with these labels, the first that selects it, and what may be placed there.
     pub fn admission(&self, labels: &BTreeMap<String, String>) -> PoolAdmission {
         match self.pools.iter().position(|pool| pool.selects(labels)) {
-            Some(place) => PoolAdmission { pool: Some(PoolId(place as u16)), classes: self.admitted[place] },
-            None => PoolAdmission { pool: None, classes: self.unconfined },
+            Some(place) => PoolAdmission {
+                pool: Some(PoolId(place as u16)),
+                classes: self.admitted[place],
+            },
+            None => PoolAdmission {
+                pool: None,
+                classes: self.unconfined,
+            },
         }
     }
 
@@ -331,13 +419,21 @@ impl Policy {
 
     /// Of these, the ones for which GPUs of that model on nodes of that pool count.
     pub(crate) fn spare_of(&self, pool: Option<PoolId>, model: &GpuModel) -> SpareSet {
-        let pool = pool.and_then(|id| self.pool(id)).map(|pool| pool.name.as_str());
-        self.spare_rules_now().filter(|(_, rule)| rule.covers(pool, model)).map(|(place, _)| place).collect()
+        let pool = pool
+            .and_then(|id| self.pool(id))
+            .map(|pool| pool.name.as_str());
+        self.spare_rules_now()
+            .filter(|(_, rule)| rule.covers(pool, model))
+            .map(|(place, _)| place)
+            .collect()
     }
 
     /// What allocates a node's GPUs, by the node and by its pool: Stowage only if neither names another.
     pub fn kind_of(&self, seen: NodeKind, admission: PoolAdmission) -> NodeKind {
-        let declared = admission.pool.and_then(|id| self.pool(id)).map(|pool| pool.allocator);
+        let declared = admission
+            .pool
+            .and_then(|id| self.pool(id))
+            .map(|pool| pool.allocator);
         match declared {
             Some(allocator @ (NodeKind::DevicePlugin | NodeKind::Dra)) => allocator,
             Some(NodeKind::Stowage) | None => seen,
@@ -345,18 +441,27 @@ impl Policy {
     }
 }
 
-fn all_differ<'a>(what: &'static str, names: impl Iterator<Item = &'a String>) -> Result<(), PolicyError> {
+fn all_differ<'a>(
+    what: &'static str,
+    names: impl Iterator<Item = &'a String>,
+) -> Result<(), PolicyError> {
     let mut names: Vec<&String> = names.collect();
     names.sort_unstable();
     match names.windows(2).find(|pair| pair[0] == pair[1]) {
-        Some(pair) => Err(PolicyError::SameName { what, name: pair[0].clone() }),
+        Some(pair) => Err(PolicyError::SameName {
+            what,
+            name: pair[0].clone(),
+        }),
         None => Ok(()),
     }
 }
 
 /// The classes that are kept in other pools than this one; `None` for the nodes of no pool.
 fn kept_out(classes: &[Class], pool: Option<&str>) -> ClassSet {
-    let kept_out = classes.iter().enumerate().filter(|(_, class)| !class.may_be_in(pool));
+    let kept_out = classes
+        .iter()
+        .enumerate()
+        .filter(|(_, class)| !class.may_be_in(pool));
     kept_out.map(|(place, _)| ClassId::at(place)).collect()
 }
 
@@ -371,9 +476,15 @@ fn terms(class: &Class, classes: &[Class]) -> ClassTerms {
         queue_limit: class.limits.queue,
         refuses_unknown_load: class.limits.unknown_load == UnknownLoadRule::Refuse,
         confined: class.pools.is_some(),
-        class_exclusions: classes.iter().enumerate().filter_map(class_exclusions).collect(),
+        class_exclusions: classes
+            .iter()
+            .enumerate()
+            .filter_map(class_exclusions)
+            .collect(),
         borrows: class.eviction == Preemptibility::ForHigherPriority
-            && classes.iter().any(|lender| lender.sleeping == SleepingRule::Lend),
+            && classes
+                .iter()
+                .any(|lender| lender.sleeping == SleepingRule::Lend),
     }
 }
 
@@ -416,7 +527,8 @@ impl Default for Policy {
             open: BTreeSet::new(),
             closed: ClassSet::NONE,
         };
-        bare.with_classes(built_in_classes()).expect("the built-in classes are valid")
+        bare.with_classes(built_in_classes())
+            .expect("the built-in classes are valid")
     }
 }
 
@@ -433,15 +545,25 @@ pub fn built_in_classes() -> Vec<Class> {
             ..Class::named("dedicated")
         },
         Class {
-            matches: Match { priority: Some(i32::MIN..=-1), ..Match::default() },
+            matches: Match {
+                priority: Some(i32::MIN..=-1),
+                ..Match::default()
+            },
             eviction: Preemptibility::ForHigherPriority,
             engine: false,
             // If the engines have little to spare, opportunistic pods would slow them down.
-            limits: ClassLimits { kv_cache: Percent::new(80), queue: Some(8), ..ClassLimits::default() },
+            limits: ClassLimits {
+                kv_cache: Percent::new(80),
+                queue: Some(8),
+                ..ClassLimits::default()
+            },
             ..Class::named("opportunistic")
         },
         Class {
-            matches: Match { priority_classes: vec!["stowage-batch".into()], ..Match::default() },
+            matches: Match {
+                priority_classes: vec!["stowage-batch".into()],
+                ..Match::default()
+            },
             engine: false,
             ..Class::named("batch")
         },

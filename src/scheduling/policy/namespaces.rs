@@ -35,29 +35,44 @@ impl Policy {
     /// Whether anything in it depends on the labels of namespaces.
     pub fn reads_namespaces(&self) -> bool {
         self.ungranted == OveruseRule::Evict
-            || self.classes().iter().any(|class| class.matches.namespace_selector.is_some())
-            || self.tenants().iter().any(|tenant| tenant.namespace_selector.is_some())
+            || self
+                .classes()
+                .iter()
+                .any(|class| class.matches.namespace_selector.is_some())
+            || self
+                .tenants()
+                .iter()
+                .any(|tenant| tenant.namespace_selector.is_some())
     }
 
     /// This policy, with what its selectors say of these namespaces.
     pub fn with_namespaces(self, known: &NamespaceLabels) -> Self {
         let selected = match self.reads_namespaces() {
-            true => {
-                known.iter().map(|(name, labels)| (name.clone(), self.selection_of(Some(labels)))).collect()
-            }
+            true => known
+                .iter()
+                .map(|(name, labels)| (name.clone(), self.selection_of(Some(labels))))
+                .collect(),
             false => BTreeMap::new(),
         };
         let is_taken = |selection: &NamespaceSelection| *selection != NamespaceSelection::default();
-        let selected: BTreeMap<_, _> =
-            selected.into_iter().filter(|(_, selection)| is_taken(selection)).collect();
-        Self { selected: Arc::new(selected), ..self }
+        let selected: BTreeMap<_, _> = selected
+            .into_iter()
+            .filter(|(_, selection)| is_taken(selection))
+            .collect();
+        Self {
+            selected: Arc::new(selected),
+            ..self
+        }
     }
 
     /// What its selectors say of a namespace with these labels; unknown labels are taken by none.
     pub(crate) fn selection_of(&self, labels: Option<&Labels>) -> NamespaceSelection {
-        let Some(labels) = labels else { return NamespaceSelection::default() };
-        let is_taken =
-            |selector: &Option<NamespaceSelector>| selector.as_ref().is_some_and(|one| one.takes(labels));
+        let Some(labels) = labels else {
+            return NamespaceSelection::default();
+        };
+        let is_taken = |selector: &Option<NamespaceSelector>| {
+            selector.as_ref().is_some_and(|one| one.takes(labels))
+        };
         let classes = self.classes().iter().enumerate();
         let classes = classes.filter(|(_, class)| is_taken(&class.matches.namespace_selector));
         let is_its = |tenant: &Tenant| is_taken(&tenant.namespace_selector);
@@ -90,8 +105,10 @@ impl Policy {
     pub(super) fn tenant_of(&self, namespace: &str) -> Option<TenantId> {
         let named = self.tenant_of.get(namespace).copied();
         named.or_else(|| {
-            let by_pattern =
-                self.patterns.iter().find(|(pattern, _)| super::selection::takes(pattern, namespace));
+            let by_pattern = self
+                .patterns
+                .iter()
+                .find(|(pattern, _)| super::selection::takes(pattern, namespace));
             let by_pattern = by_pattern.map(|(_, tenant)| *tenant);
             let by_labels = self.selection(namespace).tenant;
             by_pattern.into_iter().chain(by_labels).min()

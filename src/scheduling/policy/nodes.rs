@@ -25,29 +25,50 @@ pub struct NodeRules {
 
 impl NodeRules {
     /// What is remarkable about a node with these devices, first what keeps pods away.
-    pub fn warnings(&self, signs: &NodeSigns, devices: &[Device], is_reported: bool) -> Arc<[NodeWarning]> {
+    pub fn warnings(
+        &self,
+        signs: &NodeSigns,
+        devices: &[Device],
+        is_reported: bool,
+    ) -> Arc<[NodeWarning]> {
         let counts = |key: &str| !self.ignored_labels.iter().any(|ignored| ignored == key);
         let changes = signs.changes.iter().filter(|label| counts(&label.key));
-        let labels = signs.of_labels(devices, is_reported).filter(|warning| match warning {
-            NodeWarning::UnreadableLabel { label } | NodeWarning::IgnoredLabel { label } => {
-                counts(&label.key)
-            }
-            _ => true,
-        });
+        let labels = signs
+            .of_labels(devices, is_reported)
+            .filter(|warning| match warning {
+                NodeWarning::UnreadableLabel { label } | NodeWarning::IgnoredLabel { label } => {
+                    counts(&label.key)
+                }
+                _ => true,
+            });
         // Without a GPU of its own, a node has nothing that could be handed out twice.
         let owner = self.owner(signs).filter(|_| !devices.is_empty());
-        let changes = changes.map(|label| NodeWarning::GpusChanging { label: label.clone() });
+        let changes = changes.map(|label| NodeWarning::GpusChanging {
+            label: label.clone(),
+        });
         owner.into_iter().chain(changes).chain(labels).collect()
     }
 
     /// The resource by which something else hands out the node's GPUs; if there is none, one of which that is unknown.
     pub fn owner(&self, signs: &NodeSigns) -> Option<NodeWarning> {
-        let is_in = |patterns: &[String], name: &str| patterns.iter().any(|pattern| takes(pattern, name));
-        let foreign = || signs.resources.iter().filter(|(name, _)| !is_in(&self.harmless_resources, name));
+        let is_in =
+            |patterns: &[String], name: &str| patterns.iter().any(|pattern| takes(pattern, name));
+        let foreign = || {
+            signs
+                .resources
+                .iter()
+                .filter(|(name, _)| !is_in(&self.harmless_resources, name))
+        };
         let known = foreign().find(|(name, _)| is_in(&self.gpu_resources, name));
-        let known = known.map(|(name, _)| NodeWarning::OtherAllocator { resource: name.clone() });
+        let known = known.map(|(name, _)| NodeWarning::OtherAllocator {
+            resource: name.clone(),
+        });
         let unknown = || foreign().find(|(_, suggests_gpu)| **suggests_gpu);
-        known.or_else(|| unknown().map(|(name, _)| NodeWarning::UnknownResource { resource: name.clone() }))
+        known.or_else(|| {
+            unknown().map(|(name, _)| NodeWarning::UnknownResource {
+                resource: name.clone(),
+            })
+        })
     }
 }
 
@@ -55,7 +76,12 @@ impl Default for NodeRules {
     /// The resources of HAMi, vGPU managers, Volcano, Alibaba Cloud, Koordinator, Elastic GPU, Tencent Cloud, TensorFusion, Run:ai
     /// and AMD; and those of integrated graphics and of network cards.
     fn default() -> Self {
-        let all = |patterns: &[&str]| patterns.iter().map(|pattern| (*pattern).to_owned()).collect();
+        let all = |patterns: &[&str]| {
+            patterns
+                .iter()
+                .map(|pattern| (*pattern).to_owned())
+                .collect()
+        };
         Self {
             gpu_resources: all(&[
                 "nvidia.com/*gpu*",
@@ -93,21 +119,38 @@ mod tests {
     use crate::vocabulary::node_signs::NodeLabel;
 
     fn shown(resources: &[&str]) -> NodeSigns {
-        let resources = resources.iter().map(|name| (Arc::from(*name), name.contains("gpu"))).collect();
-        NodeSigns { resources, ..NodeSigns::default() }
+        let resources = resources
+            .iter()
+            .map(|name| (Arc::from(*name), name.contains("gpu")))
+            .collect();
+        NodeSigns {
+            resources,
+            ..NodeSigns::default()
+        }
     }
 
     fn warnings(rules: &NodeRules, signs: &NodeSigns, is_reported: bool) -> Vec<&'static str> {
         let devices = [h100("n", 0), h100("n", 1)];
-        rules.warnings(signs, &devices, is_reported).iter().map(NodeWarning::code).collect()
+        rules
+            .warnings(signs, &devices, is_reported)
+            .iter()
+            .map(NodeWarning::code)
+            .collect()
     }
 
     #[test]
     fn a_known_allocator_is_named_before_an_unknown_one_and_a_harmless_resource_is_never_named() {
         let rules = NodeRules::default();
-        let both = shown(&["example.com/gpu", "gpu.intel.com/i915", "volcano.sh/vgpu-number"]);
+        let both = shown(&[
+            "example.com/gpu",
+            "gpu.intel.com/i915",
+            "volcano.sh/vgpu-number",
+        ]);
         let resource = "volcano.sh/vgpu-number".into();
-        assert_eq!(rules.owner(&both), Some(NodeWarning::OtherAllocator { resource }));
+        assert_eq!(
+            rules.owner(&both),
+            Some(NodeWarning::OtherAllocator { resource })
+        );
         let text = rules.owner(&both).unwrap().to_string();
         assert!(
             text.contains("volcano.sh/vgpu-number") && text.contains("nodes.harmlessResources"),
@@ -118,22 +161,41 @@ mod tests {
             ..NodeRules::default()
         };
         let text = harmless.owner(&both).unwrap().to_string();
-        assert!(text.contains("example.com/gpu") && text.contains("nodes.gpuResources"), "{text}");
-        let known = NodeRules { gpu_resources: vec!["example.com/fpga".into()], ..harmless };
-        assert_eq!(known.owner(&shown(&["example.com/fpga"])).unwrap().code(), "other-allocator");
+        assert!(
+            text.contains("example.com/gpu") && text.contains("nodes.gpuResources"),
+            "{text}"
+        );
+        let known = NodeRules {
+            gpu_resources: vec!["example.com/fpga".into()],
+            ..harmless
+        };
+        assert_eq!(
+            known.owner(&shown(&["example.com/fpga"])).unwrap().code(),
+            "other-allocator"
+        );
     }
 
     #[test]
     fn a_node_without_gpus_is_nobodys() {
         let rules = NodeRules::default();
-        assert!(rules.warnings(&shown(&["amd.com/gpu"]), &[], false).is_empty());
-        assert_eq!(warnings(&rules, &shown(&["amd.com/gpu"]), false), ["other-allocator"]);
+        assert!(
+            rules
+                .warnings(&shown(&["amd.com/gpu"]), &[], false)
+                .is_empty()
+        );
+        assert_eq!(
+            warnings(&rules, &shown(&["amd.com/gpu"]), false),
+            ["other-allocator"]
+        );
     }
 
     #[test]
     fn labels_that_say_otherwise_than_nvml_are_told_and_do_not_count() {
         let rules = NodeRules::default();
-        let labelled = |gpus, memory| NodeSigns { labelled: Some((gpus, memory)), ..NodeSigns::default() };
+        let labelled = |gpus, memory| NodeSigns {
+            labelled: Some((gpus, memory)),
+            ..NodeSigns::default()
+        };
         let told = ["contradicted-labels"];
         assert_eq!(warnings(&rules, &labelled(4, Bytes::gib(80)), true), told);
         assert_eq!(warnings(&rules, &labelled(2, Bytes::gib(40)), true), told);
@@ -141,26 +203,45 @@ mod tests {
             warnings(&rules, &labelled(2, Bytes::gib(79)), true).is_empty(),
             "NVML keeps some for itself"
         );
-        assert!(warnings(&rules, &labelled(4, Bytes::gib(40)), false).is_empty(), "nothing says otherwise");
+        assert!(
+            warnings(&rules, &labelled(4, Bytes::gib(40)), false).is_empty(),
+            "nothing says otherwise"
+        );
         let slices = [gpu_with_parent()];
         let signs = labelled(1, Bytes::gib(80));
-        assert!(rules.warnings(&signs, &slices, true).is_empty(), "labels of a card that is cut");
+        assert!(
+            rules.warnings(&signs, &slices, true).is_empty(),
+            "labels of a card that is cut"
+        );
     }
 
     fn gpu_with_parent() -> Device {
-        Device { parent: Some(h100("n", 1).uuid), total: Bytes::gib(10), ..h100("n", 0) }
+        Device {
+            parent: Some(h100("n", 1).uuid),
+            total: Bytes::gib(10),
+            ..h100("n", 0)
+        }
     }
 
     #[test]
     fn a_label_that_cannot_be_right_is_told_even_where_nvml_counts_unless_the_policy_ignores_it() {
-        let label = NodeLabel { key: "nvidia.com/gpu.memory".into(), value: "42505273344".into() };
-        let signs = NodeSigns { unreadable: Some(label), ..NodeSigns::default() };
+        let label = NodeLabel {
+            key: "nvidia.com/gpu.memory".into(),
+            value: "42505273344".into(),
+        };
+        let signs = NodeSigns {
+            unreadable: Some(label),
+            ..NodeSigns::default()
+        };
         let rules = NodeRules::default();
         assert_eq!(warnings(&rules, &signs, false), ["unreadable-label"]);
         assert_eq!(warnings(&rules, &signs, true), ["ignored-label"]);
         let text = rules.warnings(&signs, &[], false)[0].to_string();
         assert!(text.contains("nvidia.com/gpu.memory=42505273344"), "{text}");
-        let ignoring = NodeRules { ignored_labels: vec!["nvidia.com/gpu.memory".into()], ..rules };
+        let ignoring = NodeRules {
+            ignored_labels: vec!["nvidia.com/gpu.memory".into()],
+            ..rules
+        };
         assert!(warnings(&ignoring, &signs, false).is_empty());
     }
 }

@@ -42,7 +42,11 @@ impl Default for PackingRules {
     /// A size that makes up one per cent of the demand occurs about twenty times among two thousand pods, and most clusters have
     /// forgotten a workload a day after it changed.
     fn default() -> Self {
-        Self { policy: PackingPolicy::default(), learning: LearningMode::default(), window: WINDOW }
+        Self {
+            policy: PackingPolicy::default(),
+            learning: LearningMode::default(),
+            window: WINDOW,
+        }
     }
 }
 

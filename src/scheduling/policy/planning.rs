@@ -139,7 +139,11 @@ impl Default for Planning {
 impl Default for LendingRules {
     /// An engine that sleeps for a minute will sleep for longer; a gibibyte is more than a CUDA context and its growth.
     fn default() -> Self {
-        Self { after: Millis::seconds(60), margin: Bytes::gib(1), reclaim_on_load: true }
+        Self {
+            after: Millis::seconds(60),
+            margin: Bytes::gib(1),
+            reclaim_on_load: true,
+        }
     }
 }
 
@@ -157,7 +161,10 @@ impl Default for PressureRules {
 impl Default for PercentageThreshold {
     /// Of a KV cache: an engine preempts its own requests when the cache is full; just before that its neighbors are evicted.
     fn default() -> Self {
-        Self { high: const { Percent::new(95).unwrap() }, low: const { Percent::new(80).unwrap() } }
+        Self {
+            high: const { Percent::new(95).unwrap() },
+            low: const { Percent::new(80).unwrap() },
+        }
     }
 }
 
@@ -170,6 +177,8 @@ impl Default for CountThreshold {
 
 impl Default for Consolidation {
     fn default() -> Self {
-        Self { gain: Millis::seconds(3600) }
+        Self {
+            gain: Millis::seconds(3600),
+        }
     }
 }

@@ -41,7 +41,10 @@ pub struct PoolAdmission {
 impl Default for PoolAdmission {
     /// Of a node of which no policy has said anything: all classes.
     fn default() -> Self {
-        Self { pool: None, classes: ClassSet::ALL }
+        Self {
+            pool: None,
+            classes: ClassSet::ALL,
+        }
     }
 }
 
@@ -58,13 +61,17 @@ impl Pool {
     }
 
     pub fn selects(&self, labels: &BTreeMap<String, String>) -> bool {
-        self.selector.iter().all(|(key, value)| labels.get(key) == Some(value))
+        self.selector
+            .iter()
+            .all(|(key, value)| labels.get(key) == Some(value))
     }
 
     /// Whether a node's GPUs have the pool's MIG layout. A slice's model ends in its profile, as NVML names it
     /// (`NVIDIA-A100-SXM4-80GB-MIG-3g.40gb`).
     pub(crate) fn is_cut_as_expected(&self, devices: &[Device]) -> bool {
-        let Some(expected) = &self.mig else { return true };
+        let Some(expected) = &self.mig else {
+            return true;
+        };
         let mut expected: Vec<&str> = expected.iter().map(String::as_str).collect();
         expected.sort_unstable();
         let mut cards: BTreeMap<&str, Vec<&str>> = BTreeMap::new();

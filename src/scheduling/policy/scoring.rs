@@ -84,7 +84,10 @@ impl ScoreParts {
     }
 
     pub fn weighted(&self, weights: &Weights) -> u64 {
-        self.with_weights(weights).iter().map(PartAndWeight::weighted).sum()
+        self.with_weights(weights)
+            .iter()
+            .map(PartAndWeight::weighted)
+            .sum()
     }
 }
 
@@ -97,7 +100,10 @@ impl PartAndWeight {
 impl Weights {
     /// Whether nothing is weighed, so that every place is as good as any other.
     pub fn are_zero(&self) -> bool {
-        ScoreParts::default().with_weights(self).iter().all(|one| one.weight == 0)
+        ScoreParts::default()
+            .with_weights(self)
+            .iter()
+            .all(|one| one.weight == 0)
     }
 }
 
@@ -105,7 +111,11 @@ impl Default for Scoring {
     /// Four nodes leave the scheduler's other plugins a choice and cost it four scorings instead of a thousand. Two seconds are
     /// longer than the way from filter to bind, and too short for anyone to notice.
     fn default() -> Self {
-        Self { shortlist: 4, soft_reservation_lifetime: Millis::seconds(2), weights: Weights::default() }
+        Self {
+            shortlist: 4,
+            soft_reservation_lifetime: Millis::seconds(2),
+            weights: Weights::default(),
+        }
     }
 }
 
@@ -113,6 +123,13 @@ impl Default for Weights {
     /// A step of one outweighs all of the next: first that no busy engine is disturbed, then how soon the model answers, then how
     /// well the GPU is filled.
     fn default() -> Self {
-        Self { packing: 1, kv_headroom: 40, time_to_ready: 20, interference: 0, topology: 5, spread: 0 }
+        Self {
+            packing: 1,
+            kv_headroom: 40,
+            time_to_ready: 20,
+            interference: 0,
+            topology: 5,
+            spread: 0,
+        }
     }
 }

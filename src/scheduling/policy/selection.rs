@@ -54,7 +54,10 @@ pub fn may_both_take(a: &str, b: &str) -> bool {
         let mut row = vec![false; b.len() + 1];
         for j in 0..=b.len() {
             let (up, left) = (i > 0 && above[j], j > 0 && row[j - 1]);
-            row[j] = match (i.checked_sub(1).map(|i| a[i]), j.checked_sub(1).map(|j| b[j])) {
+            row[j] = match (
+                i.checked_sub(1).map(|i| a[i]),
+                j.checked_sub(1).map(|j| b[j]),
+            ) {
                 (None, None) => true,
                 // It takes nothing, or what the other ends with.
                 (Some(ANY), _) | (_, Some(ANY)) => up || left,
@@ -109,7 +112,11 @@ impl LabelExpression {
 /// As `kubectl` writes a selector: `tier in (a, b)`, `!tier`.
 impl fmt::Display for LabelExpression {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { key, operator, values } = self;
+        let Self {
+            key,
+            operator,
+            values,
+        } = self;
         match operator {
             LabelOperator::In => write!(f, "{key} in ({})", values.join(", ")),
             LabelOperator::NotIn => write!(f, "{key} notin ({})", values.join(", ")),
@@ -143,13 +150,21 @@ pub struct NamespaceSelector {
 impl NamespaceSelector {
     pub fn takes(&self, labels: &BTreeMap<String, String>) -> bool {
         has_all(&self.match_labels, labels)
-            && self.match_expressions.iter().all(|expression| expression.holds_in(labels))
+            && self
+                .match_expressions
+                .iter()
+                .all(|expression| expression.holds_in(labels))
     }
 }
 
 /// Whether each of `wanted` is among `labels`.
-pub(crate) fn has_all(wanted: &BTreeMap<String, String>, labels: &BTreeMap<String, String>) -> bool {
-    wanted.iter().all(|(key, value)| labels.get(key) == Some(value))
+pub(crate) fn has_all(
+    wanted: &BTreeMap<String, String>,
+    labels: &BTreeMap<String, String>,
+) -> bool {
+    wanted
+        .iter()
+        .all(|(key, value)| labels.get(key) == Some(value))
 }
 
 #[cfg(test)]
@@ -161,8 +176,16 @@ mod tests {
     fn texts() -> Vec<String> {
         let mut all = vec![String::new()];
         for length in 0..4 {
-            let longest: Vec<String> = all.iter().filter(|text| text.len() == length).cloned().collect();
-            all.extend(longest.iter().flat_map(|text| ["a", "b"].map(|letter| format!("{text}{letter}"))));
+            let longest: Vec<String> = all
+                .iter()
+                .filter(|text| text.len() == length)
+                .cloned()
+                .collect();
+            all.extend(
+                longest
+                    .iter()
+                    .flat_map(|text| ["a", "b"].map(|letter| format!("{text}{letter}"))),
+            );
         }
         all
     }

@@ -29,8 +29,15 @@ pub struct SpareRule {
 impl SpareRule {
     /// Whether GPUs of that model on nodes of that pool count for it.
     pub fn covers(&self, pool: Option<&str>, model: &GpuModel) -> bool {
-        let is_of_pool = self.pool.as_deref().is_none_or(|wanted| pool == Some(wanted));
-        is_of_pool && self.model.as_deref().is_none_or(|part| contains(model.as_str(), part))
+        let is_of_pool = self
+            .pool
+            .as_deref()
+            .is_none_or(|wanted| pool == Some(wanted));
+        is_of_pool
+            && self
+                .model
+                .as_deref()
+                .is_none_or(|part| contains(model.as_str(), part))
     }
 }
 
@@ -38,13 +45,20 @@ impl fmt::Display for SpareRule {
     /// Its GPUs: `GPUs`, `GPUs of model H100 in pool inference`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("GPUs")?;
-        self.model.iter().try_for_each(|model| write!(f, " of model {model}"))?;
-        self.pool.iter().try_for_each(|pool| write!(f, " in pool {pool}"))
+        self.model
+            .iter()
+            .try_for_each(|model| write!(f, " of model {model}"))?;
+        self.pool
+            .iter()
+            .try_for_each(|pool| write!(f, " in pool {pool}"))
     }
 }
 
 /// Case does not count.
 fn contains(name: &str, part: &str) -> bool {
     part.is_empty()
-        || name.as_bytes().windows(part.len()).any(|bytes| bytes.eq_ignore_ascii_case(part.as_bytes()))
+        || name
+            .as_bytes()
+            .windows(part.len())
+            .any(|bytes| bytes.eq_ignore_ascii_case(part.as_bytes()))
 }

@@ -21,8 +21,25 @@ pub(crate) struct StoredPolicy {
 
 impl From<Policy> for StoredPolicy {
     fn from(policy: Policy) -> Self {
-        let Policy { version, digest, settings, classes, tenants, pools, open: open_windows, .. } = policy;
-        Self { version, digest, settings, classes, tenants, pools, open_windows }
+        let Policy {
+            version,
+            digest,
+            settings,
+            classes,
+            tenants,
+            pools,
+            open: open_windows,
+            ..
+        } = policy;
+        Self {
+            version,
+            digest,
+            settings,
+            classes,
+            tenants,
+            pools,
+            open_windows,
+        }
     }
 }
 
@@ -30,9 +47,25 @@ impl TryFrom<StoredPolicy> for Policy {
     type Error = PolicyError;
 
     fn try_from(stored: StoredPolicy) -> Result<Self, PolicyError> {
-        let StoredPolicy { version, digest, settings, classes, tenants, pools, open_windows } = stored;
-        let bare = Self { version, digest, settings, ..Self::default() };
-        let whole = bare.with_classes(classes)?.with_tenants(tenants)?.with_pools(pools)?;
+        let StoredPolicy {
+            version,
+            digest,
+            settings,
+            classes,
+            tenants,
+            pools,
+            open_windows,
+        } = stored;
+        let bare = Self {
+            version,
+            digest,
+            settings,
+            ..Self::default()
+        };
+        let whole = bare
+            .with_classes(classes)?
+            .with_tenants(tenants)?
+            .with_pools(pools)?;
         Ok(whole.with_open_windows(open_windows))
     }
 }
@@ -46,6 +79,8 @@ impl Serialize for Digest {
 impl<'de> Deserialize<'de> for Digest {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        u64::from_str_radix(&text, 16).map(Self).map_err(de::Error::custom)
+        u64::from_str_radix(&text, 16)
+            .map(Self)
+            .map_err(de::Error::custom)
     }
 }

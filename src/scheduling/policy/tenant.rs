@@ -46,7 +46,10 @@ impl Tenant {
     pub fn named(name: &str, namespaces: &[&str]) -> Self {
         Self {
             name: name.into(),
-            namespaces: namespaces.iter().map(|&namespace| namespace.into()).collect(),
+            namespaces: namespaces
+                .iter()
+                .map(|&namespace| namespace.into())
+                .collect(),
             namespace_selector: None,
             guarantee: TenantUsage::default(),
             limit: TenantLimit::default(),
@@ -63,7 +66,11 @@ impl Tenant {
             Borrowing::Allowed => self.limit,
             Borrowing::Never => TenantLimit {
                 vram: Some(self.limit.vram.map_or(vram, |limit| limit.min(vram))),
-                milli_gpus: Some(self.limit.milli_gpus.map_or(milli_gpus, |limit| limit.min(milli_gpus))),
+                milli_gpus: Some(
+                    self.limit
+                        .milli_gpus
+                        .map_or(milli_gpus, |limit| limit.min(milli_gpus)),
+                ),
             },
         }
     }
@@ -75,8 +82,8 @@ impl Tenant {
             0 => 0,
             whole => (u128::from(part) * 1_000_000 / u128::from(whole)) as u64,
         };
-        let dominant =
-            millionths(borrowed.vram.0, whole.vram.0).max(millionths(borrowed.milli_gpus, whole.milli_gpus));
+        let dominant = millionths(borrowed.vram.0, whole.vram.0)
+            .max(millionths(borrowed.milli_gpus, whole.milli_gpus));
         dominant / u64::from(self.weight.max(1))
     }
 }

@@ -7,7 +7,12 @@ use crate::vocabulary::headroom::Headroom;
 
 fn class_of(priority: i32, priority_class: &str, sharing: Sharing) -> String {
     let policy = Policy::default();
-    let pod = PodTraits { priority, priority_class: priority_class.into(), sharing, ..PodTraits::default() };
+    let pod = PodTraits {
+        priority,
+        priority_class: priority_class.into(),
+        sharing,
+        ..PodTraits::default()
+    };
     policy.class(policy.classify(&pod).class).name.clone()
 }
 
@@ -22,57 +27,141 @@ fn the_default_classes_follow_what_a_pod_shows() {
 
 #[test]
 fn a_policy_without_a_last_resort_is_refused() {
-    let matches = Match { namespaces: vec!["jobs".into()], ..Match::default() };
-    let only_jobs = Class { matches, ..Class::named("jobs") };
+    let matches = Match {
+        namespaces: vec!["jobs".into()],
+        ..Match::default()
+    };
+    let only_jobs = Class {
+        matches,
+        ..Class::named("jobs")
+    };
     let refused = Policy::default().with_classes(vec![only_jobs]);
-    assert_eq!(refused, Err(PolicyError::NoCatchAll { last: "jobs".into() }));
+    assert_eq!(
+        refused,
+        Err(PolicyError::NoCatchAll {
+            last: "jobs".into()
+        })
+    );
 }
 
 #[test]
 fn names_that_lead_nowhere_or_two_ways_are_refused() {
-    let lonely = Class { shares_with: Some(vec!["nobody".into()]), ..Class::named("lonely") };
+    let lonely = Class {
+        shares_with: Some(vec!["nobody".into()]),
+        ..Class::named("lonely")
+    };
     let refused = Policy::default().with_classes(vec![lonely]);
-    assert_eq!(refused, Err(PolicyError::UnknownClass { name: "nobody".into() }));
+    assert_eq!(
+        refused,
+        Err(PolicyError::UnknownClass {
+            name: "nobody".into()
+        })
+    );
     let twins = vec![Class::named("twin"), Class::named("twin")];
     let refused = Policy::default().with_classes(twins);
-    assert_eq!(refused, Err(PolicyError::SameName { what: "classes", name: "twin".into() }));
+    assert_eq!(
+        refused,
+        Err(PolicyError::SameName {
+            what: "classes",
+            name: "twin".into()
+        })
+    );
     let tenants = vec![Tenant::named("a", &["x"]), Tenant::named("b", &["x"])];
     let refused = Policy::default().with_tenants(tenants);
-    assert_eq!(refused, Err(PolicyError::SharedNamespace { namespace: "x".into() }));
+    assert_eq!(
+        refused,
+        Err(PolicyError::SharedNamespace {
+            namespace: "x".into()
+        })
+    );
 }
 
 #[test]
 fn two_classes_share_a_gpu_only_if_both_agree() {
     let open = Class::named("open");
-    let picky = Class { shares_with: Some(vec!["open".into()]), ..Class::named("picky") };
-    let alone = Class { shares_with: Some(vec![]), ..Class::named("alone") };
+    let picky = Class {
+        shares_with: Some(vec!["open".into()]),
+        ..Class::named("picky")
+    };
+    let alone = Class {
+        shares_with: Some(vec![]),
+        ..Class::named("alone")
+    };
     let all = vec![open, picky, alone];
-    let class_exclusions =
-        |class: usize, other: usize| terms(&all[class], &all).class_exclusions.contains(ClassId::at(other));
+    let class_exclusions = |class: usize, other: usize| {
+        terms(&all[class], &all)
+            .class_exclusions
+            .contains(ClassId::at(other))
+    };
     assert_eq!(
-        [class_exclusions(0, 0), class_exclusions(0, 1), class_exclusions(0, 2)],
+        [
+            class_exclusions(0, 0),
+            class_exclusions(0, 1),
+            class_exclusions(0, 2)
+        ],
         [false, false, true]
     );
-    assert_eq!([class_exclusions(1, 0), class_exclusions(1, 1), class_exclusions(1, 2)], [false, true, true]);
-    assert_eq!([class_exclusions(2, 0), class_exclusions(2, 1), class_exclusions(2, 2)], [true, true, true]);
+    assert_eq!(
+        [
+            class_exclusions(1, 0),
+            class_exclusions(1, 1),
+            class_exclusions(1, 2)
+        ],
+        [false, true, true]
+    );
+    assert_eq!(
+        [
+            class_exclusions(2, 0),
+            class_exclusions(2, 1),
+            class_exclusions(2, 2)
+        ],
+        [true, true, true]
+    );
 }
 
 #[test]
 fn headroom_follows_the_longest_part_of_the_models_name() {
     let percent = |n| Percent::new(n).unwrap();
-    let models =
-        [("a100", percent(8)), ("a100-sxm4-80gb", percent(6))].map(|(k, v)| (k.to_owned(), v)).into();
-    let headroom = Headroom { default: percent(10), models };
+    let models = [("a100", percent(8)), ("a100-sxm4-80gb", percent(6))]
+        .map(|(k, v)| (k.to_owned(), v))
+        .into();
+    let headroom = Headroom {
+        default: percent(10),
+        models,
+    };
     let of = |name: &str| headroom.of(&GpuModel::parse(name).unwrap()).get();
-    assert_eq!([of("NVIDIA-A100-SXM4-80GB"), of("NVIDIA-A100-PCIE-40GB"), of("NVIDIA-H100")], [6, 8, 10]);
+    assert_eq!(
+        [
+            of("NVIDIA-A100-SXM4-80GB"),
+            of("NVIDIA-A100-PCIE-40GB"),
+            of("NVIDIA-H100")
+        ],
+        [6, 8, 10]
+    );
 }
 
 #[test]
 fn of_two_borrowers_the_one_with_more_of_what_is_scarce_for_its_weight_has_the_larger_share() {
-    let whole = TenantUsage { vram: crate::units::Bytes::gib(1000), milli_gpus: 10_000 };
-    let used = |gib, milli_gpus| TenantUsage { vram: crate::units::Bytes::gib(gib), milli_gpus };
-    let tenant = Tenant { guarantee: used(100, 1000), ..Tenant::named("a", &[]) };
+    let whole = TenantUsage {
+        vram: crate::units::Bytes::gib(1000),
+        milli_gpus: 10_000,
+    };
+    let used = |gib, milli_gpus| TenantUsage {
+        vram: crate::units::Bytes::gib(gib),
+        milli_gpus,
+    };
+    let tenant = Tenant {
+        guarantee: used(100, 1000),
+        ..Tenant::named("a", &[])
+    };
     assert_eq!(tenant.dominant_share(used(100, 1000), whole), 0);
     assert_eq!(tenant.dominant_share(used(200, 4000), whole), 300_000);
-    assert_eq!(Tenant { weight: 3, ..tenant }.dominant_share(used(200, 4000), whole), 100_000);
+    assert_eq!(
+        Tenant {
+            weight: 3,
+            ..tenant
+        }
+        .dominant_share(used(200, 4000), whole),
+        100_000
+    );
 }

@@ -86,7 +86,10 @@ impl Weekdays {
         for day in (0..7).filter(|day| self.contains(*day)) {
             match ranges.last_mut().filter(|range| range.last + 1 == day) {
                 Some(range) => range.last = day,
-                None => ranges.push(DayRange { first: day, last: day }),
+                None => ranges.push(DayRange {
+                    first: day,
+                    last: day,
+                }),
             }
         }
         ranges
@@ -136,19 +139,29 @@ impl JsonSchema for Weekdays {
 impl DayRange {
     /// `mon`, or `fri-mon`, which goes over the end of the week.
     pub fn parse(text: &str) -> Result<Self, Malformed> {
-        let day = |name: &str| NAMES.iter().position(|known| *known == name).map(|day| day as u8);
+        let day = |name: &str| {
+            NAMES
+                .iter()
+                .position(|known| *known == name)
+                .map(|day| day as u8)
+        };
         let range = match text.split_once('-') {
             Some((first, last)) => day(first).zip(day(last)),
             None => day(text).map(|day| (day, day)),
         };
-        range.map(|(first, last)| Self { first, last }).ok_or_else(|| {
-            let long = text.get(..3).map(str::to_ascii_lowercase).filter(|short| day(short).is_some());
-            let help = match long.filter(|_| !text.contains('-')) {
-                Some(short) => format!("did you mean `{short}`?"),
-                None => format!("write {}, or a range such as `mon-fri`", NAMES.join(", ")),
-            };
-            Malformed::new("no weekday", help)
-        })
+        range
+            .map(|(first, last)| Self { first, last })
+            .ok_or_else(|| {
+                let long = text
+                    .get(..3)
+                    .map(str::to_ascii_lowercase)
+                    .filter(|short| day(short).is_some());
+                let help = match long.filter(|_| !text.contains('-')) {
+                    Some(short) => format!("did you mean `{short}`?"),
+                    None => format!("write {}, or a range such as `mon-fri`", NAMES.join(", ")),
+                };
+                Malformed::new("no weekday", help)
+            })
     }
 
     /// Counted from Monday, in the order of the range.
@@ -166,7 +179,11 @@ impl DayRange {
 impl fmt::Display for DayRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(Self::name_of(self.first))?;
-        if self.first == self.last { Ok(()) } else { write!(f, "-{}", Self::name_of(self.last)) }
+        if self.first == self.last {
+            Ok(())
+        } else {
+            write!(f, "-{}", Self::name_of(self.last))
+        }
     }
 }
 
@@ -189,12 +206,13 @@ impl TimeOfDay {
     /// `06:00`; `24:00` is the end of the day.
     pub fn parse(text: &str) -> Result<Self, Malformed> {
         let digits = |part: &str| {
-            let is_number = (1..=2).contains(&part.len()) && part.bytes().all(|c| c.is_ascii_digit());
+            let is_number =
+                (1..=2).contains(&part.len()) && part.bytes().all(|c| c.is_ascii_digit());
             part.parse::<u16>().ok().filter(|_| is_number)
         };
-        let parts = text
-            .split_once(':')
-            .and_then(|(hours, minutes)| digits(hours).zip(digits(minutes).filter(|_| minutes.len() == 2)));
+        let parts = text.split_once(':').and_then(|(hours, minutes)| {
+            digits(hours).zip(digits(minutes).filter(|_| minutes.len() == 2))
+        });
         let help = "write hours and minutes from \"00:00\" to \"24:00\", such as \"20:00\"";
         let (hours, minutes) = parts.ok_or_else(|| Malformed::new("no time of day", help))?;
         let is_one = hours < 24 && minutes < 60 || (hours, minutes) == (24, 0);
@@ -239,14 +257,20 @@ mod tests {
         for text in ["", "Monday", "mon-", "-mon", "mon-fry", "1", "mon - fri"] {
             assert!(DayRange::parse(text).is_err(), "{text:?}");
         }
-        assert_eq!(DayRange::parse("Monday").unwrap_err().help, "did you mean `mon`?");
+        assert_eq!(
+            DayRange::parse("Monday").unwrap_err().help,
+            "did you mean `mon`?"
+        );
     }
 
     #[test]
     fn days_are_written_in_one_way_however_they_were_said() {
         let said = |text: &str| serde_json::from_str::<Weekdays>(text).unwrap();
         let written = |days: Weekdays| serde_json::to_string(&days).unwrap();
-        assert_eq!(written(said(r#"["sat","mon-wed","thu"]"#)), r#"["mon-thu","sat"]"#);
+        assert_eq!(
+            written(said(r#"["sat","mon-wed","thu"]"#)),
+            r#"["mon-thu","sat"]"#
+        );
         assert_eq!(written(said(r#"["fri-mon"]"#)), r#"["mon","fri-sun"]"#);
         assert_eq!(said(r#"["fri-mon"]"#), said(r#"["mon","fri-sun"]"#));
     }
@@ -254,8 +278,13 @@ mod tests {
     #[test]
     fn a_time_of_day_has_hours_and_minutes() {
         let minutes = |text: &str| TimeOfDay::parse(text).map(TimeOfDay::minutes);
-        assert_eq!((minutes("00:00"), minutes("6:05"), minutes("24:00")), (Ok(0), Ok(365), Ok(DAY)));
-        for text in ["24:01", "25:00", "12:60", "12", "12:5", "12:00:00", "8pm", "+1:00", "-1:00", ""] {
+        assert_eq!(
+            (minutes("00:00"), minutes("6:05"), minutes("24:00")),
+            (Ok(0), Ok(365), Ok(DAY))
+        );
+        for text in [
+            "24:01", "25:00", "12:60", "12", "12:5", "12:00:00", "8pm", "+1:00", "-1:00", "",
+        ] {
             assert!(minutes(text).is_err(), "{text:?}");
         }
     }

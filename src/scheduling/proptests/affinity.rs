@@ -25,22 +25,37 @@ fn model(name: &str) -> ModelId {
 
 /// Engines of two models in two namespaces, on any GPUs.
 fn engine() -> impl Strategy<Value = ReusableEngine> {
-    let level = prop_oneof![Just(SleepLevel::WeightsOffloaded), Just(SleepLevel::WeightsDiscarded)];
-    (0u8..3, 0u8..4, prop::collection::vec(0usize..8, 1..4), level).prop_map(
-        |(of_model, namespace, places, level)| ReusableEngine {
+    let level = prop_oneof![
+        Just(SleepLevel::WeightsOffloaded),
+        Just(SleepLevel::WeightsDiscarded)
+    ];
+    (
+        0u8..3,
+        0u8..4,
+        prop::collection::vec(0usize..8, 1..4),
+        level,
+    )
+        .prop_map(|(of_model, namespace, places, level)| ReusableEngine {
             model: model(if of_model > 0 { "own" } else { "other" }),
-            namespace: if namespace > 0 { "default".into() } else { "elsewhere".into() },
+            namespace: if namespace > 0 {
+                "default".into()
+            } else {
+                "elsewhere".into()
+            },
             gpus: places.into_iter().collect(),
             level,
-        },
-    )
+        })
 }
 
 fn own_demand() -> impl Strategy<Value = Demand> {
     demand().prop_map(|demand| {
         let mut traits = (*demand.traits).clone();
         traits.namespace = "default".into();
-        Demand { model: Some(model("own")), traits: traits.into(), ..demand }
+        Demand {
+            model: Some(model("own")),
+            traits: traits.into(),
+            ..demand
+        }
     })
 }
 

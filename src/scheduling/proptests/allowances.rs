@@ -4,7 +4,9 @@
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::ledger::eviction_allowance::LimitedBecause;
 use crate::ledger::{Ledger, ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
-use crate::planning::{Plan, PlanBounds, PlanStep, PlannedPlacement, WaitReason, plan, plan_within};
+use crate::planning::{
+    Plan, PlanBounds, PlanStep, PlannedPlacement, WaitReason, plan, plan_within,
+};
 use crate::policy::{EvictionRates, Policy, Tenant};
 use crate::testkit::{demand_of, gpu_at, in_namespace, key, roomy, uid, unit_gpu};
 use crate::units::{Millis, Moment};
@@ -38,7 +40,10 @@ struct RateLimitedCluster {
     earlier: Vec<usize>,
 }
 
-fn pod(vram: std::ops::Range<u64>, priority: std::ops::Range<i32>) -> impl Strategy<Value = RatedPod> {
+fn pod(
+    vram: std::ops::Range<u64>,
+    priority: std::ops::Range<i32>,
+) -> impl Strategy<Value = RatedPod> {
     (vram, 1u32..3, priority, 0usize..3).prop_map(|(vram, gpus, priority, namespace)| RatedPod {
         vram,
         gpus,
@@ -89,26 +94,49 @@ impl AllowanceFixture {
         let mut policy = Policy::default();
         policy.preemption.evictions_per_minute = world.rates;
         if world.has_tenants {
-            let tenants = NAMESPACES[..2].iter().map(|name| Tenant::named(name, &[name]));
+            let tenants = NAMESPACES[..2]
+                .iter()
+                .map(|name| Tenant::named(name, &[name]));
             policy = policy.with_tenants(tenants.collect()).unwrap();
         }
         let mut ledger = Ledger::new(Arc::new(policy));
         ledger.set_now(Moment(10_000_000));
         for (n, gpus) in world.nodes.iter().enumerate() {
             ledger.set_node(&node(n), NodeKind::Stowage, None);
-            ledger.report_devices(&node(n), (0..*gpus).map(|g| unit_gpu(n as u8, g)).collect()).unwrap();
+            ledger
+                .report_devices(&node(n), (0..*gpus).map(|g| unit_gpu(n as u8, g)).collect())
+                .unwrap();
         }
-        let mut bench = Self { ledger, world, homes: BTreeMap::new(), earlier: Vec::new() };
+        let mut bench = Self {
+            ledger,
+            world,
+            homes: BTreeMap::new(),
+            earlier: Vec::new(),
+        };
         for (i, (pod, on, g)) in bench.world.residents.clone().iter().enumerate() {
             let on = *on % bench.world.nodes.len();
-            bench.settle(&format!("resident-{i}"), pod, on, *g % bench.world.nodes[on]);
+            bench.settle(
+                &format!("resident-{i}"),
+                pod,
+                on,
+                *g % bench.world.nodes[on],
+            );
         }
         for (i, pod) in bench.world.queue.clone().iter().enumerate() {
-            let waiting = ObservedWaiting { gate: SchedulingGate::Planned, ..ObservedWaiting::default() };
+            let waiting = ObservedWaiting {
+                gate: SchedulingGate::Planned,
+                ..ObservedWaiting::default()
+            };
             bench.see(&format!("waits-{i}"), pod, ObservedPhase::Waiting(waiting));
         }
-        let earlier = bench.world.earlier.iter().map(|i| uid(&format!("resident-{i}")));
-        bench.earlier = earlier.filter(|uid| bench.homes.contains_key(uid)).collect();
+        let earlier = bench
+            .world
+            .earlier
+            .iter()
+            .map(|i| uid(&format!("resident-{i}")));
+        bench.earlier = earlier
+            .filter(|uid| bench.homes.contains_key(uid))
+            .collect();
         bench.ledger.note_ordered(&bench.earlier);
         bench.ledger.set_now(Moment(10_010_000));
         bench
@@ -116,13 +144,26 @@ impl AllowanceFixture {
 
     /// Puts a resident on one GPU, if it fits.
     fn settle(&mut self, name: &str, pod: &RatedPod, on: usize, g: u32) {
-        let pod = RatedPod { gpus: 1, ..pod.clone() };
-        if !self.ledger.node(&node(on)).unwrap().gpus[g as usize].has_free_vram(&self.demand(&pod)) {
+        let pod = RatedPod {
+            gpus: 1,
+            ..pod.clone()
+        };
+        if !self.ledger.node(&node(on)).unwrap().gpus[g as usize].has_free_vram(&self.demand(&pod))
+        {
             return;
         }
         let devices = Some(Arc::from([gpu_at(on, g)]));
         let ran = Some(Millis::seconds(900));
-        self.see(name, &pod, ObservedPhase::Bound { node: node(on), devices, starting: false, ran });
+        self.see(
+            name,
+            &pod,
+            ObservedPhase::Bound {
+                node: node(on),
+                devices,
+                starting: false,
+                ran,
+            },
+        );
         self.homes.insert(uid(name), (on, pod.namespace));
     }
 
@@ -134,7 +175,13 @@ impl AllowanceFixture {
     fn see(&mut self, name: &str, pod: &RatedPod, state: ObservedPhase) {
         let key = key(name);
         let demand = self.demand(pod);
-        self.ledger.see(PodObservation { uid: uid(name), key, demand, state, observed: None });
+        self.ledger.see(PodObservation {
+            uid: uid(name),
+            key,
+            demand,
+            state,
+            observed: None,
+        });
     }
 
     fn plan(&mut self) -> Vec<PlanStep> {
@@ -152,16 +199,26 @@ impl AllowanceFixture {
         scopes
     }
 
-    fn count<'a>(&self, victims: impl IntoIterator<Item = &'a PodUid>) -> BTreeMap<CountedScope, u32> {
+    fn count<'a>(
+        &self,
+        victims: impl IntoIterator<Item = &'a PodUid>,
+    ) -> BTreeMap<CountedScope, u32> {
         let mut counts = BTreeMap::new();
-        for scope in victims.into_iter().flat_map(|victim| self.scopes_of(victim)) {
+        for scope in victims
+            .into_iter()
+            .flat_map(|victim| self.scopes_of(victim))
+        {
             *counts.entry(scope).or_default() += 1;
         }
         counts
     }
 
     fn limit(&self, scope: &CountedScope) -> u32 {
-        let EvictionRates { cluster, node, tenant } = self.world.rates;
+        let EvictionRates {
+            cluster,
+            node,
+            tenant,
+        } = self.world.rates;
         match scope.0 {
             "cluster" => cluster,
             "node" => node,
@@ -170,7 +227,11 @@ impl AllowanceFixture {
     }
 
     /// Whether so many more may be evicted in each scope: within what is left of its limit, or as the only ones.
-    fn is_within(&self, set: &BTreeMap<CountedScope, u32>, used: &BTreeMap<CountedScope, u32>) -> bool {
+    fn is_within(
+        &self,
+        set: &BTreeMap<CountedScope, u32>,
+        used: &BTreeMap<CountedScope, u32>,
+    ) -> bool {
         set.iter().all(|(scope, wanted)| {
             let (limit, used) = (self.limit(scope), used.get(scope).copied().unwrap_or(0));
             used + wanted <= limit || (used == 0 && limit > 0)
@@ -183,13 +244,22 @@ impl AllowanceFixture {
         let preemptor = self.ledger.preemptor(waiting);
         let mut sets = Vec::new();
         for (n, count) in self.world.nodes.iter().enumerate() {
-            let here: Vec<&PodUid> =
-                self.homes.iter().filter(|(_, (on, _))| *on == n).map(|(uid, _)| uid).collect();
+            let here: Vec<&PodUid> = self
+                .homes
+                .iter()
+                .filter(|(_, (on, _))| *on == n)
+                .map(|(uid, _)| uid)
+                .collect();
             for chosen in (0u32..1 << count).filter(|chosen| chosen.count_ones() == gpus) {
-                let devices: Arc<[GpuUuid]> =
-                    (0..*count).filter(|g| chosen & (1 << g) != 0).map(|g| gpu_at(n, g)).collect();
+                let devices: Arc<[GpuUuid]> = (0..*count)
+                    .filter(|g| chosen & (1 << g) != 0)
+                    .map(|g| gpu_at(n, g))
+                    .collect();
                 for leaving in 0u32..1 << here.len() {
-                    let leaves = here.iter().enumerate().filter(|(i, _)| leaving & (1 << i) != 0);
+                    let leaves = here
+                        .iter()
+                        .enumerate()
+                        .filter(|(i, _)| leaving & (1 << i) != 0);
                     let victims: Vec<PodUid> = leaves.map(|(_, uid)| (*uid).clone()).collect();
                     let reservation = Reservation {
                         node: node(n),
@@ -197,7 +267,11 @@ impl AllowanceFixture {
                         victims: victims.clone().into(),
                         deadline: self.ledger.now() + Millis::seconds(60),
                     };
-                    if self.ledger.check_reservation(&preemptor, waiting, &reservation).is_ok() {
+                    if self
+                        .ledger
+                        .check_reservation(&preemptor, waiting, &reservation)
+                        .is_ok()
+                    {
                         sets.push(victims);
                     }
                 }
@@ -208,10 +282,16 @@ impl AllowanceFixture {
 
     fn put_into_force(&mut self, steps: &[PlanStep]) -> Vec<PlannedPlacement> {
         let mut places = Vec::new();
-        for place in
-            steps.iter().flat_map(|step| if let PlanStep::Place(places) = step { &places[..] } else { &[] })
-        {
-            place.take(&mut self.ledger).expect("what was planned can be held");
+        for place in steps.iter().flat_map(|step| {
+            if let PlanStep::Place(places) = step {
+                &places[..]
+            } else {
+                &[]
+            }
+        }) {
+            place
+                .take(&mut self.ledger)
+                .expect("what was planned can be held");
             self.ledger.note_ordered(&place.reservation.victims);
             places.push(place.clone());
         }

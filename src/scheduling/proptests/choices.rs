@@ -24,59 +24,89 @@ use crate::vocabulary::spare::SpareSet;
 use proptest::prelude::*;
 
 pub(super) fn gpu() -> impl Strategy<Value = Gpu> {
-    let health =
-        prop_oneof![6 => Just(Health::Healthy), 1 => Just(Health::Draining), 1 => Just(Health::Lost)];
+    let health = prop_oneof![6 => Just(Health::Healthy), 1 => Just(Health::Draining), 1 => Just(Health::Lost)];
     let engine_load = (prop::option::of(0u8..=100), prop::option::of(0u32..50))
         .prop_map(|(kv, queue)| EngineLoad::of(kv.and_then(Percent::new), queue));
-    let engine_load =
-        prop_oneof![3 => Just(EngineLoad::NONE), 1 => Just(EngineLoad::default()), 3 => engine_load];
+    let engine_load = prop_oneof![3 => Just(EngineLoad::NONE), 1 => Just(EngineLoad::default()), 3 => engine_load];
     let rarely = || proptest::bool::weighted(0.2);
-    let flags = (any::<bool>(), rarely(), rarely(), rarely(), (rarely(), rarely(), rarely()));
+    let flags = (
+        any::<bool>(),
+        rarely(),
+        rarely(),
+        rarely(),
+        (rarely(), rarely(), rarely()),
+    );
     let taken = prop_oneof![3 => Just(0u64), 1 => 0u64..90];
     let island = prop::option::of(0u8..2);
-    (0u64..80, 0u64..80, 0u64..40, 0u16..3, flags, health, (engine_load, island), taken).prop_map(
-        |(
-            capacity,
-            charged,
-            softly_reserved,
-            tenants,
-            (
-                exclusive,
-                slice,
-                starting,
-                engine_softly_reserved,
-                (is_barred, is_hint_barred, exclusive_process),
-            ),
-            health,
-            (engine_load, island),
-            taken,
-        )| Gpu {
-            capacity: Bytes(capacity),
-            charged: Bytes(if tenants == 0 { 0 } else { charged.min(capacity) }),
-            softly_reserved: Bytes(softly_reserved),
-            engine_softly_reserved,
-            excluded_by_soft_reservations: if is_hint_barred { ClassSet::ALL } else { ClassSet::NONE },
-            tenants,
-            exclusive: exclusive && tenants == 1,
-            starting,
-            unaccounted_vram: Bytes(taken),
-            lendable: Bytes::ZERO,
-            lends_below: 0,
-            engine_load,
-            excluded_classes: if is_barred && tenants > 0 { ClassSet::ALL } else { ClassSet::NONE },
-            slice,
-            island,
-            health,
-            exclusive_process,
-            spare: SpareSet::NONE,
-            traits: Default::default(),
-        },
+    (
+        0u64..80,
+        0u64..80,
+        0u64..40,
+        0u16..3,
+        flags,
+        health,
+        (engine_load, island),
+        taken,
     )
+        .prop_map(
+            |(
+                capacity,
+                charged,
+                softly_reserved,
+                tenants,
+                (
+                    exclusive,
+                    slice,
+                    starting,
+                    engine_softly_reserved,
+                    (is_barred, is_hint_barred, exclusive_process),
+                ),
+                health,
+                (engine_load, island),
+                taken,
+            )| Gpu {
+                capacity: Bytes(capacity),
+                charged: Bytes(if tenants == 0 {
+                    0
+                } else {
+                    charged.min(capacity)
+                }),
+                softly_reserved: Bytes(softly_reserved),
+                engine_softly_reserved,
+                excluded_by_soft_reservations: if is_hint_barred {
+                    ClassSet::ALL
+                } else {
+                    ClassSet::NONE
+                },
+                tenants,
+                exclusive: exclusive && tenants == 1,
+                starting,
+                unaccounted_vram: Bytes(taken),
+                lendable: Bytes::ZERO,
+                lends_below: 0,
+                engine_load,
+                excluded_classes: if is_barred && tenants > 0 {
+                    ClassSet::ALL
+                } else {
+                    ClassSet::NONE
+                },
+                slice,
+                island,
+                health,
+                exclusive_process,
+                spare: SpareSet::NONE,
+                traits: Default::default(),
+            },
+        )
 }
 
 pub(super) fn node(name: &str, gpus: Vec<Gpu>) -> Node {
     let name = NodeName::parse(name).unwrap();
-    Node { gpus: gpus.into(), freshness: Freshness::Fresh, ..Node::named(name) }
+    Node {
+        gpus: gpus.into(),
+        freshness: Freshness::Fresh,
+        ..Node::named(name)
+    }
 }
 
 /// Every set of exactly `size` of the first `n` indices.
@@ -127,12 +157,21 @@ fn load_by_definition(gpu: &Gpu, demand: &Demand) -> (u64, u64) {
     let near = |(limit, measured): (Option<u32>, Option<u32>)| match (limit, measured) {
         (None, _) => 0.0,
         (Some(_), None) => 854.0,
-        (Some(limit), Some(measured)) => (f64::from(measured) / f64::from(limit) * 1000.0).ceil().min(1000.0),
+        (Some(limit), Some(measured)) => (f64::from(measured) / f64::from(limit) * 1000.0)
+            .ceil()
+            .min(1000.0),
     };
     let has_limit = parts.iter().any(|(limit, _)| limit.is_some());
-    let some_are_silent = if gpu.engine_load.partial && has_limit { 854.0 } else { 0.0 };
+    let some_are_silent = if gpu.engine_load.partial && has_limit {
+        854.0
+    } else {
+        0.0
+    };
     let nearest = parts.into_iter().map(near).fold(some_are_silent, f64::max);
-    (((nearest - 500.0).max(0.0).powi(2) / 250.0) as u64, nearest as u64)
+    (
+        ((nearest - 500.0).max(0.0).powi(2) / 250.0) as u64,
+        nearest as u64,
+    )
 }
 
 proptest! {
@@ -247,11 +286,25 @@ proptest! {
 fn a_refusal_phrase_never_contains_a_figure() {
     let misfits = [
         Misfit::NoGpus,
-        Misfit::InsufficientVram { per_gpu: Bytes(7), asked: 3, fitting: 1, most_free: Bytes(5) },
-        Misfit::TooLarge { per_gpu: Bytes(7), asked: 3, large_enough: 1, largest: Bytes(5) },
+        Misfit::InsufficientVram {
+            per_gpu: Bytes(7),
+            asked: 3,
+            fitting: 1,
+            most_free: Bytes(5),
+        },
+        Misfit::TooLarge {
+            per_gpu: Bytes(7),
+            asked: 3,
+            large_enough: 1,
+            largest: Bytes(5),
+        },
         Misfit::VictimsLeaving { remaining: 4 },
     ];
-    assert!(misfits.iter().all(|misfit| !misfit.phrase().contains(|c: char| c.is_ascii_digit())));
+    assert!(
+        misfits
+            .iter()
+            .all(|misfit| !misfit.phrase().contains(|c: char| c.is_ascii_digit()))
+    );
 }
 
 #[test]
@@ -262,9 +315,16 @@ fn a_pods_own_reservation_goes_before_a_better_node_and_one_that_did_not_just_fa
         gpu
     };
     let (demand, policy) = (demand_of(10, 1, Sharing::Shared, 0), Policy::default());
-    let snapshot = Snapshot::new(1, 1, vec![node("tight", vec![gpu(60)]), node("roomy", vec![gpu(1)])]);
+    let snapshot = Snapshot::new(
+        1,
+        1,
+        vec![node("tight", vec![gpu(60)]), node("roomy", vec![gpu(1)])],
+    );
     let roomy = NodeName::parse("roomy").unwrap();
-    let reserved_placement = ReservedPlacement { node: &roomy, verdict: Ok(GpuSet::one(0)) };
+    let reserved_placement = ReservedPlacement {
+        node: &roomy,
+        verdict: Ok(GpuSet::one(0)),
+    };
     let best = |reserved_placement: Option<ReservedPlacement<'_>>| {
         let attempt = ScheduleAttempt {
             limit: 1,

@@ -24,15 +24,26 @@ fn gpu(kv: u8, queue: u32) -> Gpu {
 
 fn node(name: &str, gpus: Vec<Gpu>) -> Node {
     let name = NodeName::parse(name).unwrap();
-    Node { gpus: gpus.into(), freshness: Freshness::Fresh, ..Node::named(name) }
+    Node {
+        gpus: gpus.into(),
+        freshness: Freshness::Fresh,
+        ..Node::named(name)
+    }
 }
 
 #[test]
 fn of_gpus_with_equal_vram_at_66_and_2_percent_the_emptier_cache_wins() {
     // A serving pod: it joins no GPU with a KV cache above 90 %.
     let (policy, demand) = (Policy::default(), demand_of(10, 1, Sharing::Shared, 0));
-    assert_eq!(best_fit(&[gpu(66, 0), gpu(2, 0)], &demand), Some(GpuSet::one(1)));
-    let snapshot = Snapshot::new(1, 1, vec![node("a", vec![gpu(66, 0)]), node("b", vec![gpu(2, 0)])]);
+    assert_eq!(
+        best_fit(&[gpu(66, 0), gpu(2, 0)], &demand),
+        Some(GpuSet::one(1))
+    );
+    let snapshot = Snapshot::new(
+        1,
+        1,
+        vec![node("a", vec![gpu(66, 0)]), node("b", vec![gpu(2, 0)])],
+    );
     let attempt = ScheduleAttempt::unreserved(&policy);
     let best = shortlist(&snapshot, &demand, ["a", "b"].into_iter(), attempt).best;
     assert_eq!(best.first().map(|candidate| candidate.node), Some(1));
@@ -44,7 +55,10 @@ fn nearness((kv, queue): (u8, u32)) -> f64 {
 }
 
 fn loads(count: std::ops::Range<usize>) -> impl Strategy<Value = Vec<(u8, u32)>> {
-    prop::collection::vec((0u8..=90, prop_oneof![3 => Just(0u32), 1 => 0u32..=32]), count)
+    prop::collection::vec(
+        (0u8..=90, prop_oneof![3 => Just(0u32), 1 => 0u32..=32]),
+        count,
+    )
 }
 
 proptest! {

@@ -116,15 +116,24 @@ fn an_engine_sleeps_its_vram_is_borrowed_and_given_back_before_it_wakes() {
     world.happens(&Step::Bind(10, true));
     assert!(world.records[&10].borrows);
     world.happens(&Step::Bind(11, true));
-    assert!(!world.records[&11].borrows && world.records[&11].devices.is_some(), "what is free is not lent");
+    assert!(
+        !world.records[&11].borrows && world.records[&11].devices.is_some(),
+        "what is free is not lent"
+    );
     world.happens(&Step::Ask(0));
     world.watch(0);
     world.plan();
-    assert!(world.records[&10].leaving && world.writes.is_empty(), "it is not told before the room is free");
+    assert!(
+        world.records[&10].leaving && world.writes.is_empty(),
+        "it is not told before the room is free"
+    );
     world.happens(&Step::End(10));
     world.settle();
     world.plan();
-    assert!(world.writes.is_empty(), "the driver has not given the memory back");
+    assert!(
+        world.writes.is_empty(),
+        "the driver has not given the memory back"
+    );
     world.happens(&Step::Free(10));
     world.settle();
     world.plan();
@@ -156,7 +165,9 @@ fn an_engine_that_wakes_without_asking_is_named_once_and_its_loan_ends() {
 fn assert_at_most_in_an_hour(most: usize, evicted: &[Moment]) {
     assert!(evicted.len() > 4, "{evicted:?}");
     for (first, at) in evicted.iter().enumerate() {
-        let within = evicted[first..].iter().filter(|later| later.since(*at) < Millis::seconds(3600));
+        let within = evicted[first..]
+            .iter()
+            .filter(|later| later.since(*at) < Millis::seconds(3600));
         assert!(within.count() <= most, "{evicted:?}");
     }
 }
@@ -166,7 +177,10 @@ fn evicted_by_an_engine_that_flaps(after: Millis) -> Vec<Moment> {
     let mut world = World::new(true);
     let mut policy = policy(true);
     policy.planning.lending.after = after;
-    world.apply(PolicySet { policy, prepared: None });
+    world.apply(PolicySet {
+        policy,
+        prepared: None,
+    });
     world.happens(&Step::Bind(0, true));
     world.happens(&Step::Bind(1, true));
     let mut evicted = Vec::new();
@@ -190,7 +204,8 @@ fn evicted_by_an_engine_that_flaps(after: Millis) -> Vec<Moment> {
 }
 
 #[test]
-fn an_engine_that_flaps_costs_its_borrowers_few_evictions_in_an_hour_however_short_its_sleep_may_be() {
+fn an_engine_that_flaps_costs_its_borrowers_few_evictions_in_an_hour_however_short_its_sleep_may_be()
+ {
     assert_at_most_in_an_hour(6, &evicted_by_an_engine_that_flaps(Millis::seconds(60)));
     assert_at_most_in_an_hour(13, &evicted_by_an_engine_that_flaps(Millis::default()));
 }
@@ -217,7 +232,10 @@ fn a_full_model_takes_back_what_its_sleeping_engine_lent_and_tells_it_nothing() 
     assert!(!world.records[&10].leaving, "it may be a spike");
     world.settle();
     world.plan();
-    assert!(world.records[&10].leaving && world.writes.is_empty(), "it has not asked");
+    assert!(
+        world.records[&10].leaving && world.writes.is_empty(),
+        "it has not asked"
+    );
     world.happens(&Step::End(10));
     world.happens(&Step::Free(10));
     // Not busy enough to begin, and not idle enough to end.
@@ -227,7 +245,10 @@ fn a_full_model_takes_back_what_its_sleeping_engine_lent_and_tells_it_nothing() 
         world.plan();
     }
     world.happens(&Step::Bind(10, true));
-    assert!(!world.records.contains_key(&10), "nothing is lent meanwhile");
+    assert!(
+        !world.records.contains_key(&10),
+        "nothing is lent meanwhile"
+    );
     assert!(world.writes.is_empty());
     // Its room is free when it asks.
     world.happens(&Step::Ask(0));
@@ -252,7 +273,10 @@ fn an_engine_lends_again_some_time_after_its_model_is_full_no_more() {
     world.happens(&Step::Free(10));
     world.settle();
     world.happens(&Step::Bind(10, true));
-    assert!(!world.records.contains_key(&10), "its next loan begins later than its first");
+    assert!(
+        !world.records.contains_key(&10),
+        "its next loan begins later than its first"
+    );
     world.settle();
     world.settle();
     world.happens(&Step::Bind(10, true));
@@ -264,12 +288,19 @@ fn a_load_that_jitters_evicts_borrowers_at_most_six_times_in_an_hour() {
     let mut world = lent_out();
     let mut policy = policy(true);
     policy.planning.lending.after = Millis::seconds(60);
-    world.apply(PolicySet { policy, prepared: None });
+    world.apply(PolicySet {
+        policy,
+        prepared: None,
+    });
     let mut evicted = Vec::new();
     let begin = world.cluster.now();
     while world.cluster.now().since(begin) < Millis::seconds(4 * 3600) {
         // The load rises as soon as the VRAM is borrowed, and falls as soon as it is not.
-        world.kv_cache = if world.records.contains_key(&10) { 97 } else { 20 };
+        world.kv_cache = if world.records.contains_key(&10) {
+            97
+        } else {
+            20
+        };
         for _ in 0..2 {
             world.settle();
             world.plan();
@@ -289,7 +320,10 @@ fn a_policy_without_it_waits_until_the_engine_asks() {
     let mut world = lent_out();
     let mut policy = policy(true);
     policy.planning.lending.reclaim_on_load = false;
-    world.apply(PolicySet { policy, prepared: None });
+    world.apply(PolicySet {
+        policy,
+        prepared: None,
+    });
     world.kv_cache = 97;
     for _ in 0..5 {
         world.settle();

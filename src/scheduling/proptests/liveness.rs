@@ -11,11 +11,13 @@ use crate::testkit::{LedgerCluster, demand_of, roomy, uid};
 use crate::units::{Millis, Moment};
 use crate::verbs::observe::PodDeleted;
 use crate::verbs::wait::{
-    EvictionRefused, EvictionsNotMade, NoPlacementFound, PodEvicted, ReleaseReservation, ReservePlaces,
-    TakePending,
+    EvictionRefused, EvictionsNotMade, NoPlacementFound, PodEvicted, ReleaseReservation,
+    ReservePlaces, TakePending,
 };
 use crate::vocabulary::demand::Sharing;
-use crate::vocabulary::disruption_info::{DisruptionInfo, ObservedDisruptionInfo, PodDeletion, PodHealth};
+use crate::vocabulary::disruption_info::{
+    DisruptionInfo, ObservedDisruptionInfo, PodDeletion, PodHealth,
+};
 use proptest::prelude::*;
 
 /// Of 80 GiB.
@@ -51,7 +53,13 @@ struct Victim {
 
 fn bad() -> impl Strategy<Value = Conduct> {
     use Conduct::{EndsLate, IsNotAnswered, IsRefused, IsRefusedAndChanges, Stays};
-    prop::sample::select(vec![IsRefused, IsRefusedAndChanges, IsNotAnswered, Stays, EndsLate])
+    prop::sample::select(vec![
+        IsRefused,
+        IsRefusedAndChanges,
+        IsNotAnswered,
+        Stays,
+        EndsLate,
+    ])
 }
 
 /// Pods that behave on one node, and others there and on the other nodes.
@@ -59,8 +67,16 @@ fn victims() -> impl Strategy<Value = Vec<Victim>> {
     let good = prop::collection::vec((12u64..=24, any::<bool>()), 1..=3);
     let others = prop::collection::vec((0usize..3, 12u64..=24, bad()), 0..=6);
     (good, others, 0usize..3).prop_map(|(good, others, home)| {
-        let goes = |from_a_year| if from_a_year { Conduct::GoesFromAYear } else { Conduct::Goes };
-        let good = good.into_iter().map(|(gib, from_a_year)| (home, gib, goes(from_a_year)));
+        let goes = |from_a_year| {
+            if from_a_year {
+                Conduct::GoesFromAYear
+            } else {
+                Conduct::Goes
+            }
+        };
+        let good = good
+            .into_iter()
+            .map(|(gib, from_a_year)| (home, gib, goes(from_a_year)));
         let mut free = [CAPACITY; 3];
         let fits = good.chain(others).filter(|(node, gib, _)| {
             let is_room = free[*node] >= *gib;
@@ -85,10 +101,19 @@ impl Victim {
     }
 
     fn show(&self, cluster: &mut LedgerCluster, health: PodHealth, grace: Option<Millis>) {
-        let leaving = grace.map(|grace| PodDeletion { asked_ago: Millis::default(), grace });
-        let disruption_info = DisruptionInfo { health, ..DisruptionInfo::default() };
-        let observed =
-            ObservedDisruptionInfo { disruption_info, leaving, ..ObservedDisruptionInfo::default() };
+        let leaving = grace.map(|grace| PodDeletion {
+            asked_ago: Millis::default(),
+            grace,
+        });
+        let disruption_info = DisruptionInfo {
+            health,
+            ..DisruptionInfo::default()
+        };
+        let observed = ObservedDisruptionInfo {
+            disruption_info,
+            leaving,
+            ..ObservedDisruptionInfo::default()
+        };
         let ran = Millis::seconds(if self.is_good() { 3000 } else { 60 });
         let demand = demand_of(self.gib << 30, 1, Sharing::Shared, -10);
         cluster.run(&self.name, (self.node, 0), demand, Some(ran), observed);
@@ -109,7 +134,11 @@ impl World {
         }
         // No other room than the victims'.
         for name in NODES {
-            let taken: u64 = victims.iter().filter(|one| one.node == name).map(|one| one.gib).sum();
+            let taken: u64 = victims
+                .iter()
+                .filter(|one| one.node == name)
+                .map(|one| one.gib)
+                .sum();
             let kept = demand_of((CAPACITY - taken) << 30, 1, Sharing::Shared, 1000);
             let observed = ObservedDisruptionInfo::default();
             cluster.run(&format!("kept-{name}"), (name, 0), kept, None, observed);
@@ -121,7 +150,10 @@ impl World {
     /// By sizes and conduct alone.
     fn could_be_free(&self, needed: u64) -> bool {
         let free = |name| {
-            let good = self.victims.iter().filter(|one| one.node == name && one.is_good());
+            let good = self
+                .victims
+                .iter()
+                .filter(|one| one.node == name && one.is_good());
             good.map(|one| one.gib).sum::<u64>()
         };
         NODES.into_iter().any(|name| free(name) >= needed)
@@ -136,7 +168,11 @@ impl World {
                 victim.ends = None;
                 self.cluster.apply(PodDeleted(uid(&victim.name)));
             } else if victim.conduct == Conduct::IsRefusedAndChanges {
-                let health = if second.is_multiple_of(2) { PodHealth::Ready } else { PodHealth::Unready };
+                let health = if second.is_multiple_of(2) {
+                    PodHealth::Ready
+                } else {
+                    PodHealth::Unready
+                };
                 victim.show(&mut self.cluster, health, None);
             }
         }
@@ -151,19 +187,34 @@ impl World {
     fn plan(&mut self) {
         let pending = self.cluster.apply(TakePending { limit: 8 });
         let generation = self.cluster.generation();
-        for step in plan(Ledger::clone(&self.cluster), &roomy(&self.cluster), &pending) {
+        for step in plan(
+            Ledger::clone(&self.cluster),
+            &roomy(&self.cluster),
+            &pending,
+        ) {
             match step {
                 PlanStep::Place(places) => {
-                    self.cluster.apply(ReservePlaces { places, generation }).unwrap();
+                    self.cluster
+                        .apply(ReservePlaces { places, generation })
+                        .unwrap();
                 }
-                PlanStep::Wait { uid, .. } => self.cluster.apply(NoPlacementFound { uid, generation }),
+                PlanStep::Wait { uid, .. } => {
+                    self.cluster.apply(NoPlacementFound { uid, generation })
+                }
                 PlanStep::Wake { .. } => {}
             }
         }
     }
 
     fn evict(&mut self, status: &ReservationStatus, now: Moment) {
-        for RemainingVictim { uid, is_leaving, is_protected, takes, .. } in &status.remaining {
+        for RemainingVictim {
+            uid,
+            is_leaving,
+            is_protected,
+            takes,
+            ..
+        } in &status.remaining
+        {
             if *is_leaving {
                 continue;
             }
@@ -173,13 +224,21 @@ impl World {
             let victim = self.victims.iter_mut().find(|one| one.name == uid.as_str());
             let victim = victim.expect("only pods of lower priority are victims");
             match victim.conduct {
-                Conduct::IsRefused | Conduct::IsRefusedAndChanges => return self.call_off(uid, "refused"),
+                Conduct::IsRefused | Conduct::IsRefusedAndChanges => {
+                    return self.call_off(uid, "refused");
+                }
                 Conduct::IsNotAnswered => continue,
-                Conduct::Goes | Conduct::GoesFromAYear => victim.ends = Some(now + Millis::seconds(20)),
+                Conduct::Goes | Conduct::GoesFromAYear => {
+                    victim.ends = Some(now + Millis::seconds(20))
+                }
                 Conduct::EndsLate => victim.ends = Some(now + GRACE.times(10)),
                 Conduct::Stays => {}
             }
-            assert!(!std::mem::replace(&mut victim.told, true), "{} leaves in time", victim.name);
+            assert!(
+                !std::mem::replace(&mut victim.told, true),
+                "{} leaves in time",
+                victim.name
+            );
             victim.show(&mut self.cluster, PodHealth::Ready, Some(GRACE));
             self.cluster.apply(PodEvicted(uid.clone()));
         }
@@ -187,7 +246,8 @@ impl World {
 
     fn call_off(&mut self, victim: &PodUid, why: &str) {
         self.cluster.apply(EvictionsNotMade(vec![victim.clone()]));
-        self.cluster.apply(EvictionRefused::new(victim.clone(), why));
+        self.cluster
+            .apply(EvictionRefused::new(victim.clone(), why));
         self.cluster.apply(ReleaseReservation(uid("asks")));
     }
 }

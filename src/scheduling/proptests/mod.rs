@@ -38,7 +38,11 @@ use proptest::prelude::*;
 /// The ledger once it was stored as text and loaded.
 pub(super) fn stored_and_loaded(ledger: &Ledger) -> Ledger {
     let stored = serde_json::to_string(&ledger.export()).unwrap();
-    Ledger::load(ledger.policy().clone(), serde_json::from_str(&stored).unwrap()).unwrap()
+    Ledger::load(
+        ledger.policy().clone(),
+        serde_json::from_str(&stored).unwrap(),
+    )
+    .unwrap()
 }
 
 /// Two ledgers know the same and show the same.
@@ -50,7 +54,8 @@ pub(super) fn assert_same(one: &mut Ledger, other: &mut Ledger) {
 
 /// The GPUs that a demand gets by best fit, if enough have free VRAM.
 fn best_fit(gpus: &[Gpu], demand: &Demand) -> Option<GpuSet> {
-    pack::choose_by(&NodeEvaluation::by_best_fit(gpus, demand), GpuSet::ALL).map(|choice| choice.gpus)
+    pack::choose_by(&NodeEvaluation::by_best_fit(gpus, demand), GpuSet::ALL)
+        .map(|choice| choice.gpus)
 }
 
 /// A cluster of so many nodes with four empty GPUs each.
@@ -60,7 +65,10 @@ pub(super) fn cluster_of(nodes: u8) -> Snapshot {
         let headroom = Headroom::all(Percent::default());
         Node {
             generation: u64::from(n) + 1,
-            gpus: devices.iter().map(|device| Gpu::of(device, &headroom)).collect(),
+            gpus: devices
+                .iter()
+                .map(|device| Gpu::of(device, &headroom))
+                .collect(),
             devices: devices.into(),
             freshness: Freshness::Fresh,
             ..Node::named(NodeName::parse(&format!("n-{n}")).unwrap())

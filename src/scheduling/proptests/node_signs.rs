@@ -24,14 +24,25 @@ const RESOURCES: [(&str, bool); 5] = [
     ("gpu.intel.com/i915", true),
     ("example.com/fpga", false),
 ];
-const CHANGES: [&str; 2] = ["nvidia.com/mig.config.state", "nvidia.com/gpu-driver-upgrade-state"];
+const CHANGES: [&str; 2] = [
+    "nvidia.com/mig.config.state",
+    "nvidia.com/gpu-driver-upgrade-state",
+];
 const MEMORY: &str = "nvidia.com/gpu.memory";
 
 #[derive(Debug, Clone)]
 enum Step {
-    Show { resources: BTreeSet<usize>, changes: BTreeSet<usize>, unreadable: bool },
+    Show {
+        resources: BTreeSet<usize>,
+        changes: BTreeSet<usize>,
+        unreadable: bool,
+    },
     Report,
-    Set { harmless: BTreeSet<usize>, ignored: BTreeSet<usize>, ignores_memory: bool },
+    Set {
+        harmless: BTreeSet<usize>,
+        ignored: BTreeSet<usize>,
+        ignores_memory: bool,
+    },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -46,7 +57,10 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 fn label(key: &str) -> NodeLabel {
-    NodeLabel { key: key.into(), value: "x".into() }
+    NodeLabel {
+        key: key.into(),
+        value: "x".into(),
+    }
 }
 
 /// What is shown and in force, and what follows from it, told plainly.
@@ -80,7 +94,11 @@ impl Shown {
                 .iter()
                 .map(|place| (RESOURCES[*place].0.into(), RESOURCES[*place].1))
                 .collect(),
-            changes: self.changes.iter().map(|place| label(CHANGES[*place])).collect(),
+            changes: self
+                .changes
+                .iter()
+                .map(|place| label(CHANGES[*place]))
+                .collect(),
             unreadable: self.unreadable.then(|| label(MEMORY)),
             labelled: None,
         }
@@ -89,29 +107,51 @@ impl Shown {
     fn policy(&self) -> Policy {
         let mut policy = Policy::default();
         if let Some(harmless) = &self.harmless {
-            policy.nodes.harmless_resources =
-                harmless.iter().map(|place| RESOURCES[*place].0.into()).collect();
+            policy.nodes.harmless_resources = harmless
+                .iter()
+                .map(|place| RESOURCES[*place].0.into())
+                .collect();
         }
-        let ignored =
-            self.ignored.iter().filter_map(|place| CHANGES.get(*place)).map(|key| (*key).to_owned());
-        policy.nodes.ignored_labels = ignored.chain(self.ignores_memory.then(|| MEMORY.to_owned())).collect();
+        let ignored = self
+            .ignored
+            .iter()
+            .filter_map(|place| CHANGES.get(*place))
+            .map(|key| (*key).to_owned());
+        policy.nodes.ignored_labels = ignored
+            .chain(self.ignores_memory.then(|| MEMORY.to_owned()))
+            .collect();
         policy
     }
 }
 
 /// Two GPUs as labels show them.
 fn labelled() -> Vec<Device> {
-    (0..2).map(|index| Device { uuid: GpuUuid::from_index(index), ..h100("n", index) }).collect()
+    (0..2)
+        .map(|index| Device {
+            uuid: GpuUuid::from_index(index),
+            ..h100("n", index)
+        })
+        .collect()
 }
 
 fn see(ledger: &mut Ledger, name: &str, gib: u64, state: ObservedPhase) {
     let demand = demand_of(gib << 30, 1, Sharing::Shared, 0);
-    ledger.see(PodObservation { uid: uid(name), key: key(name), demand, state, observed: None });
+    ledger.see(PodObservation {
+        uid: uid(name),
+        key: key(name),
+        demand,
+        state,
+        observed: None,
+    });
 }
 
 fn apply(ledger: &mut Ledger, shown: &mut Shown, step: Step) {
     match step {
-        Step::Show { resources, changes, unreadable } => {
+        Step::Show {
+            resources,
+            changes,
+            unreadable,
+        } => {
             (shown.resources, shown.changes, shown.unreadable) = (resources, changes, unreadable);
             ledger.set_node(&node("n"), NodeKind::Stowage, (!unreadable).then(labelled));
             ledger.set_signs(&node("n"), shown.signs());
@@ -121,8 +161,13 @@ fn apply(ledger: &mut Ledger, shown: &mut Shown, step: Step) {
             let devices: Arc<[Device]> = [h100("n", 0), h100("n", 1)].into();
             ledger.report_all_devices(&node("n"), devices).unwrap();
         }
-        Step::Set { harmless, ignored, ignores_memory } => {
-            (shown.harmless, shown.ignored, shown.ignores_memory) = (Some(harmless), ignored, ignores_memory);
+        Step::Set {
+            harmless,
+            ignored,
+            ignores_memory,
+        } => {
+            (shown.harmless, shown.ignored, shown.ignores_memory) =
+                (Some(harmless), ignored, ignores_memory);
             drop(ledger.set_policy(shown.policy()));
         }
     }

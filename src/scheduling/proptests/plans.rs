@@ -3,9 +3,13 @@
 //! The oracle reads the pods alone.
 
 use crate::audit::ledger::audit;
-use crate::evicting::{BudgetRules, SearchEffort, cheapest, cheapest_among, cheapest_victims, seen};
+use crate::evicting::{
+    BudgetRules, SearchEffort, cheapest, cheapest_among, cheapest_victims, seen,
+};
 use crate::ids::{NodeName, PodUid};
-use crate::kube_filters::{Amounts, ClusterFilters, FilterNode, FilterSnapshot, NodeFootprint, Requirements};
+use crate::kube_filters::{
+    Amounts, ClusterFilters, FilterNode, FilterSnapshot, NodeFootprint, Requirements,
+};
 use crate::ledger::{
     Ledger, ObservedPhase, ObservedWaiting, PendingPod, PodObservation, PodPhase, SchedulingGate,
 };
@@ -17,8 +21,8 @@ use crate::testkit::{demand_of, gpu_at, key, uid, unit_gpu};
 use crate::units::{Bytes, MilliCpu, Millis, Moment};
 use crate::vocabulary::demand::{Demand, Sharing};
 use crate::vocabulary::disruption_info::{
-    CheckpointAge, DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, PodDeletion, PodHealth,
-    Replacement,
+    CheckpointAge, DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, PodDeletion,
+    PodHealth, Replacement,
 };
 use crate::vocabulary::label_selector::{Requirement, Selector};
 use crate::vocabulary::node::NodeKind;
@@ -70,7 +74,15 @@ fn pod() -> impl Strategy<Value = QueuedPod> {
     let (gated, is_covered) = (any::<bool>(), any::<bool>());
     let sizes = (10u64..80, 1u32..3, sharing, -3i32..3, 0u64..4);
     (sizes, zone, group, gated, is_covered, replacement, health).prop_map(
-        |((vram, gpus, sharing, priority, cpu), zone, group, gated, is_covered, replacement, health)| {
+        |(
+            (vram, gpus, sharing, priority, cpu),
+            zone,
+            group,
+            gated,
+            is_covered,
+            replacement,
+            health,
+        )| {
             QueuedPod {
                 vram,
                 gpus,
@@ -91,16 +103,24 @@ fn pod() -> impl Strategy<Value = QueuedPod> {
 fn world() -> impl Strategy<Value = PlannedCluster> {
     let gpus = prop::collection::vec(1u32..4, NODES as usize);
     let residents = prop::collection::vec((pod(), 0..NODES, 0u32..3), 0..14);
-    (gpus, residents, prop::collection::vec(pod(), 1..10), 0u32..3, any::<bool>(), 0u32..8).prop_map(
-        |(gpus, residents, queue, allowed, unhealthy_may_go, per_minute)| PlannedCluster {
-            gpus,
-            residents,
-            queue,
-            allowed,
-            unhealthy_may_go,
-            per_minute,
-        },
+    (
+        gpus,
+        residents,
+        prop::collection::vec(pod(), 1..10),
+        0u32..3,
+        any::<bool>(),
+        0u32..8,
     )
+        .prop_map(
+            |(gpus, residents, queue, allowed, unhealthy_may_go, per_minute)| PlannedCluster {
+                gpus,
+                residents,
+                queue,
+                allowed,
+                unhealthy_may_go,
+                per_minute,
+            },
+        )
 }
 
 fn zone_of(node: u8) -> String {
@@ -119,7 +139,10 @@ fn demand(pod: &QueuedPod) -> Demand {
 }
 
 fn amounts(pod: &QueuedPod) -> Amounts {
-    Amounts { cpu: MilliCpu(pod.cpu * 1000), ..Amounts::default() }
+    Amounts {
+        cpu: MilliCpu(pod.cpu * 1000),
+        ..Amounts::default()
+    }
 }
 
 fn disruption_info(pod: &QueuedPod) -> DisruptionInfo {
@@ -146,21 +169,33 @@ struct PlanFixture {
 impl PlanFixture {
     fn new(world: &PlannedCluster) -> Self {
         let mut policy = Policy::default();
-        policy.preemption.evictions_per_minute =
-            EvictionRates { cluster: world.per_minute, node: 100, tenant: 100 };
+        policy.preemption.evictions_per_minute = EvictionRates {
+            cluster: world.per_minute,
+            node: 100,
+            tenant: 100,
+        };
         let mut ledger = Ledger::new(Arc::new(policy));
         ledger.set_now(Moment(10_000_000));
         let mut view = ClusterFilters::default();
         for n in 0..NODES {
             ledger.set_node(&node_name(n), NodeKind::Stowage, None);
             ledger
-                .report_devices(&node_name(n), (0..world.gpus[n as usize]).map(|g| unit_gpu(n, g)).collect())
+                .report_devices(
+                    &node_name(n),
+                    (0..world.gpus[n as usize])
+                        .map(|g| unit_gpu(n, g))
+                        .collect(),
+                )
                 .unwrap();
             view.set_machine(FilterNode {
                 name: node_name(n),
                 labels: Arc::new([("zone".to_owned(), zone_of(n))].into()),
                 taints: Arc::new([]),
-                allocatable: Amounts { cpu: MilliCpu(CPU * 1000), memory: Bytes(1), ..Amounts::default() },
+                allocatable: Amounts {
+                    cpu: MilliCpu(CPU * 1000),
+                    memory: Bytes(1),
+                    ..Amounts::default()
+                },
                 pods: 100,
             });
         }
@@ -171,9 +206,18 @@ impl PlanFixture {
             allowed: world.allowed,
             unhealthy_may_go: world.unhealthy_may_go,
         });
-        let mut bench = Self { ledger, view, pods: BTreeMap::new() };
+        let mut bench = Self {
+            ledger,
+            view,
+            pods: BTreeMap::new(),
+        };
         for (i, (pod, on, gpu)) in world.residents.iter().enumerate() {
-            bench.settle(&format!("resident-{i}"), pod, *on, *gpu % world.gpus[*on as usize]);
+            bench.settle(
+                &format!("resident-{i}"),
+                pod,
+                *on,
+                *gpu % world.gpus[*on as usize],
+            );
         }
         for (i, pod) in world.queue.iter().enumerate() {
             bench.arrive(&format!("waits-{i}"), pod);
@@ -184,7 +228,10 @@ impl PlanFixture {
 
     /// Puts a resident on one GPU, if it fits and CPU is left.
     fn settle(&mut self, name: &str, pod: &QueuedPod, on: u8, gpu: u32) {
-        let pod = QueuedPod { gpus: 1, ..pod.clone() };
+        let pod = QueuedPod {
+            gpus: 1,
+            ..pod.clone()
+        };
         let demand = demand(&pod);
         let view = self.ledger.node(&node_name(on)).unwrap();
         let used: u64 = self.on(on).map(|other| other.cpu).sum();
@@ -211,9 +258,22 @@ impl PlanFixture {
     }
 
     fn arrive(&mut self, name: &str, pod: &QueuedPod) {
-        let gate = if pod.gated { SchedulingGate::Planned } else { SchedulingGate::Open };
-        self.see(name, pod, ObservedPhase::Waiting(ObservedWaiting { gate, ..ObservedWaiting::default() }));
-        let zone = pod.zone.map(|zone| ("zone".to_owned(), format!("zone-{zone}")));
+        let gate = if pod.gated {
+            SchedulingGate::Planned
+        } else {
+            SchedulingGate::Open
+        };
+        self.see(
+            name,
+            pod,
+            ObservedPhase::Waiting(ObservedWaiting {
+                gate,
+                ..ObservedWaiting::default()
+            }),
+        );
+        let zone = pod
+            .zone
+            .map(|zone| ("zone".to_owned(), format!("zone-{zone}")));
         let wants = Requirements {
             amounts: amounts(pod),
             node_selector: zone.into_iter().collect(),
@@ -231,26 +291,46 @@ impl PlanFixture {
             ..ObservedDisruptionInfo::default()
         });
         let key = key(name);
-        self.ledger.see(PodObservation { uid: uid(name), key, demand: demand(pod), state, observed: shown });
+        self.ledger.see(PodObservation {
+            uid: uid(name),
+            key,
+            demand: demand(pod),
+            state,
+            observed: shown,
+        });
         self.pods.insert(uid(name), pod.clone());
     }
 
     /// A resident saves its work, or is deleted.
     fn tell(&mut self, name: &str, saved: Millis, leaves: bool) {
-        let Some(entry) = self.ledger.pod_state(&uid(name)) else { return };
+        let Some(entry) = self.ledger.pod_state(&uid(name)) else {
+            return;
+        };
         let (key, demand) = (entry.key.clone(), entry.demand.clone());
         let devices = entry.devices().cloned();
-        let state =
-            ObservedPhase::Bound { node: entry.node().unwrap().clone(), devices, starting: false, ran: None };
-        let leaving =
-            leaves.then_some(PodDeletion { asked_ago: Millis::seconds(1), grace: Millis::seconds(20) });
+        let state = ObservedPhase::Bound {
+            node: entry.node().unwrap().clone(),
+            devices,
+            starting: false,
+            ran: None,
+        };
+        let leaving = leaves.then_some(PodDeletion {
+            asked_ago: Millis::seconds(1),
+            grace: Millis::seconds(20),
+        });
         let shown = ObservedDisruptionInfo {
             disruption_info: disruption_info(&self.pods[&uid(name)]),
             stamp: CheckpointAge::Ago(saved),
             leaving,
             ..ObservedDisruptionInfo::default()
         };
-        self.ledger.see(PodObservation { uid: uid(name), key, demand, state, observed: Some(shown) });
+        self.ledger.see(PodObservation {
+            uid: uid(name),
+            key,
+            demand,
+            state,
+            observed: Some(shown),
+        });
     }
 
     /// Pods that are bound to a node.
@@ -259,7 +339,10 @@ impl PlanFixture {
             let phase = self.ledger.pod_state(uid).map(|entry| &entry.phase);
             matches!(phase, Some(PodPhase::Bound(bound)) if bound.node == node_name(n))
         };
-        self.pods.iter().filter(move |(uid, _)| bound(uid)).map(|(_, pod)| pod)
+        self.pods
+            .iter()
+            .filter(move |(uid, _)| bound(uid))
+            .map(|(_, pod)| pod)
     }
 
     fn kube_filters(&self) -> FilterSnapshot {
@@ -278,11 +361,22 @@ impl PlanFixture {
         pod: &PendingPod,
         only_free: bool,
     ) -> Option<PlanStep> {
-        let mut alone =
-            plan_within(self.ledger.clone(), kube_filters, std::slice::from_ref(pod), PlanBounds::NONE);
+        let mut alone = plan_within(
+            self.ledger.clone(),
+            kube_filters,
+            std::slice::from_ref(pod),
+            PlanBounds::NONE,
+        );
         let step = alone.steps.pop()?;
-        let places = if let PlanStep::Place(places) = &step { &places[..] } else { &[] };
-        let is_free = !places.is_empty() && places.iter().all(|place| place.reservation.victims.is_empty());
+        let places = if let PlanStep::Place(places) = &step {
+            &places[..]
+        } else {
+            &[]
+        };
+        let is_free = !places.is_empty()
+            && places
+                .iter()
+                .all(|place| place.reservation.victims.is_empty());
         if only_free && !is_free && !matches!(step, PlanStep::Wake { .. }) {
             return None;
         }
@@ -290,7 +384,10 @@ impl PlanFixture {
             place.take(&mut self.ledger).unwrap();
             self.ledger.note_ordered(&place.reservation.victims);
         }
-        alone.reserved.into_iter().for_each(|(scope, uid)| self.ledger.reserve_scope(scope, &uid));
+        alone
+            .reserved
+            .into_iter()
+            .for_each(|(scope, uid)| self.ledger.reserve_scope(scope, &uid));
         Some(step)
     }
 
@@ -299,17 +396,36 @@ impl PlanFixture {
         let mut victims_of_all = BTreeSet::new();
         for place in places {
             let pod = &self.pods[&place.uid];
-            let n: u8 = place.reservation.node.as_str().trim_start_matches("node-").parse().unwrap();
-            assert!(pod.zone.is_none_or(|zone| zone == n % 2), "{place:?} is in the wrong zone");
+            let n: u8 = place
+                .reservation
+                .node
+                .as_str()
+                .trim_start_matches("node-")
+                .parse()
+                .unwrap();
+            assert!(
+                pod.zone.is_none_or(|zone| zone == n % 2),
+                "{place:?} is in the wrong zone"
+            );
             let mut devices = place.reservation.devices.to_vec();
             devices.sort_unstable();
             devices.dedup();
             assert_eq!(devices.len(), pod.gpus as usize);
             for victim in place.reservation.victims.iter() {
-                assert!(before[victim] < pod.priority, "{victim} is as important as {}", place.uid);
-                let class = self.ledger.policy().class(self.ledger.pod_state(victim).unwrap().demand.class);
+                assert!(
+                    before[victim] < pod.priority,
+                    "{victim} is as important as {}",
+                    place.uid
+                );
+                let class = self
+                    .ledger
+                    .policy()
+                    .class(self.ledger.pod_state(victim).unwrap().demand.class);
                 assert_eq!(class.eviction, Preemptibility::ForHigherPriority);
-                assert!(victims_of_all.insert(victim.clone()), "{victim} leaves for two");
+                assert!(
+                    victims_of_all.insert(victim.clone()),
+                    "{victim} leaves for two"
+                );
             }
         }
     }

@@ -6,7 +6,9 @@ use super::histories::step::{LedgerStep, key, node_name, step, uid};
 use super::{assert_same, stored_and_loaded};
 use crate::ids::{LeaderEpoch, PodUid};
 use crate::ledger::eviction_allowance::ScopeKey;
-use crate::ledger::{Ledger, LoadError, ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
+use crate::ledger::{
+    Ledger, LoadError, ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate,
+};
 use crate::policy::Policy;
 use crate::units::Millis;
 use crate::vocabulary::disruption_budget::{BudgetVisibility, DisruptionBudget};
@@ -41,9 +43,15 @@ enum Step {
 
 fn planner_step() -> impl Strategy<Value = PlannerStep> {
     let (pod, node) = (0u8..14, 0u8..3);
-    let gate =
-        prop_oneof![Just(SchedulingGate::Open), Just(SchedulingGate::Planned), Just(SchedulingGate::Others)];
-    let visibility = prop_oneof![Just(BudgetVisibility::Complete), Just(BudgetVisibility::Forbidden)];
+    let gate = prop_oneof![
+        Just(SchedulingGate::Open),
+        Just(SchedulingGate::Planned),
+        Just(SchedulingGate::Others)
+    ];
+    let visibility = prop_oneof![
+        Just(BudgetVisibility::Complete),
+        Just(BudgetVisibility::Forbidden)
+    ];
     prop_oneof![
         4 => (pod.clone(), prop::option::of(node.clone())).prop_map(|(pod, node)| PlannerStep::Refuse(pod, node)),
         3 => (pod.clone(), gate).prop_map(|(pod, gate)| PlannerStep::Gate(pod, gate)),
@@ -81,15 +89,25 @@ fn plan(ledger: &mut Ledger, step: &PlannerStep) -> String {
         PlannerStep::Refuse(pod, node) => {
             let snapshot = ledger.snapshot();
             let asked = node.map(|node| {
-                snapshot.set_of((0..snapshot.nodes().len()).filter(|place| *place != usize::from(node)))
+                snapshot
+                    .set_of((0..snapshot.nodes().len()).filter(|place| *place != usize::from(node)))
             });
             ledger.note_refused(&uid(pod), asked);
         }
-        PlannerStep::Gate(pod, gate) => {
-            show(ledger, pod, ObservedWaiting { gate, ..ObservedWaiting::default() }, None)
-        }
+        PlannerStep::Gate(pod, gate) => show(
+            ledger,
+            pod,
+            ObservedWaiting {
+                gate,
+                ..ObservedWaiting::default()
+            },
+            None,
+        ),
         PlannerStep::Checkpoint(pod, age) => {
-            let disruption_info = DisruptionInfo { owner: Some(owner()), ..DisruptionInfo::default() };
+            let disruption_info = DisruptionInfo {
+                owner: Some(owner()),
+                ..DisruptionInfo::default()
+            };
             let stamp = CheckpointAge::Ago(Millis(age));
             let observed = ObservedDisruptionInfo {
                 disruption_info,
@@ -101,7 +119,11 @@ fn plan(ledger: &mut Ledger, step: &PlannerStep) -> String {
             show(ledger, pod, ObservedWaiting::default(), Some(observed));
         }
         PlannerStep::Pending(limit) => {
-            let pending: Vec<PodUid> = ledger.pending(limit).into_iter().map(|pod| pod.uid).collect();
+            let pending: Vec<PodUid> = ledger
+                .pending(limit)
+                .into_iter()
+                .map(|pod| pod.uid)
+                .collect();
             ledger.put_back(pending.iter().take(1));
             return format!("{pending:?} of {}", ledger.pending_count());
         }
@@ -146,11 +168,27 @@ fn owner() -> crate::ids::OwnerUid {
 }
 
 /// The API server shows a pod as it is known, but for this.
-fn show(ledger: &mut Ledger, pod: u8, waiting: ObservedWaiting, observed: Option<ObservedDisruptionInfo>) {
-    let Some(known) = ledger.pod_state(&uid(pod)) else { return };
+fn show(
+    ledger: &mut Ledger,
+    pod: u8,
+    waiting: ObservedWaiting,
+    observed: Option<ObservedDisruptionInfo>,
+) {
+    let Some(known) = ledger.pod_state(&uid(pod)) else {
+        return;
+    };
     let (demand, reservation) = (known.demand.clone(), known.reservation().cloned());
-    let state = ObservedPhase::Waiting(ObservedWaiting { reservation, ..waiting });
-    ledger.see(PodObservation { uid: uid(pod), key: key(pod), demand, state, observed });
+    let state = ObservedPhase::Waiting(ObservedWaiting {
+        reservation,
+        ..waiting
+    });
+    ledger.see(PodObservation {
+        uid: uid(pod),
+        key: key(pod),
+        demand,
+        state,
+        observed,
+    });
 }
 
 proptest! {
@@ -185,7 +223,11 @@ fn a_state_is_loaded_only_if_everything_that_it_names_is_there() {
     let load = |edit: &dyn Fn(&mut serde_json::Value)| {
         let mut stored = stored.clone();
         edit(&mut stored);
-        Ledger::load(ledger.policy().clone(), serde_json::from_value(stored).unwrap()).map(drop)
+        Ledger::load(
+            ledger.policy().clone(),
+            serde_json::from_value(stored).unwrap(),
+        )
+        .map(drop)
     };
     let pod = uid(1);
     assert_eq!(load(&|_| {}), Ok(()));
@@ -195,18 +237,34 @@ fn a_state_is_loaded_only_if_everything_that_it_names_is_there() {
         stored["pods"]["uid-1"]["phase"]["waiting"]["soft_reservation"]["gpus"] =
             format!("{:x}", 1u64 << 40).into()
     });
-    assert_eq!(gpus, Err(LoadError::UnknownGpu { pod: pod.clone(), node: node_name(0) }));
+    assert_eq!(
+        gpus,
+        Err(LoadError::UnknownGpu {
+            pod: pod.clone(),
+            node: node_name(0)
+        })
+    );
     let set = load(&|stored| {
-        stored["pods"]["uid-1"]["phase"]["waiting"]["refused"]["asked"]["words"] = serde_json::json!([]);
+        stored["pods"]["uid-1"]["phase"]["waiting"]["refused"]["asked"]["words"] =
+            serde_json::json!([]);
     });
     assert_eq!(set, Err(LoadError::UnknownNodeSet { pod: pod.clone() }));
     let node = load(&|stored| stored["nodes"]["nodes"] = serde_json::json!([]));
     assert!(
-        matches!(node, Err(LoadError::UnknownNode { .. } | LoadError::UnknownNodeSet { .. })),
+        matches!(
+            node,
+            Err(LoadError::UnknownNode { .. } | LoadError::UnknownNodeSet { .. })
+        ),
         "{node:?}"
     );
     let mut other = Policy::default();
     other.version = 7;
     let policy = Ledger::load(Arc::new(other), ledger.export()).map(drop);
-    assert_eq!(policy, Err(LoadError::OtherPolicy { stored: 0, given: 7 }));
+    assert_eq!(
+        policy,
+        Err(LoadError::OtherPolicy {
+            stored: 0,
+            given: 7
+        })
+    );
 }

@@ -76,7 +76,10 @@ fn step() -> impl Strategy<Value = TenantStep> {
 
 /// Three policies with different rights.
 fn policy(n: usize) -> Policy {
-    let of = |namespace: &str| Match { namespaces: vec![namespace.into()], ..Match::default() };
+    let of = |namespace: &str| Match {
+        namespaces: vec![namespace.into()],
+        ..Match::default()
+    };
     let class = |name: &str, shares_with: Option<&[&str]>, min_runtime| Class {
         matches: of(name),
         eviction: Preemptibility::ForHigherPriority,
@@ -85,24 +88,53 @@ fn policy(n: usize) -> Policy {
         min_runtime: Millis::seconds(min_runtime),
         ..Class::named(name)
     };
-    let others =
-        Class { engine: false, eviction: Preemptibility::ForHigherPriority, ..Class::named("others") };
+    let others = Class {
+        engine: false,
+        eviction: Preemptibility::ForHigherPriority,
+        ..Class::named("others")
+    };
     let classes = match n {
-        0 => vec![class("red", Some(&["red", "others"]), 0), class("blue", None, 900), others],
+        0 => vec![
+            class("red", Some(&["red", "others"]), 0),
+            class("blue", None, 900),
+            others,
+        ],
         1 => vec![class("blue", Some(&[]), 0), class("red", None, 0), others],
         _ => vec![others],
     };
     let tenant = |name: &str, vram, limit| Tenant {
-        guarantee: TenantUsage { vram: Bytes(vram), milli_gpus: u64::MAX },
-        limit: TenantLimit { vram: limit, milli_gpus: None },
+        guarantee: TenantUsage {
+            vram: Bytes(vram),
+            milli_gpus: u64::MAX,
+        },
+        limit: TenantLimit {
+            vram: limit,
+            milli_gpus: None,
+        },
         ..Tenant::named(name, &[name])
     };
     let tenants = match n {
-        0 => vec![tenant("red", 100, Some(Bytes(150))), tenant("blue", 60, None)],
+        0 => vec![
+            tenant("red", 100, Some(Bytes(150))),
+            tenant("blue", 60, None),
+        ],
         1 => vec![
-            Tenant { borrowing: Borrowing::Never, ..tenant("blue", 90, None) },
-            Tenant { reclaim: Reclaim::Never, weight: 3, ..tenant("red", 50, Some(Bytes(90))) },
-            Tenant { limit: TenantLimit { vram: None, milli_gpus: Some(1500) }, ..tenant("green", 0, None) },
+            Tenant {
+                borrowing: Borrowing::Never,
+                ..tenant("blue", 90, None)
+            },
+            Tenant {
+                reclaim: Reclaim::Never,
+                weight: 3,
+                ..tenant("red", 50, Some(Bytes(90)))
+            },
+            Tenant {
+                limit: TenantLimit {
+                    vram: None,
+                    milli_gpus: Some(1500),
+                },
+                ..tenant("green", 0, None)
+            },
         ],
         _ => vec![],
     };
@@ -111,12 +143,20 @@ fn policy(n: usize) -> Policy {
         classes: (n == 0).then(|| vec!["red".into()]),
         ..Pool::named("red")
     };
-    let policy = Policy::default().with_classes(classes).unwrap().with_tenants(tenants).unwrap();
+    let policy = Policy::default()
+        .with_classes(classes)
+        .unwrap()
+        .with_tenants(tenants)
+        .unwrap();
     policy.with_pools(vec![pool]).unwrap()
 }
 
 fn demand(policy: &Policy, namespace: usize, vram: u64, sharing: Sharing, priority: i32) -> Demand {
-    in_namespace(demand_of(vram, 1, sharing, priority), NAMESPACES[namespace], policy)
+    in_namespace(
+        demand_of(vram, 1, sharing, priority),
+        NAMESPACES[namespace],
+        policy,
+    )
 }
 
 fn new_ledger(policy: Policy) -> Ledger {
@@ -125,7 +165,12 @@ fn new_ledger(policy: Policy) -> Ledger {
         ledger.set_node(&node_name(node), NodeKind::Stowage, None);
         let of = if node == 0 { "red" } else { "all" };
         ledger.set_labels(&node_name(node), [("of".to_owned(), of.to_owned())].into());
-        ledger.report_devices(&node_name(node), (0..2).map(|index| unit_gpu(node, index)).collect()).unwrap();
+        ledger
+            .report_devices(
+                &node_name(node),
+                (0..2).map(|index| unit_gpu(node, index)).collect(),
+            )
+            .unwrap();
     }
     ledger
 }
@@ -140,7 +185,11 @@ struct TenantFixture {
 /// What a bound, assumed or reserved pod uses: 90 of 100 are allocatable on each GPU.
 fn used(entry: &PodState) -> Option<(u64, u64)> {
     let is_here = entry.node().is_some() || entry.reservation().is_some();
-    let vram = if entry.demand.sharing == Sharing::Exclusive { 90 } else { entry.demand.per_gpu.0 };
+    let vram = if entry.demand.sharing == Sharing::Exclusive {
+        90
+    } else {
+        entry.demand.per_gpu.0
+    };
     is_here.then_some((vram, (vram * 1000).div_ceil(90)))
 }
 
@@ -148,35 +197,68 @@ impl TenantFixture {
     fn apply(&mut self, step: &TenantStep) {
         self.ledger.set_now(self.now);
         match *step {
-            TenantStep::Arrive { pod, namespace, vram, sharing, priority } => {
+            TenantStep::Arrive {
+                pod,
+                namespace,
+                vram,
+                sharing,
+                priority,
+            } => {
                 if self.ledger.pod_state(&uid(pod)).is_none() {
                     let demand = demand(self.ledger.policy(), namespace, vram, sharing, priority);
                     let key = key(pod);
                     let state = ObservedPhase::Waiting(ObservedWaiting::default());
-                    self.ledger.see(PodObservation { uid: uid(pod), key, demand, state, observed: None });
+                    self.ledger.see(PodObservation {
+                        uid: uid(pod),
+                        key,
+                        demand,
+                        state,
+                        observed: None,
+                    });
                 }
             }
             TenantStep::Assume { pod, node } => {
-                let had_free_vram =
-                    self.ledger.pod_state(&uid(pod)).is_some_and(|entry| entry.reservation().is_some());
+                let had_free_vram = self
+                    .ledger
+                    .pod_state(&uid(pod))
+                    .is_some_and(|entry| entry.reservation().is_some());
                 if let Ok(AssumeResult::New(_)) = self.ledger.assume(&uid(pod), &node_name(node)) {
                     self.check_promise(&uid(pod), &node_name(node), had_free_vram);
                 }
             }
             TenantStep::Confirm(pod) => {
-                let entry = self.ledger.pod_state(&uid(pod)).filter(|entry| entry.is_assumed()).cloned();
+                let entry = self
+                    .ledger
+                    .pod_state(&uid(pod))
+                    .filter(|entry| entry.is_assumed())
+                    .cloned();
                 if let Some(entry) = entry {
-                    self.ledger.confirm(&uid(pod), entry.node().unwrap(), entry.devices().cloned());
+                    self.ledger
+                        .confirm(&uid(pod), entry.node().unwrap(), entry.devices().cloned());
                 }
             }
             TenantStep::Ran { pod, seconds } => {
                 let entry = self.ledger.pod_state(&uid(pod)).cloned();
-                if let Some((entry, bound)) = entry.as_ref().and_then(|entry| Some((entry, entry.bound()?))) {
+                if let Some((entry, bound)) = entry
+                    .as_ref()
+                    .and_then(|entry| Some((entry, entry.bound()?)))
+                {
                     let (node, devices) = (bound.node.clone(), bound.devices.clone());
                     let ran = Some(Millis::seconds(seconds));
-                    let state = ObservedPhase::Bound { node, devices, starting: false, ran };
+                    let state = ObservedPhase::Bound {
+                        node,
+                        devices,
+                        starting: false,
+                        ran,
+                    };
                     let (key, demand) = (entry.key.clone(), entry.demand.clone());
-                    self.ledger.see(PodObservation { uid: uid(pod), key, demand, state, observed: None });
+                    self.ledger.see(PodObservation {
+                        uid: uid(pod),
+                        key,
+                        demand,
+                        state,
+                        observed: None,
+                    });
                 }
             }
             TenantStep::Release(pod) => {
@@ -189,7 +271,11 @@ impl TenantFixture {
                 self.ledger.expire(self.now);
             }
             TenantStep::Copy => {
-                self.copy = Some(Box::new(Self { ledger: self.ledger.scratch(), now: self.now, copy: None }));
+                self.copy = Some(Box::new(Self {
+                    ledger: self.ledger.scratch(),
+                    now: self.now,
+                    copy: None,
+                }));
             }
             TenantStep::ReleaseOnCopy(pod) => {
                 if let Some(copy) = &mut self.copy {
@@ -211,8 +297,11 @@ impl TenantFixture {
     /// What all pods of a tenant use, summed from nothing but the pods.
     fn sum_of(&self, tenant: &Tenant) -> (u64, u64) {
         let entries = self.ledger.pod_states();
-        let its = entries.values().filter(|entry| tenant.namespaces.contains(&entry.demand.traits.namespace));
-        its.filter_map(|entry| used(entry)).fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+        let its = entries
+            .values()
+            .filter(|entry| tenant.namespaces.contains(&entry.demand.traits.namespace));
+        its.filter_map(|entry| used(entry))
+            .fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
     }
 
     /// A pod was just given a GPU: its tenant stays within its limit, its class is admitted, and no class exclusion is violated.
@@ -226,23 +315,39 @@ impl TenantFixture {
         if let Some(tenant) = self.tenant_of(&entry.demand) {
             let (vram, milli_gpus) = self.sum_of(&tenant);
             let borrows = tenant.borrowing == Borrowing::Allowed;
-            assert!(tenant.limit.vram.is_none_or(|limit| vram <= limit.0), "{vram} of {tenant:?}");
             assert!(
-                tenant.limit.milli_gpus.is_none_or(|limit| milli_gpus <= limit),
+                tenant.limit.vram.is_none_or(|limit| vram <= limit.0),
+                "{vram} of {tenant:?}"
+            );
+            assert!(
+                tenant
+                    .limit
+                    .milli_gpus
+                    .is_none_or(|limit| milli_gpus <= limit),
                 "{milli_gpus} of {tenant:?}"
             );
-            assert!(borrows || vram <= tenant.guarantee.vram.0, "{vram} of {tenant:?}");
+            assert!(
+                borrows || vram <= tenant.guarantee.vram.0,
+                "{vram} of {tenant:?}"
+            );
         }
         let mine = self.class_of(&entry.demand);
         let policy = self.ledger.policy();
         if *node == node_name(0) {
             let admitted = &policy.pools()[0].classes;
-            assert!(admitted.as_ref().is_none_or(|names| names.contains(&mine.name)), "{}", mine.name);
+            assert!(
+                admitted
+                    .as_ref()
+                    .is_none_or(|names| names.contains(&mine.name)),
+                "{}",
+                mine.name
+            );
         }
         let gpus: BTreeSet<&GpuUuid> = entry.devices().unwrap().iter().collect();
         for (_, other) in entries.iter().filter(|(other, _)| **other != uid) {
-            let shares =
-                other.devices().is_some_and(|devices| devices.iter().any(|uuid| gpus.contains(uuid)));
+            let shares = other
+                .devices()
+                .is_some_and(|devices| devices.iter().any(|uuid| gpus.contains(uuid)));
             let theirs = self.class_of(&other.demand);
             let agree = mine.shares_with(&theirs.name) && theirs.shares_with(&mine.name);
             assert!(!shares || agree, "{} beside {}", mine.name, theirs.name);
@@ -250,15 +355,27 @@ impl TenantFixture {
     }
 
     fn reserve(&mut self, pod: u8, node: u8) {
-        let Some(demand) = self.ledger.pod_state(&uid(pod)).map(|entry| entry.demand.clone()) else { return };
+        let Some(demand) = self
+            .ledger
+            .pod_state(&uid(pod))
+            .map(|entry| entry.demand.clone())
+        else {
+            return;
+        };
         let preemptor = self.ledger.preemptor(&uid(pod));
-        let Some(candidate) = self.ledger.candidates_for(&preemptor, [&node_name(node)]).pop() else {
+        let Some(candidate) = self
+            .ledger
+            .candidates_for(&preemptor, [&node_name(node)])
+            .pop()
+        else {
             return;
         };
         let guaranteed = self.guaranteed();
         for potential in &candidate.potential_victims {
             let victim = self.ledger.pod_state(&potential.uid).unwrap();
-            let PodPhase::Bound(bound) = &victim.phase else { panic!("a victim is bound") };
+            let PodPhase::Bound(bound) = &victim.phase else {
+                panic!("a victim is bound")
+            };
             assert!(victim.demand.priority < demand.priority);
             assert!(self.now.since(bound.started) >= self.class_of(&victim.demand).min_runtime);
             let (mine, theirs) = (self.tenant_of(&demand), self.tenant_of(&victim.demand));
@@ -266,20 +383,43 @@ impl TenantFixture {
             if !is_own {
                 let mine = mine.expect("who has no guarantee takes nothing back");
                 assert_eq!(mine.reclaim, Reclaim::Allowed);
-                let before = self.ledger.pod_state(&uid(pod)).and_then(used).unwrap_or_default();
+                let before = self
+                    .ledger
+                    .pod_state(&uid(pod))
+                    .and_then(used)
+                    .unwrap_or_default();
                 let asked = self.sum_of(&mine).0 - before.0 + demand.per_gpu.0;
-                assert!(asked <= mine.guarantee.vram.0, "a borrower evicts nobody of another tenant");
-                assert!(!guaranteed.contains(&potential.uid), "what is guaranteed is kept");
+                assert!(
+                    asked <= mine.guarantee.vram.0,
+                    "a borrower evicts nobody of another tenant"
+                );
+                assert!(
+                    !guaranteed.contains(&potential.uid),
+                    "what is guaranteed is kept"
+                );
             }
             let lives_on_guarantee = guaranteed.contains(&potential.uid);
-            assert_eq!(potential.standing == QuotaStatus::Guaranteed, lives_on_guarantee);
+            assert_eq!(
+                potential.standing == QuotaStatus::Guaranteed,
+                lives_on_guarantee
+            );
         }
-        let Some(set) = cheapest_victims(&candidate, &demand, BudgetRules::Keep) else { return };
+        let Some(set) = cheapest_victims(&candidate, &demand, BudgetRules::Keep) else {
+            return;
+        };
         let view = self.ledger.node(&node_name(node)).unwrap();
-        let devices = set.gpus.iter().map(|place| view.devices[place].uuid.clone()).collect();
+        let devices = set
+            .gpus
+            .iter()
+            .map(|place| view.devices[place].uuid.clone())
+            .collect();
         let deadline = self.now + Millis::seconds(60);
-        let reservation =
-            Reservation { node: node_name(node), devices, victims: set.all_victims().into(), deadline };
+        let reservation = Reservation {
+            node: node_name(node),
+            devices,
+            victims: set.all_victims().into(),
+            deadline,
+        };
         let _ = self.ledger.reserve(&uid(pod), reservation);
     }
 
@@ -293,9 +433,12 @@ impl TenantFixture {
                 .iter()
                 .filter(|(_, entry)| tenant.namespaces.contains(&entry.demand.traits.namespace))
                 .filter_map(|(uid, entry)| match &entry.phase {
-                    PodPhase::Bound(bound) => {
-                        Some((-entry.demand.priority, bound.started, (*uid).clone(), *entry))
-                    }
+                    PodPhase::Bound(bound) => Some((
+                        -entry.demand.priority,
+                        bound.started,
+                        (*uid).clone(),
+                        *entry,
+                    )),
                     _ => None,
                 })
                 .collect();
@@ -319,7 +462,10 @@ impl TenantFixture {
             let (vram, milli_gpus) = self.sum_of(tenant);
             assert_eq!(
                 self.ledger.used_by(id),
-                TenantUsage { vram: Bytes(vram), milli_gpus },
+                TenantUsage {
+                    vram: Bytes(vram),
+                    milli_gpus
+                },
                 "{}",
                 tenant.name
             );
@@ -329,12 +475,19 @@ impl TenantFixture {
             let claim = self.ledger.preemptor(preemptor);
             for (uid, entry) in &known {
                 let status = self.ledger.quota_status(uid, entry, claim.tenancy());
-                assert_eq!(status == QuotaStatus::Guaranteed, guaranteed.contains(*uid), "{uid}");
+                assert_eq!(
+                    status == QuotaStatus::Guaranteed,
+                    guaranteed.contains(*uid),
+                    "{uid}"
+                );
             }
         }
         for entry in self.ledger.pod_states().values() {
             let classified = policy.classify(&entry.demand.traits);
-            assert_eq!((entry.demand.class, entry.demand.terms), (classified.class, classified.terms));
+            assert_eq!(
+                (entry.demand.class, entry.demand.terms),
+                (classified.class, classified.terms)
+            );
         }
     }
 
@@ -348,7 +501,12 @@ impl TenantFixture {
                 let mut demand = entry.demand.clone();
                 demand.take(policy.classify(&demand.traits));
                 let (node, devices) = (bound.node.clone(), bound.devices.clone());
-                let state = ObservedPhase::Bound { node, devices, starting: false, ran: None };
+                let state = ObservedPhase::Bound {
+                    node,
+                    devices,
+                    starting: false,
+                    ran: None,
+                };
                 fresh.see(PodObservation {
                     uid: uid.clone(),
                     key: entry.key.clone(),
@@ -359,8 +517,13 @@ impl TenantFixture {
             }
         }
         let bound: Vec<PodUid> = fresh.pod_states().into_keys().cloned().collect();
-        let others: Vec<PodUid> =
-            self.ledger.pod_states().into_keys().filter(|uid| !bound.contains(uid)).cloned().collect();
+        let others: Vec<PodUid> = self
+            .ledger
+            .pod_states()
+            .into_keys()
+            .filter(|uid| !bound.contains(uid))
+            .cloned()
+            .collect();
         others.iter().for_each(|uid| {
             self.ledger.release(uid);
         });
@@ -368,7 +531,12 @@ impl TenantFixture {
             let snapshot = ledger.snapshot();
             let nodes = snapshot.nodes().iter();
             nodes
-                .map(|node| (node.name.to_string(), (node.gpus.to_vec(), node.classes, node.miscut)))
+                .map(|node| {
+                    (
+                        node.name.to_string(),
+                        (node.gpus.to_vec(), node.classes, node.miscut),
+                    )
+                })
                 .collect()
         };
         assert_eq!(shown(&mut self.ledger), shown(&mut fresh));
@@ -414,7 +582,11 @@ proptest! {
 
 #[test]
 fn reclaiming_a_guarantee_evicts_borrowers_and_never_the_reverse() {
-    let mut bench = TenantFixture { ledger: new_ledger(policy(0)), now: Moment(10_000_000), copy: None };
+    let mut bench = TenantFixture {
+        ledger: new_ledger(policy(0)),
+        now: Moment(10_000_000),
+        copy: None,
+    };
     let arrive = |pod, namespace, vram, priority| TenantStep::Arrive {
         pod,
         namespace,
@@ -433,26 +605,49 @@ fn reclaiming_a_guarantee_evicts_borrowers_and_never_the_reverse() {
     bench.apply(&arrive(3, 2, 60, 2));
     let candidates = |bench: &TenantFixture, pod: u8| {
         let preemptor = bench.ledger.preemptor(&uid(pod));
-        bench.ledger.candidates_for(&preemptor, [&node_name(1)]).pop().unwrap().potential_victims.len()
+        bench
+            .ledger
+            .candidates_for(&preemptor, [&node_name(1)])
+            .pop()
+            .unwrap()
+            .potential_victims
+            .len()
     };
-    assert_eq!(candidates(&bench, 2), 2, "red takes back what blue has borrowed");
+    assert_eq!(
+        candidates(&bench, 2),
+        2,
+        "red takes back what blue has borrowed"
+    );
     assert_eq!(candidates(&bench, 3), 0, "green has no guarantee");
 }
 
 #[test]
 fn the_pod_that_turns_out_to_have_run_longest_uses_the_guarantee() {
-    let mut bench = TenantFixture { ledger: new_ledger(policy(0)), now: Moment(10_000_000), copy: None };
+    let mut bench = TenantFixture {
+        ledger: new_ledger(policy(0)),
+        now: Moment(10_000_000),
+        copy: None,
+    };
     // Blue is guaranteed 60.
     for pod in [0, 1] {
         let (namespace, sharing) = (1, Sharing::Shared);
-        bench.apply(&TenantStep::Arrive { pod, namespace, vram: 40, sharing, priority: 0 });
+        bench.apply(&TenantStep::Arrive {
+            pod,
+            namespace,
+            vram: 40,
+            sharing,
+            priority: 0,
+        });
         bench.apply(&TenantStep::Assume { pod, node: 1 });
         bench.apply(&TenantStep::Confirm(pod));
         bench.apply(&TenantStep::Tick(1000));
     }
     assert_eq!(bench.guaranteed(), [uid(0)].into());
     bench.check();
-    bench.apply(&TenantStep::Ran { pod: 1, seconds: 60 });
+    bench.apply(&TenantStep::Ran {
+        pod: 1,
+        seconds: 60,
+    });
     assert_eq!(bench.guaranteed(), [uid(1)].into());
     bench.check();
 }

@@ -73,23 +73,45 @@ fn step() -> impl Strategy<Value = Step> {
 
 fn policy(lends: bool, spare: bool) -> Policy {
     let class = |name: &str, sleeping, eviction| Class {
-        matches: Match { priority_classes: vec![name.into()], ..Match::default() },
+        matches: Match {
+            priority_classes: vec![name.into()],
+            ..Match::default()
+        },
         engine: false,
         reusable: true,
         sleeping,
         eviction,
         ..Class::named(name)
     };
-    let sleeping = if lends { SleepingRule::Lend } else { SleepingRule::Keep };
+    let sleeping = if lends {
+        SleepingRule::Lend
+    } else {
+        SleepingRule::Keep
+    };
     let classes = vec![
         class("serving", sleeping, Preemptibility::Never),
         class("flex", sleeping, Preemptibility::ForHigherPriority),
-        class("jobs", SleepingRule::Keep, Preemptibility::ForHigherPriority),
-        Class { engine: false, ..Class::named("others") },
+        class(
+            "jobs",
+            SleepingRule::Keep,
+            Preemptibility::ForHigherPriority,
+        ),
+        Class {
+            engine: false,
+            ..Class::named("others")
+        },
     ];
     let mut policy = Policy::default().with_classes(classes).unwrap();
-    (policy.planning.lending.after, policy.planning.lending.margin) = (Millis::seconds(1), Bytes(2));
-    let rule = SpareRule { gpus: SPARE, model: None, pool: None, when: Vec::new() };
+    (
+        policy.planning.lending.after,
+        policy.planning.lending.margin,
+    ) = (Millis::seconds(1), Bytes(2));
+    let rule = SpareRule {
+        gpus: SPARE,
+        model: None,
+        pool: None,
+        when: Vec::new(),
+    };
     policy.planning.spare = spare.then_some(rule).into_iter().collect();
     policy
 }
@@ -103,11 +125,27 @@ fn demand(pod: u8, policy: &Policy) -> Demand {
         7..11 => ("jobs", -10),
         _ => ("others", 5),
     };
-    let sharing = if pod == 13 { Sharing::Exclusive } else { Sharing::Shared };
+    let sharing = if pod == 13 {
+        Sharing::Exclusive
+    } else {
+        Sharing::Shared
+    };
     let gpus = if pod == 3 || pod == 9 { 2 } else { 1 };
-    let traits = PodTraits { priority, priority_class: class.into(), sharing, ..PodTraits::default() };
+    let traits = PodTraits {
+        priority,
+        priority_class: class.into(),
+        sharing,
+        ..PodTraits::default()
+    };
     let model = pod.is_multiple_of(2).then(|| ModelId::parse("m").unwrap());
-    classified(Demand { model, ..demand_of(vram, gpus, sharing, priority) }, traits, policy)
+    classified(
+        Demand {
+            model,
+            ..demand_of(vram, gpus, sharing, priority)
+        },
+        traits,
+        policy,
+    )
 }
 
 type Gpu = (NodeName, GpuUuid);
@@ -151,7 +189,10 @@ impl World {
                 if !lends {
                     self.seen_asleep.clear();
                 }
-                self.apply(PolicySet { policy: policy(lends, spare), prepared: None });
+                self.apply(PolicySet {
+                    policy: policy(lends, spare),
+                    prepared: None,
+                });
             }
             Step::Pass(millis) => self.pass(millis),
             Step::Store => self.store(),
@@ -182,7 +223,14 @@ impl World {
         self.published.insert(node);
         let devices = vec![PublishedDevices::OnNode(node_name(node))];
         let (driver, pool) = ("gpu.nvidia.com".into(), name.clone());
-        let slice = DeviceSlice { driver, pool, scope: "".into(), generation: 1, slices_of_pool: 1, devices };
+        let slice = DeviceSlice {
+            driver,
+            pool,
+            scope: "".into(),
+            generation: 1,
+            slices_of_pool: 1,
+            devices,
+        };
         self.apply(SliceObserved { name, slice });
     }
 
@@ -198,10 +246,13 @@ impl World {
     /// Bound pods, with what each takes of that GPU.
     fn on(&self, (node, gpu): &Gpu) -> Vec<(u8, PodState, u64)> {
         let here = |state: &PodState| {
-            state.node() == Some(node) && state.devices().is_some_and(|devices| devices.contains(gpu))
+            state.node() == Some(node)
+                && state.devices().is_some_and(|devices| devices.contains(gpu))
         };
         let bound = self.bound().into_iter().filter(|(_, state)| here(state));
-        bound.map(|(pod, state)| (pod, state.clone(), used(&state, false))).collect()
+        bound
+            .map(|(pod, state)| (pod, state.clone(), used(&state, false)))
+            .collect()
     }
 
     /// The reservations that keep that GPU, with what each wants of it.
@@ -209,7 +260,9 @@ impl World {
         let known = (0..PODS).filter_map(|pod| Some((pod, self.pod(pod)?)));
         let keeps = |state: &PodState| {
             let now = self.cluster.now();
-            let reservation = state.reservation().filter(|reservation| reservation.deadline > now);
+            let reservation = state
+                .reservation()
+                .filter(|reservation| reservation.deadline > now);
             reservation.is_some_and(|kept| kept.node == *node && kept.devices.contains(gpu))
         };
         known
@@ -219,14 +272,20 @@ impl World {
     }
 
     fn gpus() -> impl Iterator<Item = Gpu> {
-        (0..NODES).flat_map(|node| (0..GPUS).map(move |index| (node_name(node), unit_gpu(node, index).uuid)))
+        (0..NODES).flat_map(|node| {
+            (0..GPUS).map(move |index| (node_name(node), unit_gpu(node, index).uuid))
+        })
     }
 
     /// GPUs that nothing has or uses, on nodes that are Stowage's.
     fn free(&self) -> BTreeSet<Gpu> {
         let is_free = |gpu: &Gpu| {
             let node = self.cluster.node(&gpu.0).unwrap();
-            let place = node.devices.iter().position(|device| device.uuid == gpu.1).unwrap();
+            let place = node
+                .devices
+                .iter()
+                .position(|device| device.uuid == gpu.1)
+                .unwrap();
             let margin = self.cluster.policy().telemetry.margin.of(Bytes(100));
             !(0..NODES).any(|node| self.published.contains(&node) && node_name(node) == gpu.0)
                 && self.on(gpu).is_empty()
@@ -241,18 +300,27 @@ impl World {
         let is_preemptible = |pod: &u8| (4..11).contains(pod);
         let free = self.free();
         if self.spare && placed.iter().all(is_preemptible) && free.len() < before.len() {
-            assert!(free.len() >= SPARE as usize, "{placed:?} took of the last of {before:?}");
+            assert!(
+                free.len() >= SPARE as usize,
+                "{placed:?} took of the last of {before:?}"
+            );
         }
     }
 
     /// A pod was placed on GPUs of a node.
     fn check_new(&self, pod: u8, node: &NodeName, gpus: &[GpuUuid]) {
         let is_published = (0..NODES).any(|n| self.published.contains(&n) && node_name(n) == *node);
-        assert!(!is_published, "{pod} is placed on {node}, whose GPUs a DRA driver publishes");
+        assert!(
+            !is_published,
+            "{pod} is placed on {node}, whose GPUs a DRA driver publishes"
+        );
         for gpu in gpus {
             // Without what sleeping engines are not seen to use.
             let most = |pod: u8, state: &PodState| {
-                used(state, pod < 7 && self.seen_asleep.contains(&pod) && !state.borrows())
+                used(
+                    state,
+                    pod < 7 && self.seen_asleep.contains(&pod) && !state.borrows(),
+                )
             };
             let here = self.on(&(node.clone(), gpu.clone()));
             // A reservation uses nothing yet, and an engine that woke without asking may have filled its GPU beyond its capacity.
@@ -268,12 +336,25 @@ impl World {
         assert_eq!(audit(&self.cluster), [], "after {after:?}");
         for gpu in Self::gpus() {
             let here = self.on(&gpu);
-            let own: u64 = here.iter().filter(|(_, state, _)| !state.borrows()).map(|(.., vram)| vram).sum();
-            assert!(own <= CAPACITY, "after {after:?} {own} B of {gpu:?} are granted");
+            let own: u64 = here
+                .iter()
+                .filter(|(_, state, _)| !state.borrows())
+                .map(|(.., vram)| vram)
+                .sum();
+            assert!(
+                own <= CAPACITY,
+                "after {after:?} {own} B of {gpu:?} are granted"
+            );
             // A pod that cannot borrow finds what is kept for it once its victims are gone.
-            for (pod, state, vram) in self.kept(&gpu).iter().filter(|(pod, ..)| *pod < 4 || *pod > 10) {
+            for (pod, state, vram) in self
+                .kept(&gpu)
+                .iter()
+                .filter(|(pod, ..)| *pod < 4 || *pod > 10)
+            {
                 let victims = &state.reservation().unwrap().victims;
-                let stay = here.iter().filter(|(other, ..)| !victims.contains(&uid(*other)));
+                let stay = here
+                    .iter()
+                    .filter(|(other, ..)| !victims.contains(&uid(*other)));
                 let sum: u64 = stay.map(|(.., vram)| vram).sum();
                 assert!(
                     sum + vram <= CAPACITY,

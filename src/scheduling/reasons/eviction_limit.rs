@@ -46,10 +46,16 @@ impl fmt::Display for EvictionLimit {
             EvictionScope::Tenant => ("tenant", "of one tenant's pods"),
             EvictionScope::Node => ("node", "on one node"),
         };
-        let limit = format!("{} a minute {what} (preemption.evictionsPerMinute.{field})", self.per_minute);
+        let limit = format!(
+            "{} a minute {what} (preemption.evictionsPerMinute.{field})",
+            self.per_minute
+        );
         match self.because {
             LimitedBecause::UsedUp => {
-                write!(f, "the eviction allowance of this minute is used up: {limit}")
+                write!(
+                    f,
+                    "the eviction allowance of this minute is used up: {limit}"
+                )
             }
             LimitedBecause::SetIsLarger => write!(
                 f,

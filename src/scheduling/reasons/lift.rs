@@ -27,7 +27,12 @@ impl Lift {
         apply: fn(&Node, &Demand) -> Option<(Node, Demand)>,
         action: fn(&LiftedPlace<'_>) -> String,
     ) -> Self {
-        Self { effort, names, apply, action }
+        Self {
+            effort,
+            names,
+            apply,
+            action,
+        }
     }
 }
 
@@ -57,10 +62,22 @@ pub(crate) struct LiftedPlace<'a> {
     pub state: &'static str,
 }
 
-pub(crate) fn lifted_from_gpus(node: &Node, demand: &Demand, edit: fn(&mut Gpu)) -> Option<(Node, Demand)> {
+pub(crate) fn lifted_from_gpus(
+    node: &Node,
+    demand: &Demand,
+    edit: fn(&mut Gpu),
+) -> Option<(Node, Demand)> {
     let mut gpus = node.gpus.to_vec();
     gpus.iter_mut().for_each(edit);
-    (*gpus != *node.gpus).then(|| (Node { gpus: gpus.into(), ..node.clone() }, demand.clone()))
+    (*gpus != *node.gpus).then(|| {
+        (
+            Node {
+                gpus: gpus.into(),
+                ..node.clone()
+            },
+            demand.clone(),
+        )
+    })
 }
 
 /// If the reason `stands` there.

@@ -43,7 +43,12 @@ pub struct NodeAnswers {
 }
 
 const fn answers(filter: &'static str, conflict: &'static str) -> NodeAnswers {
-    NodeAnswers { filter, conflict, plan: "give more nodes", by_count: false }
+    NodeAnswers {
+        filter,
+        conflict,
+        plan: "give more nodes",
+        by_count: false,
+    }
 }
 
 const fn now(conflict: &'static str) -> NodeAnswers {
@@ -56,7 +61,11 @@ impl NodeAnswers {
     }
 
     const fn or_more_nodes(self, plan: &'static str) -> Self {
-        Self { plan, by_count: true, ..self }
+        Self {
+            plan,
+            by_count: true,
+            ..self
+        }
     }
 }
 
@@ -90,7 +99,8 @@ const GPUS_CHANGED: &str = "conflict: the node's GPUs have changed";
 const POOL_CHANGED: &str = "conflict: the node's pool has changed";
 const LIMIT_REACHED: &str = "conflict: the tenant's limit was reached";
 
-const OTHER_ALLOCATOR: &str = "ask for nvidia.com/gpu, or take the allocator out of the policy's node pool";
+const OTHER_ALLOCATOR: &str =
+    "ask for nvidia.com/gpu, or take the allocator out of the policy's node pool";
 const RAISE_LIMIT: &str = "raise the limit of its tenant in the policy, or give more nodes where the limit is a share of the cluster";
 
 impl From<Misfit> for AssumeConflict {

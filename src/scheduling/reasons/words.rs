@@ -13,7 +13,11 @@ pub fn list(names: &[String]) -> String {
         [] => "another pod".into(),
         [one] => one.clone(),
         _ if names.len() > NAMED => {
-            format!("{} and {} more", names[..NAMED].join(", "), names.len() - NAMED)
+            format!(
+                "{} and {} more",
+                names[..NAMED].join(", "),
+                names.len() - NAMED
+            )
         }
         [first @ .., last] => format!("{} and {last}", first.join(", ")),
     }
@@ -22,11 +26,19 @@ pub fn list(names: &[String]) -> String {
 /// `a, b and 2 more have`. Pods that the reader may not see are one name.
 pub(super) fn pods_have(names: &[String]) -> String {
     let are_several = names.len() > 1 || names.iter().any(|name| name.ends_with("pods of others"));
-    format!("{} {}", list(names), if are_several { "have" } else { "has" })
+    format!(
+        "{} {}",
+        list(names),
+        if are_several { "have" } else { "has" }
+    )
 }
 
 pub(super) fn each_of(gpus: u32) -> String {
-    if gpus == 1 { "1 GPU".into() } else { format!("each of {gpus} GPUs") }
+    if gpus == 1 {
+        "1 GPU".into()
+    } else {
+        format!("each of {gpus} GPUs")
+    }
 }
 
 pub(super) fn none_healthy(gpus: u32) -> String {
@@ -44,11 +56,17 @@ pub(super) fn state(health: Health) -> &'static str {
 }
 
 pub(super) fn opens(gate: Option<Millis>) -> String {
-    gate.map_or(String::new(), |left| format!("; its start gate opens in at most {}", length(left)))
+    gate.map_or(String::new(), |left| {
+        format!("; its start gate opens in at most {}", length(left))
+    })
 }
 
 pub(super) fn matching(nodes: u32) -> String {
-    format!("{} {}", plural(nodes, "node"), if nodes == 1 { "matches" } else { "match" })
+    format!(
+        "{} {}",
+        plural(nodes, "node"),
+        if nodes == 1 { "matches" } else { "match" }
+    )
 }
 
 pub(super) fn in_pool(pool: Option<&str>) -> String {
@@ -58,6 +76,11 @@ pub(super) fn in_pool(pool: Option<&str>) -> String {
 /// `2.0 GiB of VRAM and 0.500 GPUs`.
 pub(super) fn left_of(limit: TenantLimit) -> String {
     let vram = limit.vram.map(|vram| format!("{vram} of VRAM"));
-    let gpus = limit.milli_gpus.map(|milli| format!("{}.{:03} GPUs", milli / 1000, milli % 1000));
-    vram.into_iter().chain(gpus).collect::<Vec<_>>().join(" and ")
+    let gpus = limit
+        .milli_gpus
+        .map(|milli| format!("{}.{:03} GPUs", milli / 1000, milli % 1000));
+    vram.into_iter()
+        .chain(gpus)
+        .collect::<Vec<_>>()
+        .join(" and ")
 }

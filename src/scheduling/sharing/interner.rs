@@ -17,13 +17,19 @@ pub(crate) struct Interner<T: ?Sized> {
 
 impl<T: ?Sized> Default for Interner<T> {
     fn default() -> Self {
-        Self { known: FxHashSet::default(), tidy_at: FEW }
+        Self {
+            known: FxHashSet::default(),
+            tidy_at: FEW,
+        }
     }
 }
 
 impl<T: ?Sized> Clone for Interner<T> {
     fn clone(&self) -> Self {
-        Self { known: self.known.clone(), tidy_at: self.tidy_at }
+        Self {
+            known: self.known.clone(),
+            tidy_at: self.tidy_at,
+        }
     }
 }
 

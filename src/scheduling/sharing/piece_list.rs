@@ -20,7 +20,11 @@ pub struct PieceList<T> {
 
 impl<T> Default for PieceList<T> {
     fn default() -> Self {
-        Self { pieces: Vec::new(), starts: Vec::new(), len: 0 }
+        Self {
+            pieces: Vec::new(),
+            starts: Vec::new(),
+            len: 0,
+        }
     }
 }
 
@@ -39,19 +43,32 @@ impl<T> PieceList<T> {
     }
 
     pub fn iter(&self) -> Iter<'_, T> {
-        Iter { pieces: self.pieces.iter(), piece: [].iter(), left: self.len }
+        Iter {
+            pieces: self.pieces.iter(),
+            piece: [].iter(),
+            left: self.len,
+        }
     }
 
     /// The index of the element that `order` finds equal, or where it would be. The elements must be in that order.
     pub fn search(&self, order: impl Fn(&T) -> Ordering) -> Result<usize, usize> {
-        let later = self.pieces.partition_point(|piece| order(&piece[0]).is_le());
-        let Some(piece) = later.checked_sub(1) else { return Err(0) };
+        let later = self
+            .pieces
+            .partition_point(|piece| order(&piece[0]).is_le());
+        let Some(piece) = later.checked_sub(1) else {
+            return Err(0);
+        };
         let found = self.pieces[piece].binary_search_by(order);
-        found.map(|place| self.starts[piece] + place).map_err(|place| self.starts[piece] + place)
+        found
+            .map(|place| self.starts[piece] + place)
+            .map_err(|place| self.starts[piece] + place)
     }
 
     /// The elements of pieces that another list does not share, each with its place.
-    pub(crate) fn unshared_with<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = (usize, &'a T)> {
+    pub(crate) fn unshared_with<'a>(
+        &'a self,
+        other: &'a Self,
+    ) -> impl Iterator<Item = (usize, &'a T)> {
         let theirs: BTreeSet<*const Vec<T>> = other.pieces.iter().map(Arc::as_ptr).collect();
         let own = self.pieces.iter().zip(&self.starts);
         let own = own.filter(move |(piece, _)| !theirs.contains(&Arc::as_ptr(piece)));
@@ -60,13 +77,18 @@ impl<T> PieceList<T> {
 
     /// The piece of an element, and its place there.
     fn find(&self, index: usize) -> Option<(usize, usize)> {
-        let piece = self.starts.partition_point(|start| *start <= index).checked_sub(1)?;
+        let piece = self
+            .starts
+            .partition_point(|start| *start <= index)
+            .checked_sub(1)?;
         Some((piece, index - self.starts[piece]))
     }
 
     fn count(&mut self, from: usize) {
         self.starts.truncate(from);
-        let mut next = from.checked_sub(1).map_or(0, |last| self.starts[last] + self.pieces[last].len());
+        let mut next = from
+            .checked_sub(1)
+            .map_or(0, |last| self.starts[last] + self.pieces[last].len());
         for piece in &self.pieces[from..] {
             self.starts.push(next);
             next += piece.len();
@@ -79,12 +101,17 @@ impl<T: Clone> PieceList<T> {
     pub fn get_mut(&mut self, index: usize) -> Option<&mut T> {
         let (piece, place) = self.find(index)?;
         // An element that is not there needs no copy of a piece.
-        (place < self.pieces[piece].len()).then(|| &mut Arc::make_mut(&mut self.pieces[piece])[place])
+        (place < self.pieces[piece].len())
+            .then(|| &mut Arc::make_mut(&mut self.pieces[piece])[place])
     }
 
     /// Inserts an element before the one that has this index.
     pub fn insert(&mut self, index: usize, element: T) {
-        assert!(index <= self.len, "a list of {} has no place {index}", self.len);
+        assert!(
+            index <= self.len,
+            "a list of {} has no place {index}",
+            self.len
+        );
         // At the boundary of two pieces, to the end of the first.
         let Some((piece, place)) = self
             .find(index.saturating_sub(1))
@@ -134,7 +161,11 @@ pub struct Iter<'a, T> {
 
 impl<T> Clone for Iter<'_, T> {
     fn clone(&self) -> Self {
-        Self { pieces: self.pieces.clone(), piece: self.piece.clone(), left: self.left }
+        Self {
+            pieces: self.pieces.clone(),
+            piece: self.piece.clone(),
+            left: self.left,
+        }
     }
 }
 
@@ -172,7 +203,8 @@ impl<T> FromIterator<T> for PieceList<T> {
         let mut elements = elements.into_iter().peekable();
         let mut list = Self::default();
         while elements.peek().is_some() {
-            list.pieces.push(Arc::new(elements.by_ref().take(MOST).collect()));
+            list.pieces
+                .push(Arc::new(elements.by_ref().take(MOST).collect()));
         }
         list.count(0);
         list
@@ -255,9 +287,16 @@ mod tests {
         let copy = list.clone();
         *list.get_mut(3 * MOST + 5).unwrap() = 0;
         assert!(list.get_mut(10 * MOST).is_none());
-        let shared = list.pieces.iter().zip(&copy.pieces).filter(|(a, b)| Arc::ptr_eq(a, b)).count();
+        let shared = list
+            .pieces
+            .iter()
+            .zip(&copy.pieces)
+            .filter(|(a, b)| Arc::ptr_eq(a, b))
+            .count();
         assert_eq!((shared, copy[3 * MOST + 5]), (9, 3 * MOST + 5));
-        let unshared = copy.unshared_with(&list).map(|(place, element)| (place, *element));
+        let unshared = copy
+            .unshared_with(&list)
+            .map(|(place, element)| (place, *element));
         assert!(unshared.eq((3 * MOST..4 * MOST).zip(3 * MOST..4 * MOST)));
     }
 }

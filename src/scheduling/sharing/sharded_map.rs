@@ -24,7 +24,10 @@ pub(crate) struct ShardedMap<K, V> {
 impl<K, V> Default for ShardedMap<K, V> {
     fn default() -> Self {
         let empty: Group<K, V> = vec![Shard::default(); SHARDS].into();
-        Self { groups: vec![empty.clone(); GROUPS].into(), empty }
+        Self {
+            groups: vec![empty.clone(); GROUPS].into(),
+            empty,
+        }
     }
 }
 
@@ -86,18 +89,38 @@ impl<K: Clone + Eq + Hash, V: Clone> ShardedMap<K, V> {
     }
 
     /// All entries, in no order: for sums, and for what is put into an order afterwards.
-    #[expect(clippy::disallowed_methods, reason = "the name says that there is no order")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the name says that there is no order"
+    )]
     pub(crate) fn in_no_order(&self) -> impl Iterator<Item = (&K, &V)> {
-        let filled = self.groups.iter().filter(|group| !Arc::ptr_eq(group, &self.empty));
-        filled.flat_map(|group| group.iter()).flat_map(|shard| shard.iter())
+        let filled = self
+            .groups
+            .iter()
+            .filter(|group| !Arc::ptr_eq(group, &self.empty));
+        filled
+            .flat_map(|group| group.iter())
+            .flat_map(|shard| shard.iter())
     }
 
     /// The entries of shards that another map does not share, in no order.
-    #[expect(clippy::disallowed_methods, reason = "the caller puts them into an order, or needs none")]
-    pub(crate) fn unshared_with<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = (&'a K, &'a V)> {
-        let groups = self.groups.iter().zip(&other.groups).filter(|(own, theirs)| !Arc::ptr_eq(own, theirs));
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the caller puts them into an order, or needs none"
+    )]
+    pub(crate) fn unshared_with<'a>(
+        &'a self,
+        other: &'a Self,
+    ) -> impl Iterator<Item = (&'a K, &'a V)> {
+        let groups = self
+            .groups
+            .iter()
+            .zip(&other.groups)
+            .filter(|(own, theirs)| !Arc::ptr_eq(own, theirs));
         let shards = groups.flat_map(|(own, theirs)| own.iter().zip(&**theirs));
-        shards.filter(|(own, theirs)| !Arc::ptr_eq(own, theirs)).flat_map(|(own, _)| own.iter())
+        shards
+            .filter(|(own, theirs)| !Arc::ptr_eq(own, theirs))
+            .flat_map(|(own, _)| own.iter())
     }
 
     /// Changes all values, each by itself.
@@ -106,8 +129,15 @@ impl<K: Clone + Eq + Hash, V: Clone> ShardedMap<K, V> {
         reason = "nothing follows from the order of what is changed by itself"
     )]
     pub(crate) fn change_each(&mut self, mut change: impl FnMut(&mut V)) {
-        for group in self.groups.iter_mut().filter(|group| !Arc::ptr_eq(group, &self.empty)) {
-            for shard in Arc::make_mut(group).iter_mut().filter(|shard| !shard.is_empty()) {
+        for group in self
+            .groups
+            .iter_mut()
+            .filter(|group| !Arc::ptr_eq(group, &self.empty))
+        {
+            for shard in Arc::make_mut(group)
+                .iter_mut()
+                .filter(|shard| !shard.is_empty())
+            {
                 Arc::make_mut(shard).values_mut().for_each(&mut change);
             }
         }
@@ -127,7 +157,9 @@ impl<K: Clone + Eq + Hash, V: Clone> ShardedMap<K, V> {
 impl<K: Clone + Eq + Hash, V: Clone> FromIterator<(K, V)> for ShardedMap<K, V> {
     fn from_iter<I: IntoIterator<Item = (K, V)>>(entries: I) -> Self {
         let mut map = Self::default();
-        entries.into_iter().for_each(|(key, value)| drop(map.insert(key, value)));
+        entries
+            .into_iter()
+            .for_each(|(key, value)| drop(map.insert(key, value)));
         map
     }
 }
@@ -162,10 +194,14 @@ mod tests {
         *copy.get_mut(&uid(8)).unwrap() += 5000;
         copy.remove(&uid(9));
         *map.get_or_insert_with(uid(1000), || 1) += 1;
-        let seen = |map: &ShardedMap<String, usize>| [7, 8, 9, 1000].map(|n| map.get(&uid(n)).copied());
+        let seen =
+            |map: &ShardedMap<String, usize>| [7, 8, 9, 1000].map(|n| map.get(&uid(n)).copied());
         assert_eq!(seen(&map), [Some(5007), Some(8), Some(9), Some(2)]);
         assert_eq!(seen(&copy), [Some(7), Some(5008), None, None]);
-        assert_eq!((map.in_no_order().count(), copy.in_no_order().count()), (1001, 999));
+        assert_eq!(
+            (map.in_no_order().count(), copy.in_no_order().count()),
+            (1001, 999)
+        );
     }
 
     #[test]
@@ -173,23 +209,38 @@ mod tests {
         let mut map = filled(1000);
         let copy = map.clone();
         let shards = |map: &ShardedMap<String, usize>| -> Vec<_> {
-            map.groups.iter().flat_map(|group| group.iter().map(Arc::as_ptr)).collect()
+            map.groups
+                .iter()
+                .flat_map(|group| group.iter().map(Arc::as_ptr))
+                .collect()
         };
         let shared = |map: &ShardedMap<String, usize>| {
-            shards(map).into_iter().zip(shards(&copy)).filter(|(own, theirs)| own == theirs).count()
+            shards(map)
+                .into_iter()
+                .zip(shards(&copy))
+                .filter(|(own, theirs)| own == theirs)
+                .count()
         };
         assert!(map.get_mut(&uid(5000)).is_none() && map.remove(&uid(5000)).is_none());
         assert_eq!(shared(&map), GROUPS * SHARDS);
         *map.get_mut(&uid(7)).unwrap() += 1;
         assert_eq!(shared(&map), GROUPS * SHARDS - 1);
-        let changed: Vec<_> = map.unshared_with(&copy).filter(|(uid, n)| copy.get(*uid) != Some(n)).collect();
+        let changed: Vec<_> = map
+            .unshared_with(&copy)
+            .filter(|(uid, n)| copy.get(*uid) != Some(n))
+            .collect();
         assert_eq!(changed, [(&uid(7), &8)]);
     }
 
     #[test]
     fn shards_fill_evenly() {
         let map = filled(160_000);
-        let most = map.groups.iter().flat_map(|group| group.iter().map(|shard| shard.len())).max().unwrap();
+        let most = map
+            .groups
+            .iter()
+            .flat_map(|group| group.iter().map(|shard| shard.len()))
+            .max()
+            .unwrap();
         assert!(most < 100, "of 39 on the average one has {most}");
     }
 }

@@ -30,10 +30,15 @@ impl LedgerCluster {
 
     /// The same under this policy. The GPUs of a node form two islands.
     pub fn by(policy: Policy, nodes: &[(&str, u32)]) -> Self {
-        nodes.iter().fold(Self::empty(policy), |cluster, (name, gpus)| {
-            let device = |index| Device { island: Some((index * 2 / gpus) as u8), ..h100(name, index) };
-            cluster.with_node(name, (0..*gpus).map(device).collect())
-        })
+        nodes
+            .iter()
+            .fold(Self::empty(policy), |cluster, (name, gpus)| {
+                let device = |index| Device {
+                    island: Some((index * 2 / gpus) as u8),
+                    ..h100(name, index)
+                };
+                cluster.with_node(name, (0..*gpus).map(device).collect())
+            })
     }
 
     /// Without a node.
@@ -51,7 +56,12 @@ impl LedgerCluster {
 
     pub fn add_node(&mut self, name: &str, devices: Vec<Device>) {
         self.apply(NodeObserved::new(node(name), NodeKind::Stowage));
-        self.apply(DevicesReported { node: node(name), devices: devices.into(), are_all: true }).unwrap();
+        self.apply(DevicesReported {
+            node: node(name),
+            devices: devices.into(),
+            are_all: true,
+        })
+        .unwrap();
     }
 
     /// The pod, whose UID is its name, as the watch shows it.
@@ -62,13 +72,24 @@ impl LedgerCluster {
         state: ObservedPhase,
         observed: Option<ObservedDisruptionInfo>,
     ) -> PodWarning {
-        self.apply(PodObserved(PodObservation { uid: uid(name), key: key(name), demand, state, observed }))
+        self.apply(PodObserved(PodObservation {
+            uid: uid(name),
+            key: key(name),
+            demand,
+            state,
+            observed,
+        }))
     }
 
     /// A pending pod.
     pub fn wait(&mut self, name: &str, demand: Demand) {
         let waiting = ObservedPhase::Waiting(ObservedWaiting::default());
-        self.observe(name, demand, waiting, Some(ObservedDisruptionInfo::default()));
+        self.observe(
+            name,
+            demand,
+            waiting,
+            Some(ObservedDisruptionInfo::default()),
+        );
     }
 
     /// A pod under the planner's scheduling gate.
@@ -77,8 +98,16 @@ impl LedgerCluster {
     }
 
     pub fn gated_with(&mut self, name: &str, demand: Demand, observed: ObservedDisruptionInfo) {
-        let waiting = ObservedWaiting { gate: SchedulingGate::Planned, ..ObservedWaiting::default() };
-        self.observe(name, demand, ObservedPhase::Waiting(waiting), Some(observed));
+        let waiting = ObservedWaiting {
+            gate: SchedulingGate::Planned,
+            ..ObservedWaiting::default()
+        };
+        self.observe(
+            name,
+            demand,
+            ObservedPhase::Waiting(waiting),
+            Some(observed),
+        );
     }
 
     /// A pod on one of the testkit's GPUs that has been ready for so long; `None` if that is unknown.
@@ -91,19 +120,33 @@ impl LedgerCluster {
         observed: ObservedDisruptionInfo,
     ) {
         let devices = Some(Arc::from([gpu_at(on, gpu)]));
-        let state = ObservedPhase::Bound { node: node(on), devices, starting: false, ran };
+        let state = ObservedPhase::Bound {
+            node: node(on),
+            devices,
+            starting: false,
+            ran,
+        };
         self.observe(name, demand, state, Some(observed));
     }
 
     /// Advances the clock, and applies what expires. Returns the pods whose reservations ended.
     pub fn pass(&mut self, seconds: u64) -> Vec<PodUid> {
         let now = self.now() + Millis::seconds(seconds);
-        self.apply(Tick { now, is_leading: true })
+        self.apply(Tick {
+            now,
+            is_leading: true,
+        })
     }
 
     /// What each GPU of the node has left, in GiB.
     pub fn free_gib(&mut self, node: &str) -> Vec<u64> {
-        self.snapshot().node(node).unwrap().gpus.iter().map(|gpu| gpu.free().0 >> 30).collect()
+        self.snapshot()
+            .node(node)
+            .unwrap()
+            .gpus
+            .iter()
+            .map(|gpu| gpu.free().0 >> 30)
+            .collect()
     }
 }
 

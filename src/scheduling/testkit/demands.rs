@@ -11,8 +11,17 @@ use std::sync::Arc;
 
 /// Of so many bytes on each of so many GPUs. The default policy classifies it, by its priority alone.
 pub fn demand_of(per_gpu: u64, gpus: u32, sharing: Sharing, priority: i32) -> Demand {
-    let traits = PodTraits { priority, sharing, ..PodTraits::default() };
-    let Classification { class, terms, tenant, version } = Policy::default().classify(&traits);
+    let traits = PodTraits {
+        priority,
+        sharing,
+        ..PodTraits::default()
+    };
+    let Classification {
+        class,
+        terms,
+        tenant,
+        version,
+    } = Policy::default().classify(&traits);
     Demand {
         ask: Ask::Vram,
         per_gpu: Bytes(per_gpu),
@@ -42,11 +51,17 @@ pub fn demand_of(per_gpu: u64, gpus: u32, sharing: Sharing, priority: i32) -> De
 /// The same demand of a pod with these traits, as the policy classifies it.
 pub fn classified(mut demand: Demand, traits: PodTraits, policy: &Policy) -> Demand {
     demand.take(policy.classify(&traits));
-    Demand { traits: Arc::new(traits), ..demand }
+    Demand {
+        traits: Arc::new(traits),
+        ..demand
+    }
 }
 
 /// The same demand of a pod of that namespace.
 pub fn in_namespace(demand: Demand, namespace: &str, policy: &Policy) -> Demand {
-    let traits = PodTraits { namespace: namespace.into(), ..(*demand.traits).clone() };
+    let traits = PodTraits {
+        namespace: namespace.into(),
+        ..(*demand.traits).clone()
+    };
     classified(demand, traits, policy)
 }

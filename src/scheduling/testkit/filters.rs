@@ -11,10 +11,19 @@ use std::sync::Arc;
 pub fn roomy(ledger: &Ledger) -> FilterSnapshot {
     let mut view = ClusterFilters::default();
     for (name, _) in ledger.node_states() {
-        let allocatable =
-            Amounts { cpu: MilliCpu(1 << 40), memory: Bytes::gib(1 << 20), ..Amounts::default() };
+        let allocatable = Amounts {
+            cpu: MilliCpu(1 << 40),
+            memory: Bytes::gib(1 << 20),
+            ..Amounts::default()
+        };
         let (labels, taints) = (Arc::default(), Arc::new([]));
-        view.set_machine(FilterNode { name: name.clone(), labels, taints, allocatable, pods: 1 << 20 });
+        view.set_machine(FilterNode {
+            name: name.clone(),
+            labels,
+            taints,
+            allocatable,
+            pods: 1 << 20,
+        });
     }
     for uid in ledger.pod_states().into_keys() {
         view.set_waiting(uid.clone(), Requirements::default());
@@ -41,8 +50,13 @@ pub fn placed(ledger: &mut Ledger) -> Vec<PodUid> {
     for step in steps(ledger, 64) {
         match step {
             PlanStep::Place(places) => {
-                for PlannedPlacement { uid, reservation, .. } in places {
-                    ledger.reserve(&uid, reservation).expect("what was planned on a copy holds");
+                for PlannedPlacement {
+                    uid, reservation, ..
+                } in places
+                {
+                    ledger
+                        .reserve(&uid, reservation)
+                        .expect("what was planned on a copy holds");
                     placed.push(uid);
                 }
             }

@@ -33,5 +33,8 @@ pub fn unit_gpu(node: impl Display, index: u32) -> Device {
 
 /// Two GPUs of that size, `GPU-a` and `GPU-b`.
 pub fn gpu_pair(total: Bytes) -> Vec<Device> {
-    vec![whole_gpu(gpu("GPU-a"), 0, total), whole_gpu(gpu("GPU-b"), 1, total)]
+    vec![
+        whole_gpu(gpu("GPU-a"), 0, total),
+        whole_gpu(gpu("GPU-b"), 1, total),
+    ]
 }

@@ -9,10 +9,15 @@ use crate::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, Sleep
 
 /// The default policy, whose serving pods lend as soon as three reports show them asleep.
 pub fn lending() -> Policy {
-    let classes = built_in_classes().into_iter().map(|class| match class.name.as_str() {
-        "serving" => Class { sleeping: SleepingRule::Lend, ..class },
-        _ => class,
-    });
+    let classes = built_in_classes()
+        .into_iter()
+        .map(|class| match class.name.as_str() {
+            "serving" => Class {
+                sleeping: SleepingRule::Lend,
+                ..class
+            },
+            _ => class,
+        });
     let mut policy = Policy::default().with_classes(classes.collect()).unwrap();
     policy.planning.lending.after = Millis::seconds(2);
     policy
@@ -23,7 +28,10 @@ impl LedgerCluster {
     /// engines of some of them sleep.
     pub fn report_use(&mut self, on: &str, used: &[(&str, u64)], beside: u64, asleep: &[&str]) {
         self.pass(1);
-        let mut attributed: Vec<_> = used.iter().map(|(pod, gib)| (uid(pod), Bytes::gib(*gib))).collect();
+        let mut attributed: Vec<_> = used
+            .iter()
+            .map(|(pod, gib)| (uid(pod), Bytes::gib(*gib)))
+            .collect();
         attributed.sort_unstable();
         let sum: Bytes = attributed.iter().map(|(_, bytes)| *bytes).sum();
         let gpu = GpuReading {
@@ -32,9 +40,20 @@ impl LedgerCluster {
             attributed,
             engine_load: EngineLoad::NONE,
         };
-        let sleep = asleep.iter().map(|pod| (uid(pod), SleepState::Asleep)).collect();
-        let reading = NodeReading { sampled: self.now(), gpus: vec![gpu], sleep, ..NodeReading::default() };
-        self.apply(ReadingReported { node: node(on), reading: reading.into() });
+        let sleep = asleep
+            .iter()
+            .map(|pod| (uid(pod), SleepState::Asleep))
+            .collect();
+        let reading = NodeReading {
+            sampled: self.now(),
+            gpus: vec![gpu],
+            sleep,
+            ..NodeReading::default()
+        };
+        self.apply(ReadingReported {
+            node: node(on),
+            reading: reading.into(),
+        });
     }
 
     /// Three reports show that the engine sleeps on the node's one GPU, and uses 4 GiB.

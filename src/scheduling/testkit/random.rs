@@ -69,7 +69,14 @@ mod tests {
     fn the_numbers_are_those_of_the_paper_s_reference() {
         let mut random = Random(1_234_567);
         let first: Vec<u64> = (0..3).map(|_| random.word()).collect();
-        assert_eq!(first, [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]);
+        assert_eq!(
+            first,
+            [
+                6_457_827_717_110_365_317,
+                3_203_168_211_198_807_973,
+                9_817_491_932_198_370_423
+            ]
+        );
     }
 
     #[test]
@@ -87,10 +94,15 @@ mod tests {
         let mean = (0..20_000).map(|_| random.gap(5000.0).0).sum::<u64>() / 20_000;
         assert!((4900..5100).contains(&mean), "{mean}");
         let (least, most) = (Millis(100), Millis(10_000));
-        let drawn: Vec<u64> = (0..20_000).map(|_| random.log_uniform(least, most).0).collect();
+        let drawn: Vec<u64> = (0..20_000)
+            .map(|_| random.log_uniform(least, most).0)
+            .collect();
         assert!(drawn.iter().all(|millis| (100..=10_000).contains(millis)));
         let below_the_middle = drawn.iter().filter(|millis| **millis < 1000).count();
-        assert!((9_700..10_300).contains(&below_the_middle), "{below_the_middle}");
+        assert!(
+            (9_700..10_300).contains(&below_the_middle),
+            "{below_the_middle}"
+        );
     }
 
     #[test]
@@ -111,7 +123,10 @@ mod tests {
             random.shuffle(&mut items);
             *met.entry(items).or_insert(0) += 1;
         }
-        assert!(met.len() == 6 && met.values().all(|count| *count > 60), "{met:?}");
+        assert!(
+            met.len() == 6 && met.values().all(|count| *count > 60),
+            "{met:?}"
+        );
         assert!(met.keys().all(|items| items.iter().sum::<i32>() == 6));
     }
 }

@@ -177,7 +177,10 @@ impl<T: QuantityText> Optional<T> {
         Ok(Option::<T>::deserialize(deserializer)?.map(T::quantity))
     }
 
-    pub fn serialize<S: Serializer>(quantity: &Option<T::Quantity>, serializer: S) -> Result<S::Ok, S::Error>
+    pub fn serialize<S: Serializer>(
+        quantity: &Option<T::Quantity>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error>
     where
         T: Serialize,
     {
@@ -223,7 +226,11 @@ impl<T, const DEFAULT: bool> Switch<T, DEFAULT> {
     where
         T: Serialize,
     {
-        Section { enabled: Some(rules.is_some()), rules: rules.as_ref() }.serialize(serializer)
+        Section {
+            enabled: Some(rules.is_some()),
+            rules: rules.as_ref(),
+        }
+        .serialize(serializer)
     }
 }
 
@@ -234,8 +241,15 @@ impl<T: JsonSchema, const DEFAULT: bool> JsonSchema for Switch<T, DEFAULT> {
 
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         let mut schema = T::json_schema(generator);
-        let default = if DEFAULT { "Default: yes." } else { "Default: no." };
-        if let Some(fields) = schema.pointer_mut("/properties").and_then(serde_json::Value::as_object_mut) {
+        let default = if DEFAULT {
+            "Default: yes."
+        } else {
+            "Default: no."
+        };
+        if let Some(fields) = schema
+            .pointer_mut("/properties")
+            .and_then(serde_json::Value::as_object_mut)
+        {
             let enabled = json_schema!({"description": default, "type": "boolean"});
             fields.insert("enabled".into(), enabled.to_value());
         }

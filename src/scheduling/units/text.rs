@@ -20,7 +20,11 @@ pub struct Malformed {
 
 impl Malformed {
     pub fn new(is: impl Into<String>, help: impl Into<String>) -> Self {
-        Self { at: None, is: is.into(), help: help.into() }
+        Self {
+            at: None,
+            is: is.into(),
+            help: help.into(),
+        }
     }
 }
 
@@ -28,8 +32,13 @@ impl Malformed {
 const LONGEST: Millis = Millis::seconds(365 * 24 * 3600);
 
 /// Largest unit first, which is the order they are written in.
-const TIME_UNITS: [(&str, u64); 5] =
-    [("d", 24 * 3_600_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
+const TIME_UNITS: [(&str, u64); 5] = [
+    ("d", 24 * 3_600_000),
+    ("h", 3_600_000),
+    ("m", 60_000),
+    ("s", 1000),
+    ("ms", 1),
+];
 
 /// Whole per cent: `10%`.
 pub fn percent(text: &str, at_most: u8) -> Result<Percent, Malformed> {
@@ -44,7 +53,11 @@ pub fn percent(text: &str, at_most: u8) -> Result<Percent, Malformed> {
     if !is_whole(number) {
         return Err(Malformed::new("not a whole percentage", range));
     }
-    let value = number.parse().ok().filter(|&value| value <= at_most).and_then(Percent::new);
+    let value = number
+        .parse()
+        .ok()
+        .filter(|&value| value <= at_most)
+        .and_then(Percent::new);
     value.ok_or_else(|| Malformed::new(format!("more than {at_most}%"), range))
 }
 
@@ -57,25 +70,39 @@ pub fn duration(text: &str) -> Result<Millis, Malformed> {
         )
     };
     if is_whole(text) && text != "0" {
-        return Err(Malformed::new("a number without a unit", format!("did you mean `{text}s`?")));
+        return Err(Malformed::new(
+            "a number without a unit",
+            format!("did you mean `{text}s`?"),
+        ));
     }
     let (mut rest, mut total, mut units) = (text, 0u64, TIME_UNITS.iter());
     if text == "0" {
         return Ok(Millis(0));
     }
     while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(malformed)?;
+        let digits = rest
+            .find(|c: char| !c.is_ascii_digit())
+            .ok_or_else(malformed)?;
         let (number, behind) = rest.split_at(digits);
-        let unit = &behind[..behind.find(|c: char| !c.is_ascii_lowercase()).unwrap_or(behind.len())];
-        let (_, millis) = units.find(|(name, _)| *name == unit).ok_or_else(malformed)?;
-        let number =
-            if is_whole(number) { number.parse().unwrap_or(u64::MAX) } else { return Err(malformed()) };
+        let unit = &behind[..behind
+            .find(|c: char| !c.is_ascii_lowercase())
+            .unwrap_or(behind.len())];
+        let (_, millis) = units
+            .find(|(name, _)| *name == unit)
+            .ok_or_else(malformed)?;
+        let number = if is_whole(number) {
+            number.parse().unwrap_or(u64::MAX)
+        } else {
+            return Err(malformed());
+        };
         total = total.saturating_add(number.saturating_mul(*millis));
         rest = &behind[unit.len()..];
     }
     match text.is_empty() {
         true => Err(malformed()),
-        false if Millis(total) > LONGEST => Err(Malformed::new("longer than a year", "write at most `365d`")),
+        false if Millis(total) > LONGEST => {
+            Err(Malformed::new("longer than a year", "write at most `365d`"))
+        }
         false => Ok(Millis(total)),
     }
 }
@@ -88,30 +115,42 @@ pub fn quantity(text: &str) -> Result<Bytes, Malformed> {
         QuantityError::Fractional => {
             Malformed::new("not a whole number of bytes", "write it in a smaller unit")
         }
-        QuantityError::TooLarge => {
-            Malformed::new("more than any machine has", "check the unit: `40Gi` is 40 GiB")
-        }
+        QuantityError::TooLarge => Malformed::new(
+            "more than any machine has",
+            "check the unit: `40Gi` is 40 GiB",
+        ),
     })
 }
 
 /// `40GB`, `40 GiB` and `40gi` are common mistakes.
 fn quantity_help(text: &str) -> String {
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let digits = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let unit = unit.trim().to_ascii_lowercase();
     let unit = unit.strip_suffix('b').unwrap_or(&unit);
     let unit = unit.strip_suffix('i').unwrap_or(unit);
-    let known = ["k", "m", "g", "t"].into_iter().find(|known| *known == unit);
+    let known = ["k", "m", "g", "t"]
+        .into_iter()
+        .find(|known| *known == unit);
     match known.filter(|_| !number.is_empty()) {
-        Some(unit) => format!("write `{number}{}i`; Kubernetes' units have no B", unit.to_ascii_uppercase()),
+        Some(unit) => format!(
+            "write `{number}{}i`; Kubernetes' units have no B",
+            unit.to_ascii_uppercase()
+        ),
         None => "write a number with Mi, Gi or Ti, such as `40Gi`".into(),
     }
 }
 
 /// Bytes a second, in decimal or binary units: `3GB/s`, `3GiB/s`, `1.5GB/s`.
 pub fn speed(text: &str) -> Result<Bytes, Malformed> {
-    let malformed =
-        || Malformed::new("not a speed", "write a number with MB/s, GB/s or GiB/s, such as `3GB/s`");
+    let malformed = || {
+        Malformed::new(
+            "not a speed",
+            "write a number with MB/s, GB/s or GiB/s, such as `3GB/s`",
+        )
+    };
     let Some(amount) = text.strip_suffix("/s") else {
         return Err(Malformed::new(
             "not a speed: it says no time",
@@ -119,7 +158,10 @@ pub fn speed(text: &str) -> Result<Bytes, Malformed> {
         ));
     };
     if amount.ends_with("bit") {
-        return Err(Malformed::new("in bits", "write bytes: 8 Gbit/s are `1GB/s`"));
+        return Err(Malformed::new(
+            "in bits",
+            "write bytes: 8 Gbit/s are `1GB/s`",
+        ));
     }
     let amount = amount.strip_suffix('B').ok_or_else(malformed)?;
     if !amount.ends_with(|c: char| c.is_ascii_digit() || "kMGTi".contains(c)) {
@@ -153,7 +195,15 @@ pub fn duration_text(length: Millis) -> String {
 
 /// Renders what [`quantity`] parses: in the largest binary unit that leaves a whole number.
 pub fn quantity_text(amount: Bytes) -> String {
-    with_unit(amount.0, [("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)])
+    with_unit(
+        amount.0,
+        [
+            ("Ti", 1 << 40),
+            ("Gi", 1 << 30),
+            ("Mi", 1 << 20),
+            ("Ki", 1 << 10),
+        ],
+    )
 }
 
 /// Renders what [`speed`] parses: in decimal units if they fit, as in data sheets.
@@ -169,8 +219,13 @@ pub fn speed_text(speed: Bytes) -> String {
 }
 
 fn with_unit<const N: usize>(n: u64, units: [(&str, u64); N]) -> String {
-    let unit = units.into_iter().find(|(_, size)| n > 0 && n.is_multiple_of(*size));
-    unit.map_or_else(|| n.to_string(), |(name, size)| format!("{}{name}", n / size))
+    let unit = units
+        .into_iter()
+        .find(|(_, size)| n > 0 && n.is_multiple_of(*size));
+    unit.map_or_else(
+        || n.to_string(),
+        |(name, size)| format!("{}{name}", n / size),
+    )
 }
 
 #[cfg(test)]
@@ -180,14 +235,28 @@ mod tests {
 
     #[test]
     fn durations_read_as_go_reads_whole_ones() {
-        for (text, millis) in
-            [("500ms", 500), ("30s", 30_000), ("1h30m", 5_400_000), ("2d", 172_800_000), ("0", 0)]
-        {
+        for (text, millis) in [
+            ("500ms", 500),
+            ("30s", 30_000),
+            ("1h30m", 5_400_000),
+            ("2d", 172_800_000),
+            ("0", 0),
+        ] {
             assert_eq!(duration(text), Ok(Millis(millis)), "{text}");
         }
-        for text in
-            ["", "s", "10", "1.5h", "30m1h", "5 s", "-5s", "10S", "1s1s", "400d", "99999999999999999999h"]
-        {
+        for text in [
+            "",
+            "s",
+            "10",
+            "1.5h",
+            "30m1h",
+            "5 s",
+            "-5s",
+            "10S",
+            "1s1s",
+            "400d",
+            "99999999999999999999h",
+        ] {
             assert!(duration(text).is_err(), "{text}");
         }
     }
@@ -198,7 +267,10 @@ mod tests {
         assert_eq!(percent("95%", 90).unwrap_err().is, "more than 90%");
         assert_eq!(duration("30").unwrap_err().help, "did you mean `30s`?");
         for text in ["40GB", "40 GiB", "40gi", "40g"] {
-            assert!(quantity(text).unwrap_err().help.starts_with("write `40Gi`"), "{text}");
+            assert!(
+                quantity(text).unwrap_err().help.starts_with("write `40Gi`"),
+                "{text}"
+            );
         }
         assert_eq!(speed("3GB").unwrap_err().help, "did you mean `3GB/s`?");
         assert_eq!(speed("8Gbit/s").unwrap_err().is, "in bits");

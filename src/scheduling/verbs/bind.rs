@@ -40,7 +40,10 @@ pub struct BindDecision {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[expect(clippy::large_enum_variant, reason = "it is taken apart where it is made")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it is taken apart where it is made"
+)]
 pub enum BindAnswer {
     Write(BindDecision),
     AlreadyBound,
@@ -50,7 +53,11 @@ impl BindAsked {
     /// For a pod of the ledger; `None` if it is not there.
     pub fn of(ledger: &Ledger, uid: &PodUid, node: &NodeName) -> Option<Self> {
         let key = ledger.pod_state(uid)?.key.clone();
-        Some(Self { uid: uid.clone(), key, node: node.clone() })
+        Some(Self {
+            uid: uid.clone(),
+            key,
+            node: node.clone(),
+        })
     }
 }
 
@@ -59,7 +66,9 @@ impl Change for BindAsked {
 
     fn apply_to(self, cluster: &mut Cluster) -> Self::Output {
         let ledger = &mut cluster.ledger;
-        let pod = ledger.pod_state(&self.uid).filter(|pod| pod.key == self.key);
+        let pod = ledger
+            .pod_state(&self.uid)
+            .filter(|pod| pod.key == self.key);
         let pod = pod.ok_or(AssumeConflict::UnknownPod)?;
         let policy = ledger.policy();
         if policy.mode == Mode::Shadow && pod.node().is_none() && !pod.demand.asks_plugin() {
@@ -69,7 +78,9 @@ impl Change for BindAsked {
         let (demand, policy) = (pod.demand.clone(), policy.digest);
         let is_reserved = pod.reservation().is_some();
         let shows_reservation = ledger.may_show_reservation(&self.uid);
-        let unplaced = pod.unplaced_since().map_or(Millis::default(), |since| now.since(since));
+        let unplaced = pod
+            .unplaced_since()
+            .map_or(Millis::default(), |since| now.since(since));
         let (placement, is_new) = match ledger.assume(&self.uid, &self.node)? {
             AssumeResult::Bound => return Ok(BindAnswer::AlreadyBound),
             AssumeResult::New(placement) => (placement, true),

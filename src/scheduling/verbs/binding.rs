@@ -132,14 +132,26 @@ impl Change for BindingAnswered {
     type Output = BindingStep;
 
     fn apply_to(self, cluster: &mut Cluster) -> BindingStep {
-        let Self { uid, placement, stage, answer, latest_landing } = self;
+        let Self {
+            uid,
+            placement,
+            stage,
+            answer,
+            latest_landing,
+        } = self;
         let now = cluster.ledger.now();
         let is_open = matches!(answer, BindingAnswer::Conflict | BindingAnswer::Unknown);
         cluster.bindings.end(&uid, now, is_open);
         match (answer, stage) {
             (BindingAnswer::Written, _) => {
                 let borrows = !placement.borrowed_from.is_empty();
-                cluster.confirm(&uid, &placement, &placement.node, placement.recorded(), borrows);
+                cluster.confirm(
+                    &uid,
+                    &placement,
+                    &placement.node,
+                    placement.recorded(),
+                    borrows,
+                );
                 cluster.bindings.none_may_land(&uid);
                 cluster.end_loop(&uid, &placement, stage, BindingStep::Bound)
             }
@@ -164,7 +176,14 @@ impl Change for BindingRead {
     type Output = BindingStep;
 
     fn apply_to(self, cluster: &mut Cluster) -> BindingStep {
-        let Self { uid, placement, stage, pod, asked, latest_landing } = self;
+        let Self {
+            uid,
+            placement,
+            stage,
+            pod,
+            asked,
+            latest_landing,
+        } = self;
         // A watch or a later request may have been faster.
         if stage == BindingStage::Settling && !cluster.is_assumed(&uid, &placement) {
             return cluster.end_loop(&uid, &placement, stage, BindingStep::Over);
@@ -175,9 +194,21 @@ impl Change for BindingRead {
         match (pod, stage) {
             (PodRead::Gone, _) => {
                 cluster.ledger.release(&uid);
-                cluster.end_loop(&uid, &placement, stage, BindingStep::Failed(AssumeConflict::PodGone))
+                cluster.end_loop(
+                    &uid,
+                    &placement,
+                    stage,
+                    BindingStep::Failed(AssumeConflict::PodGone),
+                )
             }
-            (PodRead::Bound { node, devices, borrows }, _) => {
+            (
+                PodRead::Bound {
+                    node,
+                    devices,
+                    borrows,
+                },
+                _,
+            ) => {
                 cluster.confirm(&uid, &placement, &node, devices, borrows);
                 let step = match node == placement.node {
                     true => BindingStep::Bound,
@@ -274,14 +305,18 @@ impl Cluster {
         devices: Option<Arc<[GpuUuid]>>,
         borrows: bool,
     ) {
-        let is_unwatched = self.ledger.pod_state(uid).is_some_and(|pod| pod.is_unwatched);
+        let is_unwatched = self
+            .ledger
+            .pod_state(uid)
+            .is_some_and(|pod| pod.is_unwatched);
         if !is_unwatched || self.is_assumed(uid, placement) {
             self.ledger.confirm_loan(uid, node, devices, borrows);
         }
     }
 
     fn may_be_written(&self, uid: &PodUid) -> bool {
-        self.assumed(uid).is_some_and(|assumed| self.ledger.may_be_written(assumed))
+        self.assumed(uid)
+            .is_some_and(|assumed| self.ledger.may_be_written(assumed))
     }
 
     /// The epoch in which an assumed pod's GPUs were chosen.
@@ -298,7 +333,8 @@ impl Cluster {
 
     /// Whether this placement is still the pod's, and neither written nor given up.
     fn is_assumed(&self, uid: &PodUid, placement: &Placement) -> bool {
-        self.assumed(uid).is_some_and(|assumed| assumed.placement == *placement)
+        self.assumed(uid)
+            .is_some_and(|assumed| assumed.placement == *placement)
     }
 }
 

@@ -26,7 +26,10 @@ pub struct FilterDecided {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FilterAnswer {
     /// These GPUs are softly reserved for it: its only node, or the one that is ranked first.
-    Offered { node: NodeName, devices: Arc<[GpuUuid]> },
+    Offered {
+        node: NodeName,
+        devices: Arc<[GpuUuid]>,
+    },
     /// None of the nodes fits; `None` if it is not known which they were.
     Refused { asked: Option<NodeSet> },
 }
@@ -54,14 +57,23 @@ pub fn decided(view: &DecisionView, list: &Shortlist) -> Option<FilterDecided> {
 /// None of the named nodes fits.
 pub fn refused(view: &DecisionView, list: &Shortlist) -> FilterDecided {
     let asked = view.snapshot.set_of(list.known_places());
-    FilterDecided { uid: view.request.uid.clone(), answer: FilterAnswer::Refused { asked: Some(asked) } }
+    FilterDecided {
+        uid: view.request.uid.clone(),
+        answer: FilterAnswer::Refused { asked: Some(asked) },
+    }
 }
 
 /// The candidate's GPUs are softly reserved.
 pub fn offered(view: &DecisionView, candidate: &Candidate) -> FilterDecided {
     let node = &view.snapshot.nodes()[candidate.node];
-    let answer = FilterAnswer::Offered { node: node.name.clone(), devices: node.uuids(candidate.gpus) };
-    FilterDecided { uid: view.request.uid.clone(), answer }
+    let answer = FilterAnswer::Offered {
+        node: node.name.clone(),
+        devices: node.uuids(candidate.gpus),
+    };
+    FilterDecided {
+        uid: view.request.uid.clone(),
+        answer,
+    }
 }
 
 impl Change for FilterAsked {
@@ -71,7 +83,11 @@ impl Change for FilterAsked {
         let Self(request) = self;
         request.enter(&mut cluster.ledger);
         let (tries, just_failed) = cluster.ledger.begin_attempt(&request.uid);
-        DecisionView { tries, just_failed, ..DecisionView::take(cluster, request) }
+        DecisionView {
+            tries,
+            just_failed,
+            ..DecisionView::take(cluster, request)
+        }
     }
 }
 
@@ -80,7 +96,9 @@ impl Change for FilterDecided {
 
     fn apply_to(self, cluster: &mut Cluster) {
         match self.answer {
-            FilterAnswer::Offered { node, devices } => cluster.ledger.offer(&self.uid, &node, &devices),
+            FilterAnswer::Offered { node, devices } => {
+                cluster.ledger.offer(&self.uid, &node, &devices)
+            }
             FilterAnswer::Refused { asked } => cluster.ledger.note_refused(&self.uid, asked),
         }
     }

@@ -3,36 +3,43 @@
 mod recorded_cluster;
 
 use super::bind::{BindAnswer, BindAsked};
-use super::binding::{BindingAnswer, BindingAnswered, BindingRead, BindingStage, PodRead, SettlingAsked};
+use super::binding::{
+    BindingAnswer, BindingAnswered, BindingRead, BindingStage, PodRead, SettlingAsked,
+};
 use super::filter::{FilterAsked, decided, filter};
 use super::namespaces::{
     NamespaceChange, NamespaceDeleted, NamespaceObserved, NamespacesListed, NamespacesPrepared,
 };
 use super::observe::{
-    DevicesReported, EngineStartObserved, FilterPod, FilterPodObserved, NodeDeleted, NodeImagesObserved,
-    NodeObserved, PodDeleted, PodObserved, ReadingReported,
+    DevicesReported, EngineStartObserved, FilterPod, FilterPodObserved, NodeDeleted,
+    NodeImagesObserved, NodeObserved, PodDeleted, PodObserved, ReadingReported,
 };
 use super::preempt::{
-    LeftToPlanner, OfferedNode, PreemptAsked, PreemptDecided, PreemptDecision, preempt, preempt_in_full,
+    LeftToPlanner, OfferedNode, PreemptAsked, PreemptDecided, PreemptDecision, preempt,
+    preempt_in_full,
 };
 use super::prioritize::{PrioritizeAsked, prioritize};
 use super::request::VerbRequest;
 use super::slices::{SliceDeleted, SliceObserved};
 use super::storage::{StorageDeleted, StorageObserved};
 use super::tick::{LeadershipBegan, PolicySet, TakeOveruse, Tick};
-use super::wait::{LoansRecalled, NoPlacementFound, PodRequeued, PutBack, ReservePlaces, TakePending};
+use super::wait::{
+    LoansRecalled, NoPlacementFound, PodRequeued, PutBack, ReservePlaces, TakePending,
+};
 use super::{Change, Cluster, Input};
 use crate::ids::{LeaderEpoch, ModelId, PodUid};
 use crate::kube_filters::volumes::{ClaimBinding, VolumeClaim, VolumePlace};
-use crate::kube_filters::{Amounts, FilterNode, NodeFootprint, Requirements, StorageKind, StorageObject};
+use crate::kube_filters::{
+    Amounts, FilterNode, NodeFootprint, Requirements, StorageKind, StorageObject,
+};
 use crate::ledger::{DeviceSlice, DeviceUuids, Ledger, PreparedPolicy, PublishedDevices};
 use crate::ledger::{ObservedPhase, ObservedWaiting, PodObservation, PodPhase, StartProgress};
 use crate::placing::score_cache::ScoreCache;
 use crate::planning::{PlanBounds, PlanStep, plan_within};
 use crate::policy::namespaces::Labels;
 use crate::policy::{
-    Class, Match, NamespaceSelector, OveruseRule, Policy, Preemptibility, SpareRule, Tenant, Window,
-    built_in_classes,
+    Class, Match, NamespaceSelector, OveruseRule, Policy, Preemptibility, SpareRule, Tenant,
+    Window, built_in_classes,
 };
 use crate::testkit::numbered::{key, node_name, uid};
 use crate::testkit::random::Random;
@@ -77,7 +84,11 @@ pub(crate) enum OutsideEvent {
 
 /// Pods are in the first of them.
 fn namespace(name: u8) -> String {
-    if name == 0 { "default".into() } else { format!("other-{name}") }
+    if name == 0 {
+        "default".into()
+    } else {
+        format!("other-{name}")
+    }
 }
 
 fn labelled(label: u8) -> Arc<Labels> {
@@ -91,15 +102,28 @@ fn selecting() -> Policy {
         ..Default::default()
     };
     let own = |label: &str, eviction| Class {
-        matches: Match { namespace_selector: Some(selector(label)), ..Match::default() },
+        matches: Match {
+            namespace_selector: Some(selector(label)),
+            ..Match::default()
+        },
         eviction,
         shares_with: Some(Vec::new()),
         ..Class::named(&format!("own-{label}"))
     };
-    let mut classes = vec![own("1", Preemptibility::ForHigherPriority), own("2", Preemptibility::Never)];
+    let mut classes = vec![
+        own("1", Preemptibility::ForHigherPriority),
+        own("2", Preemptibility::Never),
+    ];
     classes.extend(built_in_classes());
-    let tenant = Tenant { namespace_selector: Some(selector("1")), ..Tenant::named("one", &[]) };
-    Policy::default().with_classes(classes).unwrap().with_tenants(vec![tenant]).unwrap()
+    let tenant = Tenant {
+        namespace_selector: Some(selector("1")),
+        ..Tenant::named("one", &[])
+    };
+    Policy::default()
+        .with_classes(classes)
+        .unwrap()
+        .with_tenants(vec![tenant])
+        .unwrap()
 }
 
 impl OutsideEvent {
@@ -128,7 +152,12 @@ impl OutsideEvent {
             27..29 => Self::Images(node, below(9).checked_sub(1)),
             29..31 => Self::Report(node, below(100).into()),
             31 => Self::NodeGone(node),
-            32..34 => Self::Slice(node, 1 + i64::from(below(2)), 1 + i64::from(below(2)), below(2) == 1),
+            32..34 => Self::Slice(
+                node,
+                1 + i64::from(below(2)),
+                1 + i64::from(below(2)),
+                below(2) == 1,
+            ),
             34..36 => Self::SliceGone(node),
             36 => Self::Claim(below(2) == 1),
             37 => Self::ClaimGone,
@@ -162,6 +191,8 @@ fn image(n: u8) -> ImageId {
 /// Inputs that the core took, as text, from a cluster of [`lending`]'s policy on, to which what these words choose has happened.
 pub fn taken_inputs(words: &[u64]) -> Vec<String> {
     let mut recorded = RecordedCluster::new();
-    words.iter().for_each(|word| recorded.happens(&OutsideEvent::drawn(*word)));
+    words
+        .iter()
+        .for_each(|word| recorded.happens(&OutsideEvent::drawn(*word)));
     recorded.inputs
 }

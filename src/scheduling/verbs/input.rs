@@ -5,9 +5,10 @@ use super::binding::{BindingAnswered, BindingFailed, BindingRead, BindingWritten
 use super::filter::{FilterAsked, FilterDecided};
 use super::namespaces::{NamespaceDeleted, NamespaceObserved, NamespacesListed};
 use super::observe::{
-    BudgetDeleted, BudgetObserved, BudgetsVisible, DevicesReported, EngineStartObserved, FilterPodObserved,
-    FreeHostKnown, NodeDeleted, NodeImagesObserved, NodeObserved, PlacelessMemberObserved, PodDeleted,
-    PodObserved, PodReleased, ReadingReported, ReservationGone,
+    BudgetDeleted, BudgetObserved, BudgetsVisible, DevicesReported, EngineStartObserved,
+    FilterPodObserved, FreeHostKnown, NodeDeleted, NodeImagesObserved, NodeObserved,
+    PlacelessMemberObserved, PodDeleted, PodObserved, PodReleased, ReadingReported,
+    ReservationGone,
 };
 use super::preempt::{LeftToPlanner, OfferedNode, PreemptAsked, PreemptDecided};
 use super::preempt_device_plugin::NarrowAsked;
@@ -16,13 +17,14 @@ use super::shadow::LetThrough;
 use super::slices::{SliceDeleted, SliceObserved};
 use super::storage::{StorageDeleted, StorageObserved};
 use super::tick::{
-    ClockAdvanced, LeadershipBegan, LeadershipEnded, PackingModelLearned, PartOfTick, PolicySet, TakeOveruse,
-    Tick,
+    ClockAdvanced, LeadershipBegan, LeadershipEnded, PackingModelLearned, PartOfTick, PolicySet,
+    TakeOveruse, Tick,
 };
 use super::wait::{
-    AllMayBeRefused, EvictionFailed, EvictionRefused, EvictionsNotMade, EvictionsOrdered, ExtendReservation,
-    LoansRecalled, MayBeRefused, NoPlacementFound, PodEvicted, PodRequeued, PutBack, ReleaseReservation,
-    Reserve, ReservePlaces, ScopeReserved, TakePending, TakeUnknownReservations,
+    AllMayBeRefused, EvictionFailed, EvictionRefused, EvictionsNotMade, EvictionsOrdered,
+    ExtendReservation, LoansRecalled, MayBeRefused, NoPlacementFound, PodEvicted, PodRequeued,
+    PutBack, ReleaseReservation, Reserve, ReservePlaces, ScopeReserved, TakePending,
+    TakeUnknownReservations,
 };
 use super::{Change, Cluster};
 use serde::{Deserialize, Serialize};

@@ -64,14 +64,21 @@ pub trait Change {
 
 impl Cluster {
     pub fn new(policy: Arc<Policy>) -> Self {
-        Self { ledger: Ledger::new(policy), ..Self::default() }
+        Self {
+            ledger: Ledger::new(policy),
+            ..Self::default()
+        }
     }
 
     /// An empty cluster under the same policy, of which no namespace is known, with the Bindings that may still land.
     pub fn emptied(&self) -> Self {
         let policy = Policy::clone(self.ledger.policy()).with_namespaces(&Default::default());
         let ledger = self.ledger.emptied(Arc::new(policy));
-        Self { ledger, bindings: self.bindings.clone(), ..Self::default() }
+        Self {
+            ledger,
+            bindings: self.bindings.clone(),
+            ..Self::default()
+        }
     }
 
     /// The only way in which a cluster changes.

@@ -42,7 +42,10 @@ impl<C: NamespaceChange> NamespacesPrepared<C> {
     /// `copy` is [`Ledger::scratch`] of the ledger that the change is for.
     pub fn new(change: C, copy: Ledger) -> Self {
         let edits = change.edits(copy.namespaces());
-        Self { change, prepared: PreparedLabels::new(copy, edits) }
+        Self {
+            change,
+            prepared: PreparedLabels::new(copy, edits),
+        }
     }
 
     /// Whether anything had to be prepared.
@@ -53,7 +56,9 @@ impl<C: NamespaceChange> NamespacesPrepared<C> {
     /// The same, made of a later copy: less has changed since then.
     pub fn caught_up(self, copy: Ledger) -> Self {
         let edits = self.change.edits(copy.namespaces());
-        let prepared = self.prepared.and_then(|prepared| prepared.caught_up(copy, edits));
+        let prepared = self
+            .prepared
+            .and_then(|prepared| prepared.caught_up(copy, edits));
         Self { prepared, ..self }
     }
 }
@@ -62,29 +67,45 @@ impl<C: NamespaceChange> Change for NamespacesPrepared<C> {
     type Output = Option<RetiredPolicy>;
 
     fn apply_to(self, cluster: &mut Cluster) -> Option<RetiredPolicy> {
-        let taken = self.prepared.and_then(|prepared| cluster.ledger.take_labels(prepared));
+        let taken = self
+            .prepared
+            .and_then(|prepared| cluster.ledger.take_labels(prepared));
         taken.or_else(|| self.change.apply_to(cluster))
     }
 }
 
 impl NamespaceChange for NamespacesListed {
     fn edits(&self, known: &NamespaceLabels) -> NamespaceEdits {
-        let gone = known.keys().filter(|name| !self.0.contains_key(*name)).map(|name| (name.clone(), None));
-        let others = self.0.iter().filter(|(name, labels)| known.get(*name) != Some(labels));
-        gone.chain(others.map(|(name, labels)| (name.clone(), Some(labels.clone())))).collect()
+        let gone = known
+            .keys()
+            .filter(|name| !self.0.contains_key(*name))
+            .map(|name| (name.clone(), None));
+        let others = self
+            .0
+            .iter()
+            .filter(|(name, labels)| known.get(*name) != Some(labels));
+        gone.chain(others.map(|(name, labels)| (name.clone(), Some(labels.clone()))))
+            .collect()
     }
 }
 
 impl NamespaceChange for NamespaceObserved {
     fn edits(&self, known: &NamespaceLabels) -> NamespaceEdits {
         let is_another = known.get(&self.name) != Some(&self.labels);
-        is_another.then(|| (self.name.clone(), Some(self.labels.clone()))).into_iter().collect()
+        is_another
+            .then(|| (self.name.clone(), Some(self.labels.clone())))
+            .into_iter()
+            .collect()
     }
 }
 
 impl NamespaceChange for NamespaceDeleted {
     fn edits(&self, known: &NamespaceLabels) -> NamespaceEdits {
-        known.contains_key(&self.0).then(|| (self.0.clone(), None)).into_iter().collect()
+        known
+            .contains_key(&self.0)
+            .then(|| (self.0.clone(), None))
+            .into_iter()
+            .collect()
     }
 }
 
@@ -92,7 +113,9 @@ impl Change for NamespacesListed {
     type Output = Option<RetiredPolicy>;
 
     fn apply_to(self, cluster: &mut Cluster) -> Option<RetiredPolicy> {
-        cluster.ledger.edit_namespaces(self.edits(cluster.namespaces()))
+        cluster
+            .ledger
+            .edit_namespaces(self.edits(cluster.namespaces()))
     }
 }
 
@@ -100,7 +123,9 @@ impl Change for NamespaceObserved {
     type Output = Option<RetiredPolicy>;
 
     fn apply_to(self, cluster: &mut Cluster) -> Option<RetiredPolicy> {
-        cluster.ledger.edit_namespaces(self.edits(cluster.namespaces()))
+        cluster
+            .ledger
+            .edit_namespaces(self.edits(cluster.namespaces()))
     }
 }
 
@@ -108,6 +133,8 @@ impl Change for NamespaceDeleted {
     type Output = Option<RetiredPolicy>;
 
     fn apply_to(self, cluster: &mut Cluster) -> Option<RetiredPolicy> {
-        cluster.ledger.edit_namespaces(self.edits(cluster.namespaces()))
+        cluster
+            .ledger
+            .edit_namespaces(self.edits(cluster.namespaces()))
     }
 }

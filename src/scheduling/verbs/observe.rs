@@ -201,7 +201,10 @@ impl Change for FilterPodObserved {
         let Self { uid, pod } = self;
         let before = cluster.kube_filters.node_of(&uid).cloned();
         let after = match pod {
-            FilterPod::Bound { footprint, successor } => {
+            FilterPod::Bound {
+                footprint,
+                successor,
+            } => {
                 let node = footprint.node.clone();
                 cluster.kube_filters.set_pod(uid.clone(), footprint);
                 if let Some(wants) = successor {
@@ -241,7 +244,9 @@ impl Change for PodDeleted {
         cluster.ledger.release(&self.0);
         let before = cluster.kube_filters.node_of(&self.0).cloned();
         cluster.kube_filters.remove_pod(&self.0);
-        before.iter().for_each(|node| cluster.settle_free_host(node));
+        before
+            .iter()
+            .for_each(|node| cluster.settle_free_host(node));
     }
 }
 
@@ -344,6 +349,7 @@ impl Cluster {
     fn settle_free_host(&mut self, node: &NodeName) {
         let free_host = self.kube_filters.free_host(node);
         self.ledger.set_free_host(node, free_host);
-        self.ledger.set_device_claims(node, self.kube_filters.claims_devices(node));
+        self.ledger
+            .set_device_claims(node, self.kube_filters.claims_devices(node));
     }
 }

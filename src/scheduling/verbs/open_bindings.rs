@@ -41,7 +41,9 @@ impl OpenBindings {
 
     /// A write has been answered or has timed out by now; `is_open` if it may have been written all the same.
     pub fn end(&mut self, uid: &PodUid, now: Moment, is_open: bool) {
-        let Some(record) = self.open.get_mut(uid) else { return };
+        let Some(record) = self.open.get_mut(uid) else {
+            return;
+        };
         record.under_way = record.under_way.saturating_sub(1);
         if is_open {
             record.may_land = record.may_land.max(Some(now));
@@ -52,7 +54,10 @@ impl OpenBindings {
     /// Whether none of the pod's Bindings could land any more then.
     pub(crate) fn have_landed(&self, uid: &PodUid, then: Moment, latest_landing: Millis) -> bool {
         self.open.get(uid).is_none_or(|record| {
-            record.under_way == 0 && record.may_land.is_none_or(|given_up| given_up + latest_landing < then)
+            record.under_way == 0
+                && record
+                    .may_land
+                    .is_none_or(|given_up| given_up + latest_landing < then)
         })
     }
 
@@ -68,7 +73,9 @@ impl OpenBindings {
 
     /// How long the settling loop pauses before its next read.
     pub(crate) fn next_pause(&mut self, uid: &PodUid) -> Millis {
-        let Some(record) = self.open.get_mut(uid) else { return pause(uid, 0) };
+        let Some(record) = self.open.get_mut(uid) else {
+            return pause(uid, 0);
+        };
         record.reads = record.reads.saturating_add(1);
         pause(uid, record.reads - 1)
     }
@@ -139,15 +146,28 @@ mod tests {
             bindings.end(&pod, at(second), true);
             assert_eq!(bindings.settle(&pod, &on("n")), second == 0);
         }
-        assert!(bindings.settle(&uid("b"), &on("n")), "another pod has a loop of its own");
-        assert!(bindings.settle(&pod, &on("m")), "another placement has one, too");
+        assert!(
+            bindings.settle(&uid("b"), &on("n")),
+            "another pod has a loop of its own"
+        );
+        assert!(
+            bindings.settle(&pod, &on("m")),
+            "another placement has one, too"
+        );
         bindings.settled(&pod, &on("n"));
         assert!(!bindings.settle(&pod, &on("m")), "it runs still");
         bindings.settled(&pod, &on("m"));
         bindings.settled(&uid("b"), &on("n"));
-        assert!(!bindings.have_landed(&pod, at(10), LANDING), "no loop's end says that nothing may land");
+        assert!(
+            !bindings.have_landed(&pod, at(10), LANDING),
+            "no loop's end says that nothing may land"
+        );
         bindings.none_may_land(&pod);
-        assert_eq!(bindings.unsettled(), 0, "nothing is kept of what is settled");
+        assert_eq!(
+            bindings.unsettled(),
+            0,
+            "nothing is kept of what is settled"
+        );
     }
 
     #[test]
@@ -159,10 +179,16 @@ mod tests {
         assert!(!bindings.have_landed(&pod, at(16), LANDING));
         assert!(bindings.have_landed(&pod, at(17), LANDING));
         bindings.begin(&pod);
-        assert!(!bindings.have_landed(&pod, at(17), LANDING), "a second one is under way");
+        assert!(
+            !bindings.have_landed(&pod, at(17), LANDING),
+            "a second one is under way"
+        );
         bindings.begin(&pod);
         bindings.end(&pod, at(17), false);
-        assert!(!bindings.have_landed(&pod, at(60), LANDING), "one of two is answered");
+        assert!(
+            !bindings.have_landed(&pod, at(60), LANDING),
+            "one of two is answered"
+        );
         bindings.end(&pod, at(17), true);
         assert!(!bindings.have_landed(&pod, at(33), LANDING));
         assert!(bindings.have_landed(&pod, at(34), LANDING));
@@ -171,7 +197,12 @@ mod tests {
     #[test]
     fn pauses_grow_to_a_limit_and_differ_from_pod_to_pod() {
         let pauses: Vec<Millis> = (0..40).map(|nth| pause(&uid("a"), nth)).collect();
-        assert!(pauses.iter().all(|pause| (Millis(100)..=Millis::seconds(5)).contains(pause)), "{pauses:?}");
+        assert!(
+            pauses
+                .iter()
+                .all(|pause| (Millis(100)..=Millis::seconds(5)).contains(pause)),
+            "{pauses:?}"
+        );
         assert!(pauses[20..].iter().all(|pause| *pause >= Millis(2500)));
         let others: Vec<Millis> = (0..40).map(|nth| pause(&uid("b"), nth)).collect();
         assert_ne!(pauses, others);

@@ -47,7 +47,10 @@ pub struct OfferedNode {
 impl OfferedNode {
     /// Roughly how much memory it takes.
     pub(super) fn bytes(&self) -> usize {
-        let victims = self.victims.iter().map(|uid| size_of::<String>() + uid.len());
+        let victims = self
+            .victims
+            .iter()
+            .map(|uid| size_of::<String>() + uid.len());
         size_of::<Self>() + self.node.len() + victims.sum::<usize>()
     }
 }
@@ -157,7 +160,9 @@ struct OfferedCandidates<'a> {
 /// if the policy permits it.
 pub fn preempt(view: PreemptView) -> PreemptDecision {
     decide(view, |candidates, preemptor, searched| {
-        candidates.ledger.cost_bounds_on(candidates.offered.keys(), preemptor, searched)
+        candidates
+            .ledger
+            .cost_bounds_on(candidates.offered.keys(), preemptor, searched)
     })
 }
 
@@ -179,12 +184,22 @@ fn decide(
     view: PreemptView,
     bounds: impl FnOnce(&OfferedCandidates<'_>, &Preemptor, &Demand) -> Vec<NodeCostBound>,
 ) -> PreemptDecision {
-    let PreemptView { uid, wants, offered, ledger, kube_filters } = view;
-    let Some(PodState { demand, .. }) = ledger.pod_state(&uid) else { return PreemptDecision::NoCandidate };
+    let PreemptView {
+        uid,
+        wants,
+        offered,
+        ledger,
+        kube_filters,
+    } = view;
+    let Some(PodState { demand, .. }) = ledger.pod_state(&uid) else {
+        return PreemptDecision::NoCandidate;
+    };
     let preemptor = ledger.preemptor(&uid).beside_volumes(&kube_filters);
     let query = kube_filters.ask(None, &wants);
     let searched = ledger.beside_spare(demand);
-    let offered = offered.into_iter().filter_map(|node| Some((NodeName::parse(&node.node).ok()?, node)));
+    let offered = offered
+        .into_iter()
+        .filter_map(|node| Some((NodeName::parse(&node.node).ok()?, node)));
     let mut candidates = OfferedCandidates {
         ledger: &ledger,
         demand,
@@ -201,14 +216,25 @@ fn decide(
     let mut by = |choice, rules| {
         candidates.choose(choice);
         let bounds = cost_bounds.iter().cloned();
-        evicting::cheapest_among(bounds, &searched, rules, SearchEffort::default(), &mut candidates)
+        evicting::cheapest_among(
+            bounds,
+            &searched,
+            rules,
+            SearchEffort::default(),
+            &mut candidates,
+        )
     };
-    let mut within = |rules| by(VictimChoice::Any, rules).or_else(|| by(VictimChoice::KubeSchedulers, rules));
+    let mut within =
+        |rules| by(VictimChoice::Any, rules).or_else(|| by(VictimChoice::KubeSchedulers, rules));
     let found = match ledger.policy().preemption.violate_budgets {
         ViolateBudgets::Never => within(BudgetRules::Keep),
-        ViolateBudgets::WhenNothingElse => within(BudgetRules::Keep).or_else(|| within(BudgetRules::Violate)),
+        ViolateBudgets::WhenNothingElse => {
+            within(BudgetRules::Keep).or_else(|| within(BudgetRules::Violate))
+        }
     };
-    let Some(mut victims) = found else { return PreemptDecision::NoCandidate };
+    let Some(mut victims) = found else {
+        return PreemptDecision::NoCandidate;
+    };
     let others = candidates.others.remove(&victims.node).unwrap_or_default();
     if victims.victims.is_empty() && others.is_empty() && victims.awaited.is_empty() {
         return PreemptDecision::FitsNow;
@@ -224,8 +250,16 @@ impl Change for PreemptAsked {
     type Output = Option<(VerbRequest, PreemptView)>;
 
     fn apply_to(self, cluster: &mut Cluster) -> Self::Output {
-        let Self { mut request, wants, offered } = self;
-        let Cluster { ledger, kube_filters, .. } = cluster;
+        let Self {
+            mut request,
+            wants,
+            offered,
+        } = self;
+        let Cluster {
+            ledger,
+            kube_filters,
+            ..
+        } = cluster;
         request.come_under(ledger.policy());
         request.enter(ledger);
         if ledger.reserved_placement(&request.uid).is_some() {
@@ -233,9 +267,19 @@ impl Change for PreemptAsked {
         }
         ledger.note_offered_to_preempt(&request.uid, offered.len());
         // The planner makes room for the whole group, or none: kube-scheduler would do so for one pod after the other.
-        let offered = if ledger.is_planned_with_group(&request.uid) { Vec::new() } else { offered };
+        let offered = if ledger.is_planned_with_group(&request.uid) {
+            Vec::new()
+        } else {
+            offered
+        };
         let (ledger, kube_filters) = (Box::new(ledger.scratch()), kube_filters.snapshot());
-        let view = PreemptView { uid: request.uid.clone(), wants, offered, ledger, kube_filters };
+        let view = PreemptView {
+            uid: request.uid.clone(),
+            wants,
+            offered,
+            ledger,
+            kube_filters,
+        };
         Some((request, view))
     }
 }
@@ -247,7 +291,9 @@ impl CandidateSource for &mut OfferedCandidates<'_> {
         if let Some(known) = self.known.get(node) {
             return known.clone();
         }
-        let found = self.candidate(node).and_then(|candidate| evicting::seen(candidate, self.searched));
+        let found = self
+            .candidate(node)
+            .and_then(|candidate| evicting::seen(candidate, self.searched));
         let found = found.map(|(floor, candidate)| (floor, Rc::new(candidate)));
         self.known.insert(node.clone(), found.clone());
         found
@@ -263,8 +309,13 @@ impl CandidateSource for &mut OfferedCandidates<'_> {
             FilterVerdict::Unsupported(_) => !leaving.is_empty(),
             // If its own victims would not do either, it knows something that is not known here.
             FilterVerdict::Rejects(_) => {
-                let own: Vec<PodUid> =
-                    pods(self.offered.get(&set.node).into_iter().flat_map(|node| &node.victims)).collect();
+                let own: Vec<PodUid> = pods(
+                    self.offered
+                        .get(&set.node)
+                        .into_iter()
+                        .flat_map(|node| &node.victims),
+                )
+                .collect();
                 self.verdict(&set.node, &own) != FilterVerdict::Accepts
             }
         }
@@ -279,7 +330,8 @@ impl OfferedCandidates<'_> {
     /// What kube-scheduler's own filters say of the node once these pods are gone.
     fn verdict(&self, node: &NodeName, leaving: &[PodUid]) -> FilterVerdict {
         let coming = self.ledger.coming_to(node);
-        self.query.verdict(node, &AssumedNodeChange { leaving, coming })
+        self.query
+            .verdict(node, &AssumedNodeChange { leaving, coming })
     }
 
     /// Forgets what was looked at for another choice.
@@ -290,7 +342,14 @@ impl OfferedCandidates<'_> {
     }
 
     fn candidate(&mut self, node: &NodeName) -> Option<PreemptionCandidate> {
-        let Self { ledger, demand, survey, query, offered, .. } = self;
+        let Self {
+            ledger,
+            demand,
+            survey,
+            query,
+            offered,
+            ..
+        } = self;
         let offered = offered.get(node)?;
         // If kube-scheduler itself would evict no pod, it rejects the node for another reason.
         if offered.victims.is_empty() {
@@ -315,15 +374,27 @@ impl OfferedCandidates<'_> {
                 let missing = demand.vram().minus(ledger.sum_left_on(node));
                 shortfall.vram = shortfall.vram.min(missing);
                 let coming = ledger.coming_to(node);
-                let lack = query.shortfall(node, &AssumedNodeChange { leaving: &[], coming });
+                let lack = query.shortfall(
+                    node,
+                    &AssumedNodeChange {
+                        leaving: &[],
+                        coming,
+                    },
+                );
                 let HostResources { cpu, memory } = shortfall.host_resources;
-                shortfall.host_resources =
-                    HostResources { cpu: cpu.min(lack.cpu), memory: memory.min(lack.memory) };
+                shortfall.host_resources = HostResources {
+                    cpu: cpu.min(lack.cpu),
+                    memory: memory.min(lack.memory),
+                };
             }
             // What all of them free: none stays. With one of a group, all of it leaves.
             VictimChoice::KubeSchedulers => {
-                let is_one = |victim: &PotentialVictim| residents.iter().any(|one| one.uid == victim.uid);
-                let own = candidate.potential_victims.iter().filter(|victim| is_one(victim));
+                let is_one =
+                    |victim: &PotentialVictim| residents.iter().any(|one| one.uid == victim.uid);
+                let own = candidate
+                    .potential_victims
+                    .iter()
+                    .filter(|victim| is_one(victim));
                 let gangs: BTreeSet<u16> = own.filter_map(|victim| victim.gang).collect();
                 let leaves_with_one = |gang: u16| gangs.contains(&gang);
                 candidate
@@ -334,7 +405,9 @@ impl OfferedCandidates<'_> {
         candidate.shortfall = shortfall;
         // Whatever kube-scheduler's victims must free, and none that Stowage knows frees, the chosen victims must free.
         let known = known_violations(&candidate, &residents);
-        candidate.violations = u32::try_from(offered.pdb_violations).unwrap_or(0).saturating_sub(known);
+        candidate.violations = u32::try_from(offered.pdb_violations)
+            .unwrap_or(0)
+            .saturating_sub(known);
         if others.is_empty() {
             candidate.violations = 0;
         }
@@ -345,18 +418,31 @@ impl OfferedCandidates<'_> {
 
 /// By how much the known disruption budgets are exceeded if these pods are evicted.
 fn known_violations(candidate: &PreemptionCandidate, residents: &[PotentialVictim]) -> u32 {
-    let leaves = |victim: &&PotentialVictim| residents.iter().any(|resident| resident.uid == victim.uid);
-    let covered = candidate.potential_victims.iter().filter(leaves).flat_map(|victim| &victim.budgets);
+    let leaves =
+        |victim: &&PotentialVictim| residents.iter().any(|resident| resident.uid == victim.uid);
+    let covered = candidate
+        .potential_victims
+        .iter()
+        .filter(leaves)
+        .flat_map(|victim| &victim.budgets);
     let mut counts = vec![0u32; candidate.budgets.len()];
     covered.for_each(|budget| counts[usize::from(*budget)] += 1);
-    counts.iter().zip(&candidate.budgets).map(|(count, allowed)| count.saturating_sub(*allowed)).sum()
+    counts
+        .iter()
+        .zip(&candidate.budgets)
+        .map(|(count, allowed)| count.saturating_sub(*allowed))
+        .sum()
 }
 
 impl Change for PreemptDecided {
     type Output = Result<ReservationMade, NotReserved>;
 
     fn apply_to(self, cluster: &mut Cluster) -> Self::Output {
-        let Self { uid, victims, policy: chosen_by } = self;
+        let Self {
+            uid,
+            victims,
+            policy: chosen_by,
+        } = self;
         let ledger = &mut cluster.ledger;
         let policy = ledger.policy().clone();
         // The version also differs if shadow mode began just before the candidates were read.
@@ -385,8 +471,14 @@ impl Change for PreemptDecided {
         };
         ledger.reserve(&uid, reservation.clone())?;
         ledger.note_ordered(&leaving);
-        victims.victims.iter().for_each(|victim| ledger.note_evicted(victim));
-        Ok(ReservationMade { reservation, policy: policy.digest })
+        victims
+            .victims
+            .iter()
+            .for_each(|victim| ledger.note_evicted(victim));
+        Ok(ReservationMade {
+            reservation,
+            policy: policy.digest,
+        })
     }
 }
 
@@ -394,7 +486,11 @@ impl Change for LeftToPlanner {
     type Output = ();
 
     fn apply_to(self, cluster: &mut Cluster) {
-        if cluster.ledger.pod_state(&self.0).is_some_and(|pod| pod.refused().is_none()) {
+        if cluster
+            .ledger
+            .pod_state(&self.0)
+            .is_some_and(|pod| pod.refused().is_none())
+        {
             cluster.ledger.note_refused(&self.0, None);
         }
     }

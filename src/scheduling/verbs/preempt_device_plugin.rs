@@ -40,22 +40,35 @@ impl Change for NarrowAsked {
         let ledger = &mut cluster.ledger;
         request.enter(ledger);
         let policy = ledger.policy().clone();
-        let refused = |code| NarrowedCandidates { chosen: None, code, policy: policy.clone() };
+        let refused = |code| NarrowedCandidates {
+            chosen: None,
+            code,
+            policy: policy.clone(),
+        };
         if !request.demand.may_preempt {
             return refused("preemption-policy-never");
         }
         if ledger.reserved_placement(&request.uid).is_some() {
             return refused("already-placed");
         }
-        let preemptor = ledger.preemptor(&request.uid).beside_volumes(&cluster.kube_filters.snapshot());
+        let preemptor = ledger
+            .preemptor(&request.uid)
+            .beside_volumes(&cluster.kube_filters.snapshot());
         let bends = policy.preemption.violate_budgets == ViolateBudgets::WhenNothingElse;
-        let allowed = offered.iter().enumerate().filter(|(_, node)| bends || node.pdb_violations == 0);
+        let allowed = offered
+            .iter()
+            .enumerate()
+            .filter(|(_, node)| bends || node.pdb_violations == 0);
         let with_eviction_cost = allowed.filter_map(|(place, node)| {
             let eviction_cost = eviction_cost(ledger, &preemptor, node)?;
             Some((node.pdb_violations, eviction_cost, &node.node, place))
         });
         match with_eviction_cost.min() {
-            Some((.., place)) => NarrowedCandidates { chosen: Some(place), code: "", policy: policy.clone() },
+            Some((.., place)) => NarrowedCandidates {
+                chosen: Some(place),
+                code: "",
+                policy: policy.clone(),
+            },
             None => refused("no-candidate"),
         }
     }
@@ -63,10 +76,17 @@ impl Change for NarrowAsked {
 
 /// Eviction cost of the node's victims, if all of them may be evicted and the pod fits then. kube-scheduler treats a node
 /// without victims as an error of the whole preemption.
-fn eviction_cost(ledger: &Ledger, preemptor: &Preemptor, offered: &OfferedNode) -> Option<EvictionCost> {
+fn eviction_cost(
+    ledger: &Ledger,
+    preemptor: &Preemptor,
+    offered: &OfferedNode,
+) -> Option<EvictionCost> {
     let node = NodeName::parse(&offered.node).ok()?;
-    let victims: Vec<PodUid> =
-        offered.victims.iter().map(|victim| PodUid::parse(victim).ok()).collect::<Option<_>>()?;
+    let victims: Vec<PodUid> = offered
+        .victims
+        .iter()
+        .map(|victim| PodUid::parse(victim).ok())
+        .collect::<Option<_>>()?;
     if victims.is_empty() {
         return None;
     }

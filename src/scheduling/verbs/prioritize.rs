@@ -10,8 +10,14 @@ use serde::{Deserialize, Serialize};
 pub struct PrioritizeAsked(pub VerbRequest);
 
 /// The decision: all nodes that fit, best first. [`filter::offered`](super::filter::offered) records the first of them.
-pub fn prioritize<'a>(view: &DecisionView, names: impl ExactSizeIterator<Item = &'a str>) -> Shortlist {
-    let attempt = ScheduleAttempt { limit: names.len().max(1), ..view.attempt() };
+pub fn prioritize<'a>(
+    view: &DecisionView,
+    names: impl ExactSizeIterator<Item = &'a str>,
+) -> Shortlist {
+    let attempt = ScheduleAttempt {
+        limit: names.len().max(1),
+        ..view.attempt()
+    };
     shortlist(&view.snapshot, &view.request.demand, names, attempt)
 }
 

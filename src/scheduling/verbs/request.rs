@@ -93,7 +93,11 @@ impl DecisionView {
 
     /// The scheduling attempt with the policy's shortlist, doubled for each earlier attempt that did not lead to a bind.
     pub fn attempt(&self) -> ScheduleAttempt<'_> {
-        let first = ScheduleAttempt::of(&self.policy, self.reserved_placement.as_ref(), self.allowance);
+        let first = ScheduleAttempt::of(
+            &self.policy,
+            self.reserved_placement.as_ref(),
+            self.allowance,
+        );
         ScheduleAttempt {
             limit: first.limit << self.tries.min(MAX_DOUBLINGS),
             just_failed: self.just_failed.as_ref(),

@@ -63,7 +63,11 @@ impl ShadowOutcome {
 
     /// Of a filter decision. A pod that requests VRAM is refused: without Stowage's allocation it would get none.
     pub fn of_filter(view: &DecisionView, list: &Shortlist) -> Self {
-        match (&view.request.demand.ask, list.best.is_empty(), list.refused.is_empty()) {
+        match (
+            &view.request.demand.ask,
+            list.best.is_empty(),
+            list.refused.is_empty(),
+        ) {
             (Ask::Vram, ..) => Self::Refused,
             (_, true, _) => Self::WouldReject,
             (_, _, true) => Self::Same,
@@ -72,11 +76,19 @@ impl ShadowOutcome {
     }
 
     pub fn of_prioritize(list: &Shortlist) -> Self {
-        if list.best.is_empty() { Self::WouldReject } else { Self::WouldRank }
+        if list.best.is_empty() {
+            Self::WouldReject
+        } else {
+            Self::WouldRank
+        }
     }
 
     /// Of a choice among `offered` candidates.
-    pub fn of_preempt(request: &VerbRequest, narrowed: &NarrowedCandidates, offered: usize) -> Self {
+    pub fn of_preempt(
+        request: &VerbRequest,
+        narrowed: &NarrowedCandidates,
+        offered: usize,
+    ) -> Self {
         match (&request.demand.ask, narrowed.chosen) {
             (Ask::Vram, _) => Self::Refused,
             (_, None) => Self::WouldNotPreempt,
@@ -90,13 +102,18 @@ impl Expected {
     /// `None` unless the pod is about to be bound in shadow mode.
     pub fn of(ledger: &Ledger, uid: &PodUid) -> Option<Self> {
         let policy = ledger.policy();
-        let PodPhase::Waiting(waiting) = &ledger.pod_state(uid)?.phase else { return None };
+        let PodPhase::Waiting(waiting) = &ledger.pod_state(uid)?.phase else {
+            return None;
+        };
         let first = match (&waiting.offered, &waiting.refused) {
             (Some(node), _) => ExpectedNode::Node(node.clone()),
             (None, Some(_)) => ExpectedNode::None,
             (None, None) => ExpectedNode::NotAsked,
         };
-        (policy.mode == Mode::Shadow).then_some(Self { policy: policy.digest, first })
+        (policy.mode == Mode::Shadow).then_some(Self {
+            policy: policy.digest,
+            first,
+        })
     }
 
     /// Compares it with kube-scheduler's node; the expected node, if there is one.
@@ -113,7 +130,11 @@ impl Expected {
 /// What the ledger has to know of a filter decision. If a pod that requests VRAM is refused, and the policy changes to
 /// enforcing, nothing else would requeue it.
 pub fn decided(view: &DecisionView, list: &Shortlist) -> FilterDecided {
-    match list.best.first().filter(|_| view.request.demand.ask != Ask::Vram) {
+    match list
+        .best
+        .first()
+        .filter(|_| view.request.demand.ask != Ask::Vram)
+    {
         Some(first) => offered(view, first),
         None => refused(view, list),
     }

@@ -43,7 +43,12 @@ impl Cluster {
 
     /// The cluster that was exported: it answers everything as that one does.
     pub fn load(state: ClusterState) -> Result<Self, LoadError> {
-        let ClusterState { policy, ledger, kube_filters, bindings } = state;
+        let ClusterState {
+            policy,
+            ledger,
+            kube_filters,
+            bindings,
+        } = state;
         Ok(Self {
             ledger: Ledger::load(policy, ledger)?,
             kube_filters: ClusterFilters::load(kube_filters),
@@ -91,6 +96,9 @@ impl ClusterState {
 
     /// The same state under a policy that says the same by other names.
     pub fn with_policy(self, policy: Policy) -> Self {
-        Self { policy: Arc::new(policy), ..self }
+        Self {
+            policy: Arc::new(policy),
+            ..self
+        }
     }
 }

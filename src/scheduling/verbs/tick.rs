@@ -47,7 +47,10 @@ pub struct PolicySet {
 
 impl From<PreparedPolicy> for PolicySet {
     fn from(prepared: PreparedPolicy) -> Self {
-        Self { policy: Policy::clone(prepared.policy()), prepared: Some(prepared) }
+        Self {
+            policy: Policy::clone(prepared.policy()),
+            prepared: Some(prepared),
+        }
     }
 }
 
@@ -162,11 +165,14 @@ mod tests {
         for n in 0..PODS {
             let name = format!("p-{n}");
             cluster.wait(&name, demand_of(1 << 30, 1, Sharing::Shared, 0));
-            cluster.ledger.offer(&uid(&name), &node("a"), &[gpu_at("a", n as u32 % 8)]);
+            cluster
+                .ledger
+                .offer(&uid(&name), &node("a"), &[gpu_at("a", n as u32 % 8)]);
         }
         let softly_reserved = |ledger: &Ledger| {
             let pods = ledger.pods_in_no_order();
-            pods.filter(|(_, pod)| pod.soft_reservation().is_some()).count()
+            pods.filter(|(_, pod)| pod.soft_reservation().is_some())
+                .count()
         };
         assert_eq!(softly_reserved(&cluster.ledger), PODS);
         let now = cluster.now() + Millis::seconds(3600);
@@ -175,9 +181,15 @@ mod tests {
         let mut left = PODS;
         while in_parts.expire_few(now, true).may_be_more {
             let before = std::mem::replace(&mut left, softly_reserved(&in_parts));
-            assert!(left < before && before - left < PODS / 2, "{before} before, {left} after");
+            assert!(
+                left < before && before - left < PODS / 2,
+                "{before} before, {left} after"
+            );
         }
-        assert_eq!([softly_reserved(&at_once), softly_reserved(&in_parts)], [0, 0]);
+        assert_eq!(
+            [softly_reserved(&at_once), softly_reserved(&in_parts)],
+            [0, 0]
+        );
         assert_eq!(at_once.snapshot().nodes(), in_parts.snapshot().nodes());
     }
 }

@@ -110,7 +110,10 @@ impl EvictionRefused {
     /// Of the message so much counts as a person reads: a webhook writes what it likes.
     pub fn new(uid: PodUid, why: &str) -> Self {
         const LONGEST: usize = 256;
-        Self { uid, why: why[..why.floor_char_boundary(LONGEST)].into() }
+        Self {
+            uid,
+            why: why[..why.floor_char_boundary(LONGEST)].into(),
+        }
     }
 }
 
@@ -167,8 +170,12 @@ impl Change for ReservePlaces {
         let may_take = may_take(ledger, &places).map_err(|refusal| (0, refusal));
         let taken = may_take.and_then(|()| take_all(ledger, &places));
         match taken {
-            Ok(()) => places.iter().for_each(|place| ledger.note_ordered(&place.reservation.victims)),
-            Err(_) => places.iter().for_each(|place| ledger.note_no_placement(&place.uid, generation)),
+            Ok(()) => places
+                .iter()
+                .for_each(|place| ledger.note_ordered(&place.reservation.victims)),
+            Err(_) => places
+                .iter()
+                .for_each(|place| ledger.note_no_placement(&place.uid, generation)),
         }
         taken
     }
@@ -180,17 +187,23 @@ fn may_take(ledger: &Ledger, places: &[PlannedPlacement]) -> Result<(), StepRefu
     if is_moving && ledger.policy().planning.consolidation.is_none() {
         return Err(StepRefusal::ConsolidationOff);
     }
-    let victims: BTreeSet<&PodUid> =
-        places.iter().flat_map(|place| place.reservation.victims.iter()).collect();
+    let victims: BTreeSet<&PodUid> = places
+        .iter()
+        .flat_map(|place| place.reservation.victims.iter())
+        .collect();
     let victims: Vec<PodUid> = victims.into_iter().cloned().collect();
-    ledger.eviction_limit(&victims).map_or(Ok(()), |limit| Err(StepRefusal::EvictionLimit(limit)))
+    ledger
+        .eviction_limit(&victims)
+        .map_or(Ok(()), |limit| Err(StepRefusal::EvictionLimit(limit)))
 }
 
 /// Takes all placements, or none.
 fn take_all(ledger: &mut Ledger, places: &[PlannedPlacement]) -> Result<(), (usize, StepRefusal)> {
     for (index, place) in places.iter().enumerate() {
         if let Err(conflict) = place.take(ledger) {
-            places[..index].iter().for_each(|reserved| ledger.release_reservation(&reserved.uid));
+            places[..index]
+                .iter()
+                .for_each(|reserved| ledger.release_reservation(&reserved.uid));
             return Err((index, conflict.into()));
         }
     }
@@ -209,7 +222,9 @@ impl Change for MayBeRefused {
     type Output = ();
 
     fn apply_to(self, cluster: &mut Cluster) {
-        self.pods.iter().for_each(|uid| cluster.ledger.suppose_refused(uid, self.then));
+        self.pods
+            .iter()
+            .for_each(|uid| cluster.ledger.suppose_refused(uid, self.then));
     }
 }
 

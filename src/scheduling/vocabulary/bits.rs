@@ -22,13 +22,24 @@ mod tests {
 
     #[test]
     fn no_set_is_a_number_that_javascript_would_round() {
-        for (set, text) in [(GpuSet::ALL, "\"ffffffffffffffff\""), (GpuSet::EMPTY, "\"0\"")] {
+        for (set, text) in [
+            (GpuSet::ALL, "\"ffffffffffffffff\""),
+            (GpuSet::EMPTY, "\"0\""),
+        ] {
             assert_eq!(serde_json::to_string(&set).unwrap(), text);
             assert_eq!(serde_json::from_str::<GpuSet>(text).unwrap(), set);
         }
         let all = serde_json::to_string(&ClassSet::ALL).unwrap();
-        assert_eq!(serde_json::from_str::<ClassSet>(&all).unwrap(), ClassSet::ALL);
-        for bad in ["18446744073709551615", "\"\"", "\"g\"", "\"10000000000000000\""] {
+        assert_eq!(
+            serde_json::from_str::<ClassSet>(&all).unwrap(),
+            ClassSet::ALL
+        );
+        for bad in [
+            "18446744073709551615",
+            "\"\"",
+            "\"g\"",
+            "\"10000000000000000\"",
+        ] {
             assert!(serde_json::from_str::<GpuSet>(bad).is_err(), "{bad}");
         }
     }

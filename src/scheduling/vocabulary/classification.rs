@@ -100,11 +100,15 @@ impl ClassTerms {
 }
 
 fn above<T: PartialOrd>(measured: Option<T>, limit: Option<T>) -> bool {
-    measured.zip(limit).is_some_and(|(measured, limit)| measured > limit)
+    measured
+        .zip(limit)
+        .is_some_and(|(measured, limit)| measured > limit)
 }
 
 /// A class by its place in its policy.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 #[serde(try_from = "u8")]
 pub struct ClassId(u8);
 
@@ -121,7 +125,11 @@ impl TryFrom<u8> for ClassId {
     type Error = NoSuchClass;
 
     fn try_from(place: u8) -> Result<Self, NoSuchClass> {
-        if usize::from(place) < MAX_CLASSES { Ok(Self(place)) } else { Err(NoSuchClass(place)) }
+        if usize::from(place) < MAX_CLASSES {
+            Ok(Self(place))
+        } else {
+            Err(NoSuchClass(place))
+        }
     }
 }
 

@@ -28,7 +28,10 @@ impl TenantUsage {
 
     /// The larger of either.
     pub fn most(self, other: Self) -> Self {
-        Self { vram: self.vram.max(other.vram), milli_gpus: self.milli_gpus.max(other.milli_gpus) }
+        Self {
+            vram: self.vram.max(other.vram),
+            milli_gpus: self.milli_gpus.max(other.milli_gpus),
+        }
     }
 
     /// Whether it is no more than `other` in either.
@@ -40,7 +43,10 @@ impl TenantUsage {
 impl Add for TenantUsage {
     type Output = Self;
     fn add(self, other: Self) -> Self {
-        Self { vram: self.vram + other.vram, milli_gpus: self.milli_gpus.saturating_add(other.milli_gpus) }
+        Self {
+            vram: self.vram + other.vram,
+            milli_gpus: self.milli_gpus.saturating_add(other.milli_gpus),
+        }
     }
 }
 
@@ -66,7 +72,9 @@ impl TenantLimit {
     pub fn left(self, used: TenantUsage) -> Self {
         Self {
             vram: self.vram.map(|limit| limit.minus(used.vram)),
-            milli_gpus: self.milli_gpus.map(|limit| limit.saturating_sub(used.milli_gpus)),
+            milli_gpus: self
+                .milli_gpus
+                .map(|limit| limit.saturating_sub(used.milli_gpus)),
         }
     }
 }

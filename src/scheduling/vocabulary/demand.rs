@@ -107,7 +107,9 @@ pub enum ContainerRole {
 }
 
 /// Whether a pod's GPUs may have other pods on them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum Sharing {
     /// It asks for a part of a GPU's memory.
@@ -185,16 +187,33 @@ impl Demand {
     ) -> Result<Self, RequestError> {
         let shown = sharing_of(pod.exclusive)?;
         let requested = RequestedGpus::of(pod, shown)?;
-        let RequestedGpus { vram, gpus, kv_cache, .. } = requested;
+        let RequestedGpus {
+            vram,
+            gpus,
+            kv_cache,
+            ..
+        } = requested;
         let model = pod.model.map(ModelId::parse_named).transpose()?.flatten();
         let host_resources = host_resources_of(pod.containers);
-        let traits = PodTraits { gpus, vram, kv_cache: kv_cache.unwrap_or_default(), ..traits(pod, shown) };
-        Ok(Self { model, host_resources, ..Self::for_gpus(requested, pod, traits, classify) })
+        let traits = PodTraits {
+            gpus,
+            vram,
+            kv_cache: kv_cache.unwrap_or_default(),
+            ..traits(pod, shown)
+        };
+        Ok(Self {
+            model,
+            host_resources,
+            ..Self::for_gpus(requested, pod, traits, classify)
+        })
     }
 
     /// What a pod asks for whose devices kube-scheduler allocates by its claims: nothing that is counted here. A model's name
     /// that cannot be read is none.
-    pub fn of_claims(pod: &PodRequest<'_>, classify: impl FnOnce(&PodTraits) -> Classification) -> Self {
+    pub fn of_claims(
+        pod: &PodRequest<'_>,
+        classify: impl FnOnce(&PodTraits) -> Classification,
+    ) -> Self {
         let requested = RequestedGpus {
             ask: Ask::Claims,
             vram: Bytes::ZERO,
@@ -203,7 +222,10 @@ impl Demand {
             kv_cache: None,
         };
         let model = readable_model(pod);
-        Self { model, ..Self::for_gpus(requested, pod, traits(pod, Sharing::Shared), classify) }
+        Self {
+            model,
+            ..Self::for_gpus(requested, pod, traits(pod, Sharing::Shared), classify)
+        }
     }
 
     /// What to charge for a pod that is bound although it cannot be understood: all it could mean. A readable amount counts in
@@ -228,17 +250,33 @@ impl Demand {
         let model = readable_model(pod);
         let host_resources = host_resources_of(pod.containers);
         let demand = Self::for_gpus(requested, pod, traits, classify);
-        Self { model, host_resources, may_preempt: false, ..demand }
+        Self {
+            model,
+            host_resources,
+            may_preempt: false,
+            ..demand
+        }
     }
 
     /// The demand of a pod without a model, CPU and memory.
     fn for_gpus(
-        RequestedGpus { ask, vram, gpus, sharing, kv_cache }: RequestedGpus,
+        RequestedGpus {
+            ask,
+            vram,
+            gpus,
+            sharing,
+            kv_cache,
+        }: RequestedGpus,
         pod: &PodRequest<'_>,
         traits: PodTraits,
         classify: impl FnOnce(&PodTraits) -> Classification,
     ) -> Self {
-        let Classification { class, terms, tenant, version: classified_by } = classify(&traits);
+        let Classification {
+            class,
+            terms,
+            tenant,
+            version: classified_by,
+        } = classify(&traits);
         Self {
             ask,
             // Of a plugin, a pod that cannot be understood may ask for no device.
@@ -268,18 +306,30 @@ impl Demand {
 
     /// What another policy makes of it.
     pub fn take(&mut self, classification: Classification) {
-        let Classification { class, terms, tenant, version } = classification;
+        let Classification {
+            class,
+            terms,
+            tenant,
+            version,
+        } = classification;
         (self.class, self.terms, self.tenant, self.classified_by) = (class, terms, tenant, version);
     }
 
     /// What its model weighs: what some node knows, or, as far as the pod says, all of its VRAM that is not KV cache.
     pub fn weights(&self) -> Bytes {
-        self.weights.unwrap_or_else(|| self.vram().minus(self.kv_cache.unwrap_or_default()))
+        self.weights
+            .unwrap_or_else(|| self.vram().minus(self.kv_cache.unwrap_or_default()))
     }
 
     /// Whether it is the same request, whatever images it has by now: those of a pod that runs may be changed.
     pub(crate) fn requests_the_same(&self, other: &Self) -> bool {
-        self == other || *self == Self { images: self.images.clone(), engine: self.engine, ..other.clone() }
+        self == other
+            || *self
+                == Self {
+                    images: self.images.clone(),
+                    engine: self.engine,
+                    ..other.clone()
+                }
     }
 
     /// Whether something else hands out its GPUs: a device plugin, or kube-scheduler to its claims.
@@ -340,31 +390,74 @@ mod tests {
         let sum = |containers: &[_]| demand(|_| {}, containers).unwrap().per_gpu;
         let c = container;
         let gib = Bytes::gib;
-        assert_eq!(sum(&[c(Init, Some("8Gi")), c(Main, Some("16Gi")), c(Main, Some("4Gi"))]), gib(20));
-        assert_eq!(sum(&[c(Init, Some("30Gi")), c(Main, Some("16Gi")), c(Main, Some("4Gi"))]), gib(30));
-        assert_eq!(sum(&[c(Sidecar, Some("5Gi")), c(Init, Some("18Gi")), c(Main, Some("16Gi"))]), gib(23));
-        assert_eq!(sum(&[c(Init, Some("18Gi")), c(Sidecar, Some("5Gi")), c(Main, Some("16Gi"))]), gib(21));
+        assert_eq!(
+            sum(&[
+                c(Init, Some("8Gi")),
+                c(Main, Some("16Gi")),
+                c(Main, Some("4Gi"))
+            ]),
+            gib(20)
+        );
+        assert_eq!(
+            sum(&[
+                c(Init, Some("30Gi")),
+                c(Main, Some("16Gi")),
+                c(Main, Some("4Gi"))
+            ]),
+            gib(30)
+        );
+        assert_eq!(
+            sum(&[
+                c(Sidecar, Some("5Gi")),
+                c(Init, Some("18Gi")),
+                c(Main, Some("16Gi"))
+            ]),
+            gib(23)
+        );
+        assert_eq!(
+            sum(&[
+                c(Init, Some("18Gi")),
+                c(Sidecar, Some("5Gi")),
+                c(Main, Some("16Gi"))
+            ]),
+            gib(21)
+        );
     }
 
     #[test]
     fn vram_is_the_pods_total_and_is_split_over_its_gpus_rounded_up() {
-        let split =
-            demand(|p| p.gpus = Some("3"), &[container(ContainerRole::Main, Some("1000000000"))]).unwrap();
-        assert_eq!((split.per_gpu, split.gpus, split.vram()), (Bytes(333_333_334), 3, Bytes(1_000_000_002)));
+        let split = demand(
+            |p| p.gpus = Some("3"),
+            &[container(ContainerRole::Main, Some("1000000000"))],
+        )
+        .unwrap();
+        assert_eq!(
+            (split.per_gpu, split.gpus, split.vram()),
+            (Bytes(333_333_334), 3, Bytes(1_000_000_002))
+        );
     }
 
     #[test]
     fn what_cannot_be_understood_is_refused_with_its_reason() {
         let main = |vram| [container(ContainerRole::Main, vram)];
-        let one = PluginAmount::Of { resource: "nvidia.com/gpu", amount: "1" };
-        let plugin = [ContainerRequest { plugin: one, ..main(Some("1Gi"))[0] }];
+        let one = PluginAmount::Of {
+            resource: "nvidia.com/gpu",
+            amount: "1",
+        };
+        let plugin = [ContainerRequest {
+            plugin: one,
+            ..main(Some("1Gi"))[0]
+        }];
         let code = |result: Result<Demand, RequestError>| result.unwrap_err().code();
         assert_eq!(code(demand(|_| {}, &main(None))), "no-vram");
         assert_eq!(code(demand(|_| {}, &main(Some("0")))), "no-vram");
         assert_eq!(code(demand(|_| {}, &main(Some("0.5")))), "bad-quantity");
         assert_eq!(code(demand(|_| {}, &main(Some("9e99")))), "bad-quantity");
         assert_eq!(code(demand(|_| {}, &plugin)), "both-ways");
-        assert_eq!(code(demand(|_| {}, &main(Some("40000")))), "too-little-vram");
+        assert_eq!(
+            code(demand(|_| {}, &main(Some("40000")))),
+            "too-little-vram"
+        );
         for (gpus, vram, per_gpu) in [
             (None, "255Mi", None),
             (None, "256Mi", Some(256)),
@@ -374,26 +467,65 @@ mod tests {
             (Some("64"), "15Gi", None),
         ] {
             let asked = demand(|p| p.gpus = gpus, &main(Some(vram)));
-            let got = asked.as_ref().map_or_else(|error| Err(error.code()), |demand| Ok(demand.per_gpu));
-            assert_eq!(got, per_gpu.map(Bytes::mib).ok_or("too-little-vram"), "{vram} on {gpus:?}");
+            let got = asked
+                .as_ref()
+                .map_or_else(|error| Err(error.code()), |demand| Ok(demand.per_gpu));
+            assert_eq!(
+                got,
+                per_gpu.map(Bytes::mib).ok_or("too-little-vram"),
+                "{vram} on {gpus:?}"
+            );
         }
-        let one_of_two =
-            [main(Some("40Gi"))[0], ContainerRequest { name: "second", ..main(Some("256Mi"))[0] }];
-        let said = demand(|p| p.gpus = Some("8"), &one_of_two).unwrap_err().to_string();
+        let one_of_two = [
+            main(Some("40Gi"))[0],
+            ContainerRequest {
+                name: "second",
+                ..main(Some("256Mi"))[0]
+            },
+        ];
+        let said = demand(|p| p.gpus = Some("8"), &one_of_two)
+            .unwrap_err()
+            .to_string();
         assert!(
-            ["second", "256.0 MiB", "8 of", "at least 2.0 GiB", "stowage.dev/gpus"]
-                .iter()
-                .all(|part| said.contains(part)),
+            [
+                "second",
+                "256.0 MiB",
+                "8 of",
+                "at least 2.0 GiB",
+                "stowage.dev/gpus"
+            ]
+            .iter()
+            .all(|part| said.contains(part)),
             "{said}"
         );
         let longest = "c".repeat(253 - ".container.stowage.dev".len());
-        let named = |name| [ContainerRequest { name, ..main(Some("1Gi"))[0] }];
+        let named = |name| {
+            [ContainerRequest {
+                name,
+                ..main(Some("1Gi"))[0]
+            }]
+        };
         assert!(demand(|_| {}, &named(&longest)).is_ok());
-        assert_eq!(code(demand(|_| {}, &named(&format!("{longest}c")))), "container-name");
-        assert_eq!(code(demand(|p| p.gpus = Some("0"), &main(Some("1Gi")))), "bad-gpus");
-        assert_eq!(code(demand(|p| p.gpus = Some("65"), &main(Some("1Gi")))), "bad-gpus");
-        assert_eq!(code(demand(|p| p.exclusive = Some("yes"), &main(Some("1Gi")))), "bad-exclusive");
-        assert_eq!(code(demand(|p| p.kv_cache = Some("2Gi"), &main(Some("1Gi")))), "kv-cache-above-vram");
+        assert_eq!(
+            code(demand(|_| {}, &named(&format!("{longest}c")))),
+            "container-name"
+        );
+        assert_eq!(
+            code(demand(|p| p.gpus = Some("0"), &main(Some("1Gi")))),
+            "bad-gpus"
+        );
+        assert_eq!(
+            code(demand(|p| p.gpus = Some("65"), &main(Some("1Gi")))),
+            "bad-gpus"
+        );
+        assert_eq!(
+            code(demand(|p| p.exclusive = Some("yes"), &main(Some("1Gi")))),
+            "bad-exclusive"
+        );
+        assert_eq!(
+            code(demand(|p| p.kv_cache = Some("2Gi"), &main(Some("1Gi")))),
+            "kv-cache-above-vram"
+        );
     }
 
     fn plugin(
@@ -401,7 +533,10 @@ mod tests {
         resource: &'static str,
         amount: &'static str,
     ) -> ContainerRequest<'static> {
-        ContainerRequest { plugin: PluginAmount::Of { resource, amount }, ..container(role, None) }
+        ContainerRequest {
+            plugin: PluginAmount::Of { resource, amount },
+            ..container(role, None)
+        }
     }
 
     #[test]
@@ -428,9 +563,15 @@ mod tests {
         let demand = asked.unwrap();
         let resource = PluginResource::parse("nvidia.com/mig-3g.40gb").unwrap();
         assert_eq!(demand.ask, Ask::Plugin { resource, count: 2 });
-        assert_eq!((demand.vram(), demand.gpus, demand.sharing), (Bytes::ZERO, 2, Sharing::Exclusive));
+        assert_eq!(
+            (demand.vram(), demand.gpus, demand.sharing),
+            (Bytes::ZERO, 2, Sharing::Exclusive)
+        );
         assert_eq!((demand.traits.gpus, demand.traits.vram), (2, Bytes::ZERO));
-        assert_eq!((demand.traits.kv_cache, demand.traits.sharing), (Bytes::gib(2), Sharing::Shared));
+        assert_eq!(
+            (demand.traits.kv_cache, demand.traits.sharing),
+            (Bytes::gib(2), Sharing::Shared)
+        );
     }
 
     #[test]
@@ -440,9 +581,24 @@ mod tests {
         let (gpu, shared) = ("nvidia.com/gpu", "nvidia.com/gpu.shared");
         assert_eq!(code(&[plugin(Main, gpu, "0")]), "no-vram");
         assert_eq!(code(&[plugin(Main, gpu, "0.5")]), "bad-quantity");
-        assert_eq!(code(&[plugin(Main, gpu, "1"), plugin(Main, shared, "1")]), "several-resources");
-        let both = PluginAmount::Several { resource: gpu, amount: "1" };
-        assert_eq!(code(&[ContainerRequest { plugin: both, ..container(Main, None) }]), "several-resources");
-        assert_eq!(code(&[plugin(Main, gpu, "1"), container(Main, Some("1Gi"))]), "both-ways");
+        assert_eq!(
+            code(&[plugin(Main, gpu, "1"), plugin(Main, shared, "1")]),
+            "several-resources"
+        );
+        let both = PluginAmount::Several {
+            resource: gpu,
+            amount: "1",
+        };
+        assert_eq!(
+            code(&[ContainerRequest {
+                plugin: both,
+                ..container(Main, None)
+            }]),
+            "several-resources"
+        );
+        assert_eq!(
+            code(&[plugin(Main, gpu, "1"), container(Main, Some("1Gi"))]),
+            "both-ways"
+        );
     }
 }

@@ -18,7 +18,9 @@ pub struct PluginResource(Arc<str>);
 pub type PluginDevices = BTreeMap<PluginResource, u32>;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no GPU of a device plugin: nvidia.com/gpu, nvidia.com/gpu.shared and nvidia.com/mig-* are")]
+#[error(
+    "{0:?} is no GPU of a device plugin: nvidia.com/gpu, nvidia.com/gpu.shared and nvidia.com/mig-* are"
+)]
 pub struct NoPluginResource(String);
 
 impl PluginResource {
@@ -27,7 +29,8 @@ impl PluginResource {
     }
 
     pub fn is_one(name: &str) -> bool {
-        matches!(name, "nvidia.com/gpu" | "nvidia.com/gpu.shared") || name.starts_with("nvidia.com/mig-")
+        matches!(name, "nvidia.com/gpu" | "nvidia.com/gpu.shared")
+            || name.starts_with("nvidia.com/mig-")
     }
 
     pub fn as_str(&self) -> &str {
@@ -57,7 +60,10 @@ pub enum Ask {
     #[default]
     Vram,
     /// So many devices of a plugin: the kubelet picks them. More than any node has simply fit nowhere.
-    Plugin { resource: PluginResource, count: u32 },
+    Plugin {
+        resource: PluginResource,
+        count: u32,
+    },
     /// Devices that its ResourceClaims name: kube-scheduler picks them. The ledger has no such pod.
     Claims,
 }
@@ -79,7 +85,8 @@ impl PluginShare {
     /// The shares of a node that offers these devices and whose pods use those, in order of resource.
     pub fn all(allocatable: &PluginDevices, used: &PluginDevices) -> Vec<Self> {
         let resources: BTreeSet<&PluginResource> = allocatable.keys().chain(used.keys()).collect();
-        let count = |of: &PluginDevices, resource: &PluginResource| of.get(resource).copied().unwrap_or(0);
+        let count =
+            |of: &PluginDevices, resource: &PluginResource| of.get(resource).copied().unwrap_or(0);
         let share = |resource: &PluginResource| Self {
             resource: resource.clone(),
             allocatable: count(allocatable, resource),

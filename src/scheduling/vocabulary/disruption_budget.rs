@@ -50,7 +50,11 @@ mod tests {
 
     fn pod(namespace: &str, app: &str) -> PodTraits {
         let labels = BTreeMap::from([("app".to_owned(), app.to_owned())]);
-        PodTraits { namespace: namespace.into(), labels, ..PodTraits::default() }
+        PodTraits {
+            namespace: namespace.into(),
+            labels,
+            ..PodTraits::default()
+        }
     }
 
     fn budget(selector: Selector) -> DisruptionBudget {

@@ -147,7 +147,13 @@ impl GroupKind {
 
 impl fmt::Display for GroupKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}/{}", self.kind.describe(), self.namespace, self.name)
+        write!(
+            f,
+            "{} {}/{}",
+            self.kind.describe(),
+            self.namespace,
+            self.name
+        )
     }
 }
 
@@ -208,7 +214,10 @@ impl ObservedDisruptionInfo {
             CheckpointAge::Ago(age) => Checkpoint::At(now.before(age)),
             CheckpointAge::Ahead(_) => Checkpoint::At(now),
         };
-        DisruptionInfo { checkpoint, ..self.disruption_info.clone() }
+        DisruptionInfo {
+            checkpoint,
+            ..self.disruption_info.clone()
+        }
     }
 }
 
@@ -219,9 +228,15 @@ impl ObservedDisruptionInfo {
             Checkpoint::Never => CheckpointAge::None,
             Checkpoint::At(moment) => CheckpointAge::Ago(now.since(moment)),
         };
-        let leaving = leaving.map(|by| PodDeletion { asked_ago: now.since(by), grace: by.since(now) });
+        let leaving = leaving.map(|by| PodDeletion {
+            asked_ago: now.since(by),
+            grace: by.since(now),
+        });
         Self {
-            disruption_info: DisruptionInfo { checkpoint: Checkpoint::Never, ..disruption_info.clone() },
+            disruption_info: DisruptionInfo {
+                checkpoint: Checkpoint::Never,
+                ..disruption_info.clone()
+            },
             stamp,
             leaving,
             ..Self::default()
@@ -246,7 +261,9 @@ impl PodDeletion {
 impl DisruptionInfo {
     /// The group with which the pod is placed, if it has one.
     pub fn placed_with(&self) -> Option<&GroupKey> {
-        self.group.as_ref().filter(|group| group.kind.is_placed_whole())
+        self.group
+            .as_ref()
+            .filter(|group| group.kind.is_placed_whole())
     }
 
     /// Whether an eviction would free nothing, whatever its object says of its deletion.
@@ -260,7 +277,12 @@ impl DisruptionInfo {
             (Checkpoint::At(a), Checkpoint::At(b)) => a.since(b).max(b.since(a)) < SAME_MOMENT,
             (one, other) => one == other,
         };
-        is_near && *self == Self { checkpoint: self.checkpoint, ..other.clone() }
+        is_near
+            && *self
+                == Self {
+                    checkpoint: self.checkpoint,
+                    ..other.clone()
+                }
     }
 }
 
@@ -269,15 +291,24 @@ mod tests {
     use super::*;
 
     fn shown(stamp: CheckpointAge) -> ObservedDisruptionInfo {
-        ObservedDisruptionInfo { stamp, ..ObservedDisruptionInfo::default() }
+        ObservedDisruptionInfo {
+            stamp,
+            ..ObservedDisruptionInfo::default()
+        }
     }
 
     #[test]
     fn a_stamp_of_the_future_is_one_of_now() {
         let now = Moment(1_000_000);
         let at = |stamp| shown(stamp).at(now).checkpoint;
-        assert_eq!(at(CheckpointAge::Ahead(Millis::seconds(3600))), Checkpoint::At(now));
-        assert_eq!(at(CheckpointAge::Ago(Millis::seconds(10))), Checkpoint::At(Moment(990_000)));
+        assert_eq!(
+            at(CheckpointAge::Ahead(Millis::seconds(3600))),
+            Checkpoint::At(now)
+        );
+        assert_eq!(
+            at(CheckpointAge::Ago(Millis::seconds(10))),
+            Checkpoint::At(Moment(990_000))
+        );
         assert_eq!(at(CheckpointAge::Unreadable), Checkpoint::Never);
         assert!(CheckpointAge::Ahead(Millis::seconds(3600)).is_ahead());
         assert!(!CheckpointAge::Ahead(Millis::seconds(5)).is_ahead());
@@ -290,6 +321,9 @@ mod tests {
         let newer = shown(CheckpointAge::Ago(Millis(1_000))).at(Moment(101_000));
         assert!(first.is_like(&again) && again.is_like(&first));
         assert!(!first.is_like(&newer));
-        assert!(!first.is_like(&DisruptionInfo { do_not_disrupt: true, ..first.clone() }));
+        assert!(!first.is_like(&DisruptionInfo {
+            do_not_disrupt: true,
+            ..first.clone()
+        }));
     }
 }

@@ -37,7 +37,11 @@ pub enum SleepLevel {
 impl SleepLevel {
     /// The level that an agent reports. One that this version does not know may have dropped the weights.
     pub fn of(level: Option<u8>) -> Self {
-        if level == Some(1) { Self::WeightsOffloaded } else { Self::WeightsDiscarded }
+        if level == Some(1) {
+            Self::WeightsOffloaded
+        } else {
+            Self::WeightsDiscarded
+        }
     }
 
     /// vLLM's number for it.
@@ -114,20 +118,34 @@ pub struct ReusableEngineSet {
 
 impl ReusableEngineSet {
     /// The engines that a pod with this demand may wake. A pod that asks a device plugin gets a GPU of the kubelet's choice.
-    pub(crate) fn suiting<'a>(&'a self, demand: &'a Demand) -> impl Iterator<Item = &'a ReusableEngine> {
-        let is_marked = demand.model.as_ref().is_some_and(|model| self.marks & mark(model) != 0);
-        let list = if is_marked && !demand.asks_plugin() { &*self.list } else { &[] };
+    pub(crate) fn suiting<'a>(
+        &'a self,
+        demand: &'a Demand,
+    ) -> impl Iterator<Item = &'a ReusableEngine> {
+        let is_marked = demand
+            .model
+            .as_ref()
+            .is_some_and(|model| self.marks & mark(model) != 0);
+        let list = if is_marked && !demand.asks_plugin() {
+            &*self.list
+        } else {
+            &[]
+        };
         list.iter().filter(|engine| engine.suits(demand))
     }
 
     /// The one that sleeps least deep of those that a pod with this demand may wake on exactly these GPUs.
     pub fn on<'a>(&'a self, gpus: GpuSet, demand: &'a Demand) -> Option<&'a ReusableEngine> {
-        self.suiting(demand).filter(|engine| engine.gpus == gpus).min_by_key(|engine| engine.level)
+        self.suiting(demand)
+            .filter(|engine| engine.gpus == gpus)
+            .min_by_key(|engine| engine.level)
     }
 
     /// The same set without the engine that a pod with this demand wakes on these GPUs, if it wakes one: it is that pod's.
     pub(crate) fn without_one_on(self, gpus: GpuSet, demand: &Demand) -> Self {
-        let woken = self.on(gpus, demand).and_then(|woken| self.list.iter().position(|one| one == woken));
+        let woken = self
+            .on(gpus, demand)
+            .and_then(|woken| self.list.iter().position(|one| one == woken));
         let Some(woken) = woken else { return self };
         let mut rest = self.list.to_vec();
         rest.remove(woken);
@@ -144,13 +162,22 @@ impl ReusableEngineSet {
 
     /// This set, if it has these engines; else a new one. What decisions read again and again stays where it is.
     pub(crate) fn kept_or_new(&self, engines: Vec<ReusableEngine>) -> Self {
-        if *self.list == *engines { self.clone() } else { engines.into() }
+        if *self.list == *engines {
+            self.clone()
+        } else {
+            engines.into()
+        }
     }
 }
 
 impl From<Vec<ReusableEngine>> for ReusableEngineSet {
     fn from(list: Vec<ReusableEngine>) -> Self {
-        Self { marks: list.iter().fold(0, |marks, engine| marks | mark(&engine.model)), list: list.into() }
+        Self {
+            marks: list
+                .iter()
+                .fold(0, |marks, engine| marks | mark(&engine.model)),
+            list: list.into(),
+        }
     }
 }
 
@@ -167,35 +194,67 @@ mod tests {
     use crate::vocabulary::demand::Sharing;
 
     fn engine(model: &str, gpus: GpuSet, level: SleepLevel) -> ReusableEngine {
-        ReusableEngine { model: ModelId::parse(model).unwrap(), namespace: "".into(), gpus, level }
+        ReusableEngine {
+            model: ModelId::parse(model).unwrap(),
+            namespace: "".into(),
+            gpus,
+            level,
+        }
     }
 
     #[test]
     fn only_an_engine_of_the_pods_model_namespace_and_number_of_gpus_suits() {
-        let demand = Demand { model: ModelId::parse("m").ok(), ..demand_of(1, 1, Sharing::Shared, 0) };
+        let demand = Demand {
+            model: ModelId::parse("m").ok(),
+            ..demand_of(1, 1, Sharing::Shared, 0)
+        };
         let namespace: Arc<str> = demand.traits.namespace.as_str().into();
         let own = ReusableEngine {
             namespace: namespace.clone(),
             ..engine("m", GpuSet::one(3), SleepLevel::WeightsOffloaded)
         };
-        let deeper = ReusableEngine { level: SleepLevel::WeightsDiscarded, ..own.clone() };
+        let deeper = ReusableEngine {
+            level: SleepLevel::WeightsDiscarded,
+            ..own.clone()
+        };
         let others = [
-            ReusableEngine { model: ModelId::parse("n").unwrap(), ..own.clone() },
-            ReusableEngine { namespace: "elsewhere".into(), ..own.clone() },
-            ReusableEngine { gpus: GpuSet::first(2), ..own.clone() },
+            ReusableEngine {
+                model: ModelId::parse("n").unwrap(),
+                ..own.clone()
+            },
+            ReusableEngine {
+                namespace: "elsewhere".into(),
+                ..own.clone()
+            },
+            ReusableEngine {
+                gpus: GpuSet::first(2),
+                ..own.clone()
+            },
         ];
-        let set: ReusableEngineSet =
-            others.iter().cloned().chain([deeper, own.clone()]).collect::<Vec<_>>().into();
+        let set: ReusableEngineSet = others
+            .iter()
+            .cloned()
+            .chain([deeper, own.clone()])
+            .collect::<Vec<_>>()
+            .into();
         assert_eq!(set.suiting(&demand).count(), 2);
-        assert_eq!(set.on(GpuSet::one(3), &demand), Some(&own), "the one that sleeps least deep");
+        assert_eq!(
+            set.on(GpuSet::one(3), &demand),
+            Some(&own),
+            "the one that sleeps least deep"
+        );
         assert_eq!(set.on(GpuSet::one(2), &demand), None);
-        let nameless = Demand { model: None, ..demand };
+        let nameless = Demand {
+            model: None,
+            ..demand
+        };
         assert_eq!(set.suiting(&nameless).count(), 0);
     }
 
     #[test]
     fn a_level_that_is_not_known_counts_as_one_that_dropped_the_weights() {
-        let levels = [None, Some(0), Some(1), Some(2), Some(255)].map(|level| SleepLevel::of(level).number());
+        let levels = [None, Some(0), Some(1), Some(2), Some(255)]
+            .map(|level| SleepLevel::of(level).number());
         assert_eq!(levels, [2, 2, 1, 2, 2]);
     }
 }

@@ -37,7 +37,9 @@ pub struct Device {
 impl Device {
     /// VRAM that pods may be allocated: total − driver's reserve − headroom.
     pub fn capacity(&self, headroom: &Headroom) -> Bytes {
-        self.total.minus(self.reserved).minus(headroom.of(&self.model).of(self.total))
+        self.total
+            .minus(self.reserved)
+            .minus(headroom.of(&self.model).of(self.total))
     }
 }
 
@@ -114,13 +116,17 @@ impl Gpu {
 
     /// Whether a pod that comes has all of it: nothing is on it, and of its VRAM at most a `margin` is used by what is no pod.
     pub fn is_wholly_free(&self, margin: Bytes) -> bool {
-        let is_empty = self.tenants == 0 && self.charged == Bytes::ZERO && self.unaccounted_vram <= margin;
+        let is_empty =
+            self.tenants == 0 && self.charged == Bytes::ZERO && self.unaccounted_vram <= margin;
         is_empty && self.health == Health::Healthy && !self.slice
     }
 
     /// Whether it is one of those that the pod asks for by labels.
     pub(crate) fn is_wanted_by(&self, demand: &Demand) -> bool {
-        demand.wish.as_ref().is_none_or(|wish| wish.takes(self.traits))
+        demand
+            .wish
+            .as_ref()
+            .is_none_or(|wish| wish.takes(self.traits))
     }
 
     /// Whether it is one of the last free GPUs, which the demand's class may not take.
@@ -129,14 +135,22 @@ impl Gpu {
     }
 
     pub fn free(&self) -> Bytes {
-        self.capacity.minus(self.charged).minus(self.unaccounted_vram)
+        self.capacity
+            .minus(self.charged)
+            .minus(self.unaccounted_vram)
     }
 
     /// VRAM that such a pod may have here: what is free, and what sleeping engines lend to it.
     pub(crate) fn free_for(&self, demand: &Demand) -> Bytes {
         let may_borrow = demand.terms.borrows && demand.priority < self.lends_below;
-        let lent = if may_borrow { self.lendable } else { Bytes::ZERO };
-        (self.capacity + lent).minus(self.charged).minus(self.unaccounted_vram)
+        let lent = if may_borrow {
+            self.lendable
+        } else {
+            Bytes::ZERO
+        };
+        (self.capacity + lent)
+            .minus(self.charged)
+            .minus(self.unaccounted_vram)
     }
 
     /// VRAM that would be free if every pod left.
@@ -156,7 +170,10 @@ impl Gpu {
     pub fn part_of(&self, demand: &Demand) -> TenantUsage {
         let vram = self.charge_for(demand.per_gpu, demand.sharing);
         let thousandths = (u128::from(vram.0) * 1000).div_ceil(u128::from(self.capacity.0.max(1)));
-        TenantUsage { vram, milli_gpus: thousandths.min(1000) as u64 }
+        TenantUsage {
+            vram,
+            milli_gpus: thousandths.min(1000) as u64,
+        }
     }
 
     pub fn charge(&mut self, per_gpu: Bytes, sharing: Sharing) {
@@ -230,7 +247,11 @@ impl GpuSet {
     /// The first `n` GPUs.
     pub fn first(n: usize) -> Self {
         debug_assert!(n <= MAX_GPUS as usize);
-        if n >= 64 { Self::ALL } else { Self((1 << n) - 1) }
+        if n >= 64 {
+            Self::ALL
+        } else {
+            Self((1 << n) - 1)
+        }
     }
 
     pub fn one(place: usize) -> Self {
@@ -315,8 +336,14 @@ mod tests {
     fn a_set_gives_back_the_places_put_in() {
         let set: GpuSet = [63, 0, 5].into_iter().collect();
         assert_eq!(set.iter().collect::<Vec<_>>(), [0, 5, 63]);
-        assert_eq!((set.len(), set.contains(5), set.contains(6)), (3, true, false));
-        assert_eq!([set.lowest(), set.without(GpuSet::one(0)).lowest()], [GpuSet::one(0), GpuSet::one(5)]);
+        assert_eq!(
+            (set.len(), set.contains(5), set.contains(6)),
+            (3, true, false)
+        );
+        assert_eq!(
+            [set.lowest(), set.without(GpuSet::one(0)).lowest()],
+            [GpuSet::one(0), GpuSet::one(5)]
+        );
         assert_eq!(GpuSet::EMPTY.lowest(), GpuSet::EMPTY);
         assert_eq!(GpuSet::first(64).len(), 64);
         assert_eq!(GpuSet::first(0), GpuSet::EMPTY);

@@ -50,26 +50,39 @@ impl GpuWish {
     /// Of terms of which a node must match one; `None` if one of them requires nothing of GPUs.
     pub fn of(terms: impl IntoIterator<Item = Vec<Requirement>>) -> Option<Self> {
         let is_of_gpus = |one: &Requirement| {
-            [PRODUCT, MEMORY_MIB, FAMILY, MAJOR, MINOR].contains(&&*one.key) || one.key.starts_with(SLICES)
+            [PRODUCT, MEMORY_MIB, FAMILY, MAJOR, MINOR].contains(&&*one.key)
+                || one.key.starts_with(SLICES)
         };
-        let of_gpus =
-            |term: Vec<Requirement>| -> Vec<Requirement> { term.into_iter().filter(is_of_gpus).collect() };
+        let of_gpus = |term: Vec<Requirement>| -> Vec<Requirement> {
+            term.into_iter().filter(is_of_gpus).collect()
+        };
         let terms: Vec<Vec<Requirement>> = terms.into_iter().map(of_gpus).collect();
         (!terms.is_empty() && terms.iter().all(|term| !term.is_empty())).then_some(Self(terms))
     }
 
     /// Whether a GPU is one of those that are asked for, as far as it is known.
     pub fn takes(&self, gpu: GpuTraits) -> bool {
-        gpu == GpuTraits::default() || self.0.iter().any(|term| term.iter().all(|one| gpu.meets(one)))
+        gpu == GpuTraits::default()
+            || self
+                .0
+                .iter()
+                .any(|term| term.iter().all(|one| gpu.meets(one)))
     }
 }
 
 impl GpuTraits {
     /// Tells the node's GPUs apart, if they are not alike.
     pub(crate) fn tell_apart(devices: &[Device], gpus: &mut [Gpu]) {
-        if devices.windows(2).any(|two| (&two[0].model, two[0].total) != (&two[1].model, two[1].total)) {
-            let traits = devices.iter().map(|device| Self::of(device.model.as_str(), device.total));
-            gpus.iter_mut().zip(traits).for_each(|(gpu, traits)| gpu.traits = traits);
+        if devices
+            .windows(2)
+            .any(|two| (&two[0].model, two[0].total) != (&two[1].model, two[1].total))
+        {
+            let traits = devices
+                .iter()
+                .map(|device| Self::of(device.model.as_str(), device.total));
+            gpus.iter_mut()
+                .zip(traits)
+                .for_each(|(gpu, traits)| gpu.traits = traits);
         }
     }
 
@@ -77,10 +90,16 @@ impl GpuTraits {
         let (product, profile) = named(model);
         let mut words = model.split(['-', ' ', '_']);
         let family = words.find_map(|word| {
-            let is_one = |(.., products): &(&str, u8, u8, &str)| products.split(' ').any(|one| one == word);
+            let is_one =
+                |(.., products): &(&str, u8, u8, &str)| products.split(' ').any(|one| one == word);
             FAMILIES.iter().position(is_one)
         });
-        Self { product, profile, mib: (total.0 >> 20) as u32, family: family.map(|place| place as u8) }
+        Self {
+            product,
+            profile,
+            mib: (total.0 >> 20) as u32,
+            family: family.map(|place| place as u8),
+        }
     }
 
     fn meets(&self, Requirement { key, rule }: &Requirement) -> bool {
@@ -94,11 +113,12 @@ impl GpuTraits {
             (MAJOR, _) => family.is_none_or(|(_, major, ..)| is(major.into())),
             (MINOR, _) => family.is_none_or(|(_, _, minor, _)| is(minor.into())),
             // How many the node has, and how large they are, is the node's to say.
-            _ => {
-                key.strip_prefix(SLICES).and_then(|rest| rest.rsplit_once('.')).is_none_or(|(profile, _)| {
+            _ => key
+                .strip_prefix(SLICES)
+                .and_then(|rest| rest.rsplit_once('.'))
+                .is_none_or(|(profile, _)| {
                     (self.profile == Some(hash(profile))) != (*rule == Rule::DoesNotExist)
-                })
-            }
+                }),
         }
     }
 
@@ -112,7 +132,9 @@ impl GpuTraits {
 
 /// The product, and the MIG profile of a slice.
 fn named(name: &str) -> (u32, Option<u32>) {
-    let (product, profile) = name.split_once("-MIG-").map_or((name, None), |(whole, cut)| (whole, Some(cut)));
+    let (product, profile) = name
+        .split_once("-MIG-")
+        .map_or((name, None), |(whole, cut)| (whole, Some(cut)));
     (hash(product), profile.map(hash))
 }
 
@@ -120,7 +142,9 @@ fn named(name: &str) -> (u32, Option<u32>) {
 fn hash(text: &str) -> u32 {
     text.replace(' ', "-")
         .bytes()
-        .fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+        .fold(0x811c_9dc5, |hash, byte| {
+            (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+        })
 }
 
 #[cfg(test)]
@@ -143,11 +167,26 @@ mod tests {
 
     #[test]
     fn a_gpu_meets_what_its_own_label_would_say() {
-        let (a100, rtx) = (traits(A100, 81_920), traits("NVIDIA GeForce RTX 4090", 24_564));
+        let (a100, rtx) = (
+            traits(A100, 81_920),
+            traits("NVIDIA GeForce RTX 4090", 24_564),
+        );
         for (key, operator, values, of_a100, of_rtx) in [
             ("gpu.product", "In", &[A100][..], true, false),
-            ("gpu.product", "In", &["NVIDIA-A100-SXM4-80GB-SHARED"], true, false),
-            ("gpu.product", "In", &["NVIDIA-GeForce-RTX-4090"], false, true),
+            (
+                "gpu.product",
+                "In",
+                &["NVIDIA-A100-SXM4-80GB-SHARED"],
+                true,
+                false,
+            ),
+            (
+                "gpu.product",
+                "In",
+                &["NVIDIA-GeForce-RTX-4090"],
+                false,
+                true,
+            ),
             ("gpu.product", "NotIn", &[A100], false, true),
             ("gpu.product", "Exists", &[], true, true),
             ("gpu.memory", "Gt", &["70000"], true, false),
@@ -159,26 +198,50 @@ mod tests {
             ("mig-1g.10gb.count", "Gt", &["0"], false, false),
         ] {
             let wish = wish(&[(key, operator, values)]);
-            assert_eq!((wish.takes(a100), wish.takes(rtx)), (of_a100, of_rtx), "{key} {operator} {values:?}");
+            assert_eq!(
+                (wish.takes(a100), wish.takes(rtx)),
+                (of_a100, of_rtx),
+                "{key} {operator} {values:?}"
+            );
         }
     }
 
     #[test]
     fn a_slice_is_of_its_product_and_of_its_profile() {
-        let (whole, slice) = (traits(A100, 81_920), traits("NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", 9_728));
+        let (whole, slice) = (
+            traits(A100, 81_920),
+            traits("NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", 9_728),
+        );
         let takes = |wish: GpuWish| (wish.takes(whole), wish.takes(slice));
         assert_eq!(takes(wish(&[("gpu.product", "In", &[A100])])), (true, true));
         assert_eq!(
-            takes(wish(&[("gpu.product", "In", &["NVIDIA-A100-SXM4-80GB-MIG-1g.10gb"])])),
+            takes(wish(&[(
+                "gpu.product",
+                "In",
+                &["NVIDIA-A100-SXM4-80GB-MIG-1g.10gb"]
+            )])),
             (false, true)
         );
         assert_eq!(
-            takes(wish(&[("gpu.product", "In", &["NVIDIA-A100-SXM4-80GB-MIG-2g.20gb"])])),
+            takes(wish(&[(
+                "gpu.product",
+                "In",
+                &["NVIDIA-A100-SXM4-80GB-MIG-2g.20gb"]
+            )])),
             (false, false)
         );
-        assert_eq!(takes(wish(&[("mig-1g.10gb.count", "Gt", &["0"])])), (false, true));
-        assert_eq!(takes(wish(&[("mig-2g.20gb.product", "Exists", &[])])), (false, false));
-        assert_eq!(takes(wish(&[("mig-1g.10gb.count", "DoesNotExist", &[])])), (true, false));
+        assert_eq!(
+            takes(wish(&[("mig-1g.10gb.count", "Gt", &["0"])])),
+            (false, true)
+        );
+        assert_eq!(
+            takes(wish(&[("mig-2g.20gb.product", "Exists", &[])])),
+            (false, false)
+        );
+        assert_eq!(
+            takes(wish(&[("mig-1g.10gb.count", "DoesNotExist", &[])])),
+            (true, false)
+        );
     }
 
     #[test]
@@ -187,14 +250,20 @@ mod tests {
         assert!(wish(&[("gpu.family", "In", &["ampere"])]).takes(odd));
         assert!(!wish(&[("gpu.product", "In", &[A100])]).takes(odd));
         let nothing = GpuTraits::default();
-        assert!(wish(&[("gpu.product", "In", &[A100])]).takes(nothing), "its node's GPUs are alike");
+        assert!(
+            wish(&[("gpu.product", "In", &[A100])]).takes(nothing),
+            "its node's GPUs are alike"
+        );
     }
 
     #[test]
     fn one_term_is_enough_and_one_without_gpus_asks_for_none() {
         let is = |key: &str, value: &str| Requirement::is(key, value);
         let product = || is("nvidia.com/gpu.product", A100);
-        let (zone, size) = (is("topology.kubernetes.io/zone", "a"), is("nvidia.com/gpu.memory", "24564"));
+        let (zone, size) = (
+            is("topology.kubernetes.io/zone", "a"),
+            is("nvidia.com/gpu.memory", "24564"),
+        );
         assert_eq!(GpuWish::of([vec![product()], vec![zone.clone()]]), None);
         assert_eq!(GpuWish::of([vec![zone.clone()]]), None);
         assert_eq!(GpuWish::of([]), None);

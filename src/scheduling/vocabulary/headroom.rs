@@ -22,9 +22,14 @@ pub struct Headroom {
 type ModelSettings = Option<BTreeMap<String, setting::Percentage<90>>>;
 
 /// Names are kept in lower case.
-fn parse_models<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, Percent>, D::Error> {
+fn parse_models<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<BTreeMap<String, Percent>, D::Error> {
     let models = ModelSettings::deserialize(deserializer)?.unwrap_or_default();
-    Ok(models.into_iter().map(|(part, percent)| (part.to_ascii_lowercase(), percent.0)).collect())
+    Ok(models
+        .into_iter()
+        .map(|(part, percent)| (part.to_ascii_lowercase(), percent.0))
+        .collect())
 }
 
 /// An empty map is left out.
@@ -32,8 +37,11 @@ fn render_models<S: Serializer>(
     models: &BTreeMap<String, Percent>,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
-    let models = models.iter().map(|(part, percent)| (part.clone(), setting::Percentage(*percent)));
-    let models: ModelSettings = Some(models.collect()).filter(|models: &BTreeMap<_, _>| !models.is_empty());
+    let models = models
+        .iter()
+        .map(|(part, percent)| (part.clone(), setting::Percentage(*percent)));
+    let models: ModelSettings =
+        Some(models.collect()).filter(|models: &BTreeMap<_, _>| !models.is_empty());
     models.serialize(serializer)
 }
 
@@ -46,7 +54,10 @@ impl Default for Headroom {
 
 impl Headroom {
     pub fn all(percent: Percent) -> Self {
-        Self { default: percent, models: BTreeMap::new() }
+        Self {
+            default: percent,
+            models: BTreeMap::new(),
+        }
     }
 
     pub fn of(&self, model: &GpuModel) -> Percent {
@@ -54,7 +65,12 @@ impl Headroom {
             return self.default;
         }
         let model = model.as_str().to_ascii_lowercase();
-        let named = self.models.iter().filter(|(part, _)| model.contains(part.as_str()));
-        named.max_by_key(|(part, _)| part.len()).map_or(self.default, |(_, percent)| *percent)
+        let named = self
+            .models
+            .iter()
+            .filter(|(part, _)| model.contains(part.as_str()));
+        named
+            .max_by_key(|(part, _)| part.len())
+            .map_or(self.default, |(_, percent)| *percent)
     }
 }

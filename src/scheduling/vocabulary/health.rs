@@ -10,7 +10,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Ordered from the best to the worst.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum Health {
     Healthy = 0,
@@ -83,8 +85,14 @@ impl AnswerState {
     pub fn ages(self, now: Moment) -> AnswerAges {
         match self {
             Self::Steady => AnswerAges::default(),
-            Self::Failing { since } => AnswerAges { failing: Some(now.since(since)), recovered: None },
-            Self::Recovered { since } => AnswerAges { failing: None, recovered: Some(now.since(since)) },
+            Self::Failing { since } => AnswerAges {
+                failing: Some(now.since(since)),
+                recovered: None,
+            },
+            Self::Recovered { since } => AnswerAges {
+                failing: None,
+                recovered: Some(now.since(since)),
+            },
         }
     }
 }
@@ -94,9 +102,17 @@ impl AnswerAges {
     /// lost.
     pub fn health(self, lost_after: Millis) -> Health {
         match self {
-            Self { failing: Some(length), .. } if length >= lost_after => Health::Lost,
-            Self { failing: Some(_), .. } => Health::Draining,
-            Self { recovered: Some(length), .. } if length < lost_after => Health::Draining,
+            Self {
+                failing: Some(length),
+                ..
+            } if length >= lost_after => Health::Lost,
+            Self {
+                failing: Some(_), ..
+            } => Health::Draining,
+            Self {
+                recovered: Some(length),
+                ..
+            } if length < lost_after => Health::Draining,
             _ => Health::Healthy,
         }
     }

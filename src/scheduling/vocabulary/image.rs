@@ -33,8 +33,9 @@ impl ImageId {
         if reference.is_empty() {
             return None;
         }
-        let (name, digest) =
-            reference.split_once('@').map_or((reference, None), |(name, digest)| (name, Some(digest)));
+        let (name, digest) = reference
+            .split_once('@')
+            .map_or((reference, None), |(name, digest)| (name, Some(digest)));
         let (first, rest) = name.split_once('/').unwrap_or(("", name));
         let is_registry = first == "localhost" || first.contains(['.', ':']);
         let mut hash = Fnv::default();
@@ -50,7 +51,10 @@ impl ImageId {
             .filter(|colon| !rest[*colon..].contains('/'))
             .map(|colon| name.len() - rest.len() + colon);
         match (digest, tag) {
-            (Some(digest), tag) => hash.text(&name[..tag.unwrap_or(name.len())]).text("@").text(digest),
+            (Some(digest), tag) => hash
+                .text(&name[..tag.unwrap_or(name.len())])
+                .text("@")
+                .text(digest),
             (None, Some(_)) => hash.text(name),
             (None, None) => hash.text(name).text(":latest"),
         };
@@ -114,7 +118,10 @@ impl NodeImageSet {
 
     pub fn has(&self, image: ImageId) -> bool {
         self.marks & mark(image) != 0
-            && self.list.as_ref().is_some_and(|list| list.binary_search(&image).is_ok())
+            && self
+                .list
+                .as_ref()
+                .is_some_and(|list| list.binary_search(&image).is_ok())
     }
 
     pub fn iter(&self) -> impl Iterator<Item = ImageId> + '_ {
@@ -129,7 +136,10 @@ impl From<Option<Vec<ImageId>>> for NodeImageSet {
             images.dedup();
             Arc::<[ImageId]>::from(images)
         });
-        let marks = list.iter().flat_map(|list| list.iter()).fold(0, |marks, image| marks | mark(*image));
+        let marks = list
+            .iter()
+            .flat_map(|list| list.iter())
+            .fold(0, |marks, image| marks | mark(*image));
         Self { marks, list }
     }
 }
@@ -157,7 +167,10 @@ mod tests {
     fn a_short_name_means_what_a_container_runtime_makes_of_it() {
         for (short, complete) in [
             ("nginx", "docker.io/library/nginx:latest"),
-            ("vllm/vllm-openai:v0.33.0", "docker.io/vllm/vllm-openai:v0.33.0"),
+            (
+                "vllm/vllm-openai:v0.33.0",
+                "docker.io/vllm/vllm-openai:v0.33.0",
+            ),
             ("ghcr.io/org/engine", "ghcr.io/org/engine:latest"),
             ("localhost/engine:1", " localhost/engine:1 "),
         ] {
@@ -165,45 +178,78 @@ mod tests {
         }
         assert_ne!(id("r.io:5000/engine"), id("r.io:5000/engine:1"));
         assert_eq!(id("r.io:5000/engine"), id("r.io:5000/engine:latest"));
-        assert_ne!(id("r.io/engine@sha256:00"), id("r.io/engine@sha256:00:latest"));
+        assert_ne!(
+            id("r.io/engine@sha256:00"),
+            id("r.io/engine@sha256:00:latest")
+        );
         assert_eq!(ImageId::of(" "), None);
     }
 
     #[test]
     fn a_tag_beside_a_digest_means_nothing_as_on_the_node_that_lists_the_digest_alone() {
-        assert_eq!(id("vllm/vllm-openai:v0.33.0@sha256:00"), id("docker.io/vllm/vllm-openai@sha256:00"));
-        assert_eq!(id("r.io:5000/engine:1@sha256:00"), id("r.io:5000/engine@sha256:00"));
-        assert_eq!(id("engine:1@sha256:00"), id("docker.io/library/engine@sha256:00"));
-        assert_ne!(id("r.io:5000/engine:1@sha256:00"), id("r.io:5000/engine@sha256:01"));
+        assert_eq!(
+            id("vllm/vllm-openai:v0.33.0@sha256:00"),
+            id("docker.io/vllm/vllm-openai@sha256:00")
+        );
+        assert_eq!(
+            id("r.io:5000/engine:1@sha256:00"),
+            id("r.io:5000/engine@sha256:00")
+        );
+        assert_eq!(
+            id("engine:1@sha256:00"),
+            id("docker.io/library/engine@sha256:00")
+        );
+        assert_ne!(
+            id("r.io:5000/engine:1@sha256:00"),
+            id("r.io:5000/engine@sha256:01")
+        );
     }
 
     #[test]
     fn an_image_that_is_named_a_thousand_times_pushes_out_no_other() {
-        let image =
-            |n: u64, mib: u64| NodeImage { image: id(&format!("r.io/image-{n}:1")), bytes: Bytes::mib(mib) };
+        let image = |n: u64, mib: u64| NodeImage {
+            image: id(&format!("r.io/image-{n}:1")),
+            bytes: Bytes::mib(mib),
+        };
         let repeated = (0..1000).map(|n| image(0, 1000 + n % 2));
         let kept = largest_images(repeated.chain((1..10).map(|n| image(n, n))).collect());
         assert_eq!(kept.len(), 10);
-        assert!(kept.contains(&image(0, 1001)), "by the largest size that was said");
+        assert!(
+            kept.contains(&image(0, 1001)),
+            "by the largest size that was said"
+        );
     }
 
     #[test]
     fn of_ten_thousand_images_the_largest_are_kept_and_found() {
-        let image = |n: u64| NodeImage { image: id(&format!("r.io/image-{n}:1")), bytes: Bytes::mib(n) };
+        let image = |n: u64| NodeImage {
+            image: id(&format!("r.io/image-{n}:1")),
+            bytes: Bytes::mib(n),
+        };
         let kept = largest_images((0..10_000).map(image).collect());
         assert_eq!(kept.len(), MAX_NODE_IMAGES);
         let set = NodeImageSet::from(Some(kept.iter().map(|image| image.image).collect()));
         for n in 0..10_000 {
-            assert_eq!(set.has(image(n).image), n >= 10_000 - MAX_NODE_IMAGES as u64, "{n}");
+            assert_eq!(
+                set.has(image(n).image),
+                n >= 10_000 - MAX_NODE_IMAGES as u64,
+                "{n}"
+            );
         }
     }
 
     #[test]
     fn an_unknown_list_has_nothing_and_an_empty_list_is_known() {
-        let (unknown, empty) = (NodeImageSet::default(), NodeImageSet::from(Some(Vec::new())));
+        let (unknown, empty) = (
+            NodeImageSet::default(),
+            NodeImageSet::from(Some(Vec::new())),
+        );
         assert_eq!([unknown.is_known(), empty.is_known()], [false, true]);
         assert!(!unknown.has(id("nginx")) && !empty.has(id("nginx")));
         let text = serde_json::to_string(&[unknown.clone(), empty.clone()]).unwrap();
-        assert_eq!(serde_json::from_str::<Vec<NodeImageSet>>(&text).unwrap(), [unknown, empty]);
+        assert_eq!(
+            serde_json::from_str::<Vec<NodeImageSet>>(&text).unwrap(),
+            [unknown, empty]
+        );
     }
 }

@@ -42,7 +42,12 @@ pub enum UnreadableRule {
     )]
     Operator { key: String, operator: String },
     #[error("{key} has {count} values after {operator}, which takes {expected}")]
-    Values { key: String, operator: String, count: usize, expected: &'static str },
+    Values {
+        key: String,
+        operator: String,
+        count: usize,
+        expected: &'static str,
+    },
     #[error("{key} is compared with {value:?}; Gt and Lt take a whole number")]
     Number { key: String, value: String },
     #[error("matchFields does not support {key}; it takes metadata.name with In or NotIn")]
@@ -54,25 +59,38 @@ impl Selector {
 
     /// What `matchLabels` asks.
     pub fn of_labels(labels: &BTreeMap<String, String>) -> Self {
-        Self::All(labels.iter().map(|(key, value)| Requirement::is(key, value)).collect())
+        Self::All(
+            labels
+                .iter()
+                .map(|(key, value)| Requirement::is(key, value))
+                .collect(),
+        )
     }
 
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
         match self {
             Self::Nothing => false,
-            Self::All(requirements) => requirements.iter().all(|requirement| requirement.holds_in(labels)),
+            Self::All(requirements) => requirements
+                .iter()
+                .all(|requirement| requirement.holds_in(labels)),
         }
     }
 }
 
 impl Requirement {
     pub fn is(key: &str, value: &str) -> Self {
-        Self { key: key.into(), rule: Rule::In(BTreeSet::from([value.to_owned()])) }
+        Self {
+            key: key.into(),
+            rule: Rule::In(BTreeSet::from([value.to_owned()])),
+        }
     }
 
     /// Without values it holds nowhere.
     pub fn one_of(key: &str, values: &[String]) -> Self {
-        Self { key: key.into(), rule: Rule::In(values.iter().cloned().collect()) }
+        Self {
+            key: key.into(),
+            rule: Rule::In(values.iter().cloned().collect()),
+        }
     }
 
     /// Reads `key`, `operator`, `values` as Kubernetes writes them.
@@ -86,8 +104,11 @@ impl Requirement {
                 expected,
             }),
         };
-        let set = || counted(!values.is_empty(), "one or more").map(|()| values.iter().cloned().collect());
-        let number = || counted(values.len() == 1, "one").and_then(|()| whole_number(key, &values[0]));
+        let set = || {
+            counted(!values.is_empty(), "one or more").map(|()| values.iter().cloned().collect())
+        };
+        let number =
+            || counted(values.len() == 1, "one").and_then(|()| whole_number(key, &values[0]));
         let rule = match operator {
             "In" => Rule::In(set()?),
             "NotIn" => Rule::NotIn(set()?),
@@ -95,13 +116,22 @@ impl Requirement {
             "DoesNotExist" => counted(values.is_empty(), "none").map(|()| Rule::DoesNotExist)?,
             "Gt" => Rule::Above(number()?),
             "Lt" => Rule::Below(number()?),
-            _ => return Err(UnreadableRule::Operator { key: key.into(), operator: operator.into() }),
+            _ => {
+                return Err(UnreadableRule::Operator {
+                    key: key.into(),
+                    operator: operator.into(),
+                });
+            }
         };
-        Ok(Self { key: key.into(), rule })
+        Ok(Self {
+            key: key.into(),
+            rule,
+        })
     }
 
     pub fn holds_in(&self, labels: &BTreeMap<String, String>) -> bool {
-        self.rule.holds_for(labels.get(&self.key).map(String::as_str))
+        self.rule
+            .holds_for(labels.get(&self.key).map(String::as_str))
     }
 }
 
@@ -121,7 +151,10 @@ impl Rule {
 }
 
 fn whole_number(key: &str, value: &str) -> Result<i64, UnreadableRule> {
-    value.parse().map_err(|_| UnreadableRule::Number { key: key.into(), value: value.into() })
+    value.parse().map_err(|_| UnreadableRule::Number {
+        key: key.into(),
+        value: value.into(),
+    })
 }
 
 #[cfg(test)]
@@ -136,16 +169,42 @@ mod tests {
     #[test]
     fn each_operator_reads_a_value_and_its_absence_as_kubernetes_does() {
         for (operator, values, held, not_held) in [
-            ("In", &["a", "b"][..], &[Some("a"), Some("b")][..], &[Some("c"), Some(""), None][..]),
-            ("NotIn", &["a", "b"], &[Some("c"), Some(""), None], &[Some("a"), Some("b")]),
+            (
+                "In",
+                &["a", "b"][..],
+                &[Some("a"), Some("b")][..],
+                &[Some("c"), Some(""), None][..],
+            ),
+            (
+                "NotIn",
+                &["a", "b"],
+                &[Some("c"), Some(""), None],
+                &[Some("a"), Some("b")],
+            ),
             ("Exists", &[], &[Some("a"), Some("")], &[None]),
             ("DoesNotExist", &[], &[None], &[Some("a"), Some("")]),
-            ("Gt", &["7"], &[Some("8"), Some("100")], &[Some("7"), Some("-8"), Some("x"), Some("8.5"), None]),
-            ("Lt", &["7"], &[Some("6"), Some("-100")], &[Some("7"), Some("8"), Some(""), None]),
+            (
+                "Gt",
+                &["7"],
+                &[Some("8"), Some("100")],
+                &[Some("7"), Some("-8"), Some("x"), Some("8.5"), None],
+            ),
+            (
+                "Lt",
+                &["7"],
+                &[Some("6"), Some("-100")],
+                &[Some("7"), Some("8"), Some(""), None],
+            ),
         ] {
             let rule = rule(operator, values);
-            assert!(held.iter().all(|value| rule.holds_for(*value)), "{operator}");
-            assert!(not_held.iter().all(|value| !rule.holds_for(*value)), "{operator}");
+            assert!(
+                held.iter().all(|value| rule.holds_for(*value)),
+                "{operator}"
+            );
+            assert!(
+                not_held.iter().all(|value| !rule.holds_for(*value)),
+                "{operator}"
+            );
         }
     }
 
@@ -153,21 +212,38 @@ mod tests {
     fn an_unreadable_rule_says_which_key_and_what_would_be_right() {
         let parse = |operator: &str, values: &[&str]| {
             let values: Vec<String> = values.iter().map(|value| (*value).to_owned()).collect();
-            Requirement::parse("disk", operator, &values).unwrap_err().to_string()
+            Requirement::parse("disk", operator, &values)
+                .unwrap_err()
+                .to_string()
         };
         assert_eq!(
             parse("Near", &[]),
             "the operator of disk is \"Near\"; there are In, NotIn, Exists and DoesNotExist, and for nodes Gt and Lt"
         );
-        assert_eq!(parse("In", &[]), "disk has 0 values after In, which takes one or more");
-        assert_eq!(parse("Exists", &["a"]), "disk has 1 values after Exists, which takes none");
-        assert_eq!(parse("Gt", &["1", "2"]), "disk has 2 values after Gt, which takes one");
-        assert_eq!(parse("Lt", &["ten"]), "disk is compared with \"ten\"; Gt and Lt take a whole number");
+        assert_eq!(
+            parse("In", &[]),
+            "disk has 0 values after In, which takes one or more"
+        );
+        assert_eq!(
+            parse("Exists", &["a"]),
+            "disk has 1 values after Exists, which takes none"
+        );
+        assert_eq!(
+            parse("Gt", &["1", "2"]),
+            "disk has 2 values after Gt, which takes one"
+        );
+        assert_eq!(
+            parse("Lt", &["ten"]),
+            "disk is compared with \"ten\"; Gt and Lt take a whole number"
+        );
     }
 
     #[test]
     fn an_empty_selector_takes_everything_and_a_null_one_nothing() {
-        let (none, some) = (BTreeMap::new(), BTreeMap::from([("app".to_owned(), "a".to_owned())]));
+        let (none, some) = (
+            BTreeMap::new(),
+            BTreeMap::from([("app".to_owned(), "a".to_owned())]),
+        );
         assert!(Selector::EVERYTHING.matches(&none) && Selector::EVERYTHING.matches(&some));
         assert!(!Selector::Nothing.matches(&none) && !Selector::Nothing.matches(&some));
     }
@@ -179,7 +255,10 @@ mod tests {
             ("tier".to_owned(), "b".to_owned()),
         ]));
         let labels = |pairs: &[(&str, &str)]| {
-            pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+            pairs
+                .iter()
+                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+                .collect()
         };
         assert!(selector.matches(&labels(&[("app", "a"), ("tier", "b"), ("other", "c")])));
         assert!(!selector.matches(&labels(&[("app", "a")])));

@@ -7,7 +7,16 @@ use std::fmt;
 
 /// A share of 1, in ten-thousandths: on the largest GPU of today, a step is 30 MiB.
 #[derive(
-    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    serde::Serialize,
+    serde::Deserialize,
 )]
 pub struct MemoryFraction(u16);
 
@@ -24,7 +33,11 @@ impl MemoryFraction {
     pub fn of(part: Bytes, total: Bytes) -> Self {
         let parts = (u128::from(part.0) * u128::from(PARTS)).checked_div(u128::from(total.0));
         let least = u16::from(part > Bytes::ZERO && total > Bytes::ZERO);
-        Self(parts.map_or(0, |parts| parts.min(PARTS.into()) as u16).max(least))
+        Self(
+            parts
+                .map_or(0, |parts| parts.min(PARTS.into()) as u16)
+                .max(least),
+        )
     }
 
     /// What Stowage wrote: `0.8517`, or `0.85` up to version 0.3.
@@ -37,7 +50,9 @@ impl MemoryFraction {
             _ => return None,
         };
         let part: u16 = part.parse().ok().filter(|_| !part.starts_with('+'))?;
-        Some(whole * PARTS + part * step).filter(|parts| *parts <= PARTS).map(Self)
+        Some(whole * PARTS + part * step)
+            .filter(|parts| *parts <= PARTS)
+            .map(Self)
     }
 
     pub const fn ten_thousandths(self) -> u16 {
@@ -47,7 +62,11 @@ impl MemoryFraction {
     /// The part of it that is one container's, which asks for `vram` of `all`.
     pub fn part(self, vram: Bytes, all: Bytes) -> Self {
         let parts = (u128::from(vram.0) * u128::from(self.0)).checked_div(u128::from(all.0));
-        Self(parts.map_or(0, |parts| parts.min(self.0.into()) as u16).max(self.0.min(1)))
+        Self(
+            parts
+                .map_or(0, |parts| parts.min(self.0.into()) as u16)
+                .max(self.0.min(1)),
+        )
     }
 
     /// The largest GPU of which `part` is this fraction; `None` for zero.
@@ -76,10 +95,17 @@ mod tests {
         assert_eq!(text(Bytes::mib(256), h100), "0.0031");
         assert_eq!(text(Bytes::gib(1), Bytes::mib(183_359)), "0.0055");
         assert_eq!(text(h100, h100), "1.0000");
-        assert_eq!(text(Bytes::gib(90), h100), "1.0000", "no more than there is");
+        assert_eq!(
+            text(Bytes::gib(90), h100),
+            "1.0000",
+            "no more than there is"
+        );
         assert_eq!(text(Bytes::mib(32), Bytes::gib(320)), "0.0001");
         assert_eq!(text(Bytes(1), h100), "0.0001");
-        assert_eq!([text(Bytes::ZERO, h100), text(Bytes::gib(1), Bytes::ZERO)], ["0.0000"; 2]);
+        assert_eq!(
+            [text(Bytes::ZERO, h100), text(Bytes::gib(1), Bytes::ZERO)],
+            ["0.0000"; 2]
+        );
     }
 
     #[test]
@@ -90,8 +116,8 @@ mod tests {
             [8517, 8500, 1, 10_000, 10_000].map(Some)
         );
         for odd in [
-            "", "85", "0.855", "0.x5", "2.00", "1.50", "1.0001", "-0.5", "-0.50", "+0.50", "0.+5", "0.85170",
-            "0.85.17",
+            "", "85", "0.855", "0.x5", "2.00", "1.50", "1.0001", "-0.5", "-0.50", "+0.50", "0.+5",
+            "0.85170", "0.85.17",
         ] {
             assert_eq!(parts(odd), None, "{odd:?}");
         }
@@ -104,11 +130,18 @@ mod tests {
         let parts = [32, 10, 6].map(|vram| whole.part(gib(vram), gib(48)).to_string());
         assert_eq!(
             (whole.to_string(), parts),
-            ("0.6026".into(), ["0.4017", "0.1255", "0.0753"].map(String::from))
+            (
+                "0.6026".into(),
+                ["0.4017", "0.1255", "0.0753"].map(String::from)
+            )
         );
         assert_eq!(whole.part(gib(49), gib(48)), whole);
         assert_eq!(
-            [whole.part(Bytes(1), gib(48)), MemoryFraction::ZERO.part(gib(1), gib(48))].map(|part| part.0),
+            [
+                whole.part(Bytes(1), gib(48)),
+                MemoryFraction::ZERO.part(gib(1), gib(48))
+            ]
+            .map(|part| part.0),
             [1, 0]
         );
     }

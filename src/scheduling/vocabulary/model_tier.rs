@@ -13,7 +13,9 @@ use std::hash::BuildHasher;
 use std::sync::Arc;
 
 /// Where a model's weights are; the further down the list, the sooner an engine is ready.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum ModelTier {
     /// Some of its files; the rest must still be fetched.
@@ -53,11 +55,18 @@ pub struct NodeModelSet {
 impl NodeModelSet {
     /// Roughly how much memory it takes.
     pub fn bytes(&self) -> usize {
-        self.list.iter().map(|holding| size_of::<NodeModel>() + holding.model.as_str().len()).sum()
+        self.list
+            .iter()
+            .map(|holding| size_of::<NodeModel>() + holding.model.as_str().len())
+            .sum()
     }
 
     pub fn of(&self, model: &ModelId) -> Option<&NodeModel> {
-        let list = if self.marks & mark(model) == 0 { &[] } else { &*self.list };
+        let list = if self.marks & mark(model) == 0 {
+            &[]
+        } else {
+            &*self.list
+        };
         list.iter().find(|holding| holding.model == *model)
     }
 
@@ -67,7 +76,11 @@ impl NodeModelSet {
 
     /// The models, unless none has one of these [marks](ModelId::marks_among).
     pub fn marked(&self, marks: u64) -> impl Iterator<Item = &ModelId> {
-        let list = if self.short_marks & marks == 0 { &[] } else { &*self.list };
+        let list = if self.short_marks & marks == 0 {
+            &[]
+        } else {
+            &*self.list
+        };
         list.iter().map(|holding| &holding.model)
     }
 }
@@ -75,9 +88,15 @@ impl NodeModelSet {
 impl FromIterator<NodeModel> for NodeModelSet {
     fn from_iter<I: IntoIterator<Item = NodeModel>>(holdings: I) -> Self {
         let list: Arc<[NodeModel]> = holdings.into_iter().collect();
-        let all =
-            |mark: fn(&ModelId) -> u64| list.iter().fold(0, |marks, holding| marks | mark(&holding.model));
-        Self { marks: all(mark), short_marks: all(ModelId::marks_among), list }
+        let all = |mark: fn(&ModelId) -> u64| {
+            list.iter()
+                .fold(0, |marks, holding| marks | mark(&holding.model))
+        };
+        Self {
+            marks: all(mark),
+            short_marks: all(ModelId::marks_among),
+            list,
+        }
     }
 }
 
@@ -148,12 +167,20 @@ impl Default for LoadingSpeeds {
 
 /// From binding until the engine answers, on a node that has `holding` of its model and its images; `weights` is what the model
 /// weighs where the node cannot tell.
-pub fn time_to_ready(holding: Option<&NodeModel>, weights: Bytes, speeds: &LoadingSpeeds) -> Millis {
+pub fn time_to_ready(
+    holding: Option<&NodeModel>,
+    weights: Bytes,
+    speeds: &LoadingSpeeds,
+) -> Millis {
     engine_start(holding, weights, speeds).total()
 }
 
 /// The same in parts, without a pull.
-pub(crate) fn engine_start(holding: Option<&NodeModel>, weights: Bytes, speeds: &LoadingSpeeds) -> StartTime {
+pub(crate) fn engine_start(
+    holding: Option<&NodeModel>,
+    weights: Bytes,
+    speeds: &LoadingSpeeds,
+) -> StartTime {
     let here = holding.map_or(Bytes::ZERO, |holding| holding.bytes);
     let whole = if here == Bytes::ZERO { weights } else { here };
     let (fetched, loaded, speed) = match holding.map(|holding| holding.tier) {
@@ -161,12 +188,21 @@ pub(crate) fn engine_start(holding: Option<&NodeModel>, weights: Bytes, speeds: 
         Some(ModelTier::Partial) => (weights.minus(here), weights.max(here), speeds.disk),
         Some(ModelTier::Disk) => (Bytes::ZERO, whole, speeds.disk),
         // A pod that loads, runs or keeps the model has read its files; a new pod cannot take over another pod's memory.
-        Some(ModelTier::PageCache | ModelTier::Sleeping | ModelTier::Loading | ModelTier::Resident) => {
-            (Bytes::ZERO, whole, speeds.page_cache)
-        }
+        Some(
+            ModelTier::PageCache | ModelTier::Sleeping | ModelTier::Loading | ModelTier::Resident,
+        ) => (Bytes::ZERO, whole, speeds.page_cache),
     };
-    let fetch = if fetched == Bytes::ZERO { Millis::default() } else { fetched.over(speeds.network) };
-    StartTime { pull: Millis::default(), fetch, load: loaded.over(speed), init: speeds.init }
+    let fetch = if fetched == Bytes::ZERO {
+        Millis::default()
+    } else {
+        fetched.over(speeds.network)
+    };
+    StartTime {
+        pull: Millis::default(),
+        fetch,
+        load: loaded.over(speed),
+        init: speeds.init,
+    }
 }
 
 /// Until an engine that sleeps on a GPU of this node answers, if it is woken now. One that dropped its weights reads them again,
@@ -179,10 +215,15 @@ pub(crate) fn time_to_wake(
 ) -> Millis {
     let here = holding.map_or(Bytes::ZERO, |holding| holding.bytes);
     match level {
-        SleepLevel::WeightsOffloaded if here == Bytes::ZERO => weights.over(speeds.wake) + speeds.wake_init,
+        SleepLevel::WeightsOffloaded if here == Bytes::ZERO => {
+            weights.over(speeds.wake) + speeds.wake_init
+        }
         SleepLevel::WeightsOffloaded => here.over(speeds.wake) + speeds.wake_init,
         SleepLevel::WeightsDiscarded => {
-            let no_start = LoadingSpeeds { init: speeds.wake_init, ..speeds.clone() };
+            let no_start = LoadingSpeeds {
+                init: speeds.wake_init,
+                ..speeds.clone()
+            };
             time_to_ready(holding, weights, &no_start)
         }
     }
@@ -198,13 +239,18 @@ mod tests {
     use super::*;
 
     fn holding(tier: ModelTier, gib: u64) -> NodeModel {
-        NodeModel { model: ModelId::parse("m").unwrap(), tier, bytes: Bytes::gib(gib) }
+        NodeModel {
+            model: ModelId::parse("m").unwrap(),
+            tier,
+            bytes: Bytes::gib(gib),
+        }
     }
 
     #[test]
     fn the_nearer_the_weights_the_sooner_the_engine() {
         let speeds = LoadingSpeeds::default();
-        let time = |holding: Option<NodeModel>| time_to_ready(holding.as_ref(), Bytes::gib(15), &speeds);
+        let time =
+            |holding: Option<NodeModel>| time_to_ready(holding.as_ref(), Bytes::gib(15), &speeds);
         let order = [
             time(Some(holding(ModelTier::Sleeping, 15))),
             time(Some(holding(ModelTier::Resident, 15))),
@@ -230,7 +276,8 @@ mod tests {
     #[test]
     fn a_wake_takes_less_than_a_start_and_least_where_the_weights_are_in_memory() {
         let speeds = LoadingSpeeds::default();
-        let woken = |level, tier| time_to_wake(level, Some(&holding(tier, 15)), Bytes::gib(15), &speeds);
+        let woken =
+            |level, tier| time_to_wake(level, Some(&holding(tier, 15)), Bytes::gib(15), &speeds);
         let asleep = woken(SleepLevel::WeightsOffloaded, ModelTier::Sleeping);
         // 15 GiB at 20 GB/s, and the wake itself.
         assert_eq!(asleep, Millis(906));
@@ -244,7 +291,10 @@ mod tests {
     #[test]
     fn what_a_node_has_of_a_model_is_found_by_every_name_of_it() {
         let of = |text| ModelId::parse(text).unwrap();
-        let disk = NodeModel { model: of("Qwen/Qwen3-32B"), ..holding(ModelTier::Disk, 60) };
+        let disk = NodeModel {
+            model: of("Qwen/Qwen3-32B"),
+            ..holding(ModelTier::Disk, 60)
+        };
         let set: NodeModelSet = [disk.clone()].into_iter().collect();
         for name in [
             "qwen/qwen3-32b",
@@ -261,11 +311,17 @@ mod tests {
     #[test]
     fn every_model_of_a_long_list_is_found_and_no_other() {
         let model = |n: usize| ModelId::parse(&format!("organization/model-{n}")).unwrap();
-        let held =
-            (0..100).map(|n| NodeModel { model: model(n), tier: ModelTier::Disk, bytes: Bytes(n as u64) });
+        let held = (0..100).map(|n| NodeModel {
+            model: model(n),
+            tier: ModelTier::Disk,
+            bytes: Bytes(n as u64),
+        });
         let holdings: NodeModelSet = held.collect();
         for n in 0..200 {
-            assert_eq!(holdings.of(&model(n)).map(|holding| holding.bytes.0), (n < 100).then_some(n as u64));
+            assert_eq!(
+                holdings.of(&model(n)).map(|holding| holding.bytes.0),
+                (n < 100).then_some(n as u64)
+            );
         }
         assert_eq!(NodeModelSet::default().of(&model(0)), None);
     }

@@ -94,7 +94,10 @@ pub struct Node {
 impl Node {
     /// The UUIDs of the GPUs at these places, without those that the node does not have.
     pub fn uuids(&self, gpus: GpuSet) -> Arc<[GpuUuid]> {
-        gpus.iter().filter_map(|place| self.devices.get(place)).map(|device| device.uuid.clone()).collect()
+        gpus.iter()
+            .filter_map(|place| self.devices.get(place))
+            .map(|device| device.uuid.clone())
+            .collect()
     }
 
     /// A node of which nothing but its name is known; it takes all classes.
@@ -132,7 +135,10 @@ impl Node {
 
     /// What was learned here of one kind of start.
     pub(crate) fn start_factors_of(&self, kind: StartKind) -> Option<&StartFactors> {
-        self.start_factors.iter().find(|(known, _)| *known == kind).map(|(_, factors)| factors)
+        self.start_factors
+            .iter()
+            .find(|(known, _)| *known == kind)
+            .map(|(_, factors)| factors)
     }
 
     /// The model of its GPUs, of which a node has one as a rule.
@@ -142,7 +148,10 @@ impl Node {
 
     /// Pods of that model that are here or on their way.
     pub(crate) fn replicas_of(&self, model: &ModelId) -> u16 {
-        self.replicas.iter().find(|(other, _)| other == model).map_or(0, |(_, count)| *count)
+        self.replicas
+            .iter()
+            .find(|(other, _)| other == model)
+            .map_or(0, |(_, count)| *count)
     }
 
     /// What a device plugin has of that resource here.
@@ -155,11 +164,18 @@ impl Node {
     pub fn whole(&self) -> TenantUsage {
         let gpus = match self.kind {
             NodeKind::Stowage => self.gpus.len() as u64,
-            NodeKind::DevicePlugin => self.plugin.iter().map(|share| u64::from(share.allocatable)).sum(),
+            NodeKind::DevicePlugin => self
+                .plugin
+                .iter()
+                .map(|share| u64::from(share.allocatable))
+                .sum(),
             // Claims are charged to no tenant.
             NodeKind::Dra => return TenantUsage::default(),
         };
-        TenantUsage { vram: self.capacity(), milli_gpus: gpus * 1000 }
+        TenantUsage {
+            vram: self.capacity(),
+            milli_gpus: gpus * 1000,
+        }
     }
 
     pub fn capacity(&self) -> Bytes {

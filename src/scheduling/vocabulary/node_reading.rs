@@ -94,25 +94,50 @@ pub struct EngineLoad {
 
 impl EngineLoad {
     /// A GPU on which no engine serves.
-    pub const NONE: Self =
-        Self { kv_cache: Percent::new(0), queue: Some(0), partial: false, preempting: false };
+    pub const NONE: Self = Self {
+        kv_cache: Percent::new(0),
+        queue: Some(0),
+        partial: false,
+        preempting: false,
+    };
 
     /// An engine is there, or may be, that does not say how busy it is.
-    pub const UNKNOWN: Self = Self { kv_cache: None, queue: None, partial: true, preempting: false };
+    pub const UNKNOWN: Self = Self {
+        kv_cache: None,
+        queue: None,
+        partial: true,
+        preempting: false,
+    };
 
     /// What one engine says.
     pub fn of(kv_cache: Option<Percent>, queue: Option<u32>) -> Self {
-        Self { kv_cache, queue, partial: kv_cache.is_none() || queue.is_none(), preempting: false }
+        Self {
+            kv_cache,
+            queue,
+            partial: kv_cache.is_none() || queue.is_none(),
+            preempting: false,
+        }
     }
 
     /// KV cache in use as decisions count it: an engine that preempts its own requests is full, whatever its gauge says.
     pub fn occupancy(self) -> Option<Percent> {
-        if self.preempting { Some(Percent::FULL) } else { self.kv_cache }
+        if self.preempting {
+            Some(Percent::FULL)
+        } else {
+            self.kv_cache
+        }
     }
 
     /// The load where some pod may have an engine that says nothing.
     pub fn beside_unread(self) -> Self {
-        if self == Self::NONE { Self::UNKNOWN } else { Self { partial: true, ..self } }
+        if self == Self::NONE {
+            Self::UNKNOWN
+        } else {
+            Self {
+                partial: true,
+                ..self
+            }
+        }
     }
 
     /// Two engines on one GPU: the fullest cache counts, queues add up. What only one of them says is the least that it is:
@@ -149,8 +174,11 @@ impl NodeReading {
         /// Of a UID, or of a model's name.
         const TEXT: usize = 64;
         let attributed: usize = self.gpus.iter().map(|gpu| gpu.attributed.len()).sum();
-        let per_pod =
-            attributed + self.in_flight.len() + self.sleep.len() + self.over_grant.len() + self.unread.len();
+        let per_pod = attributed
+            + self.in_flight.len()
+            + self.sleep.len()
+            + self.over_grant.len()
+            + self.unread.len();
         size_of::<Self>()
             + self.gpus.len() * size_of::<GpuReading>()
             + self.engines.len() * (size_of::<EngineReading>() + 2 * TEXT)
@@ -164,7 +192,10 @@ impl NodeReading {
 
     /// Requests that the pod's engines work on; `None` if they do not say.
     pub fn in_flight_of(&self, pod: &PodUid) -> Option<u32> {
-        let place = self.in_flight.binary_search_by(|(uid, _)| uid.cmp(pod)).ok()?;
+        let place = self
+            .in_flight
+            .binary_search_by(|(uid, _)| uid.cmp(pod))
+            .ok()?;
         Some(self.in_flight[place].1)
     }
 
@@ -182,7 +213,10 @@ impl NodeReading {
 
 impl GpuReading {
     pub fn attributed_to(&self, pod: &PodUid) -> Option<Bytes> {
-        let place = self.attributed.binary_search_by(|(uid, _)| uid.cmp(pod)).ok()?;
+        let place = self
+            .attributed
+            .binary_search_by(|(uid, _)| uid.cmp(pod))
+            .ok()?;
         Some(self.attributed[place].1)
     }
 }
@@ -196,7 +230,13 @@ mod tests {
         let said = |kv, queue| EngineLoad::of(Percent::new(kv), Some(queue));
         assert_eq!(said(40, 2).beside(said(70, 3)), said(70, 5));
         let silent = EngineLoad::of(None, None);
-        assert_eq!(said(97, 40).beside(silent), EngineLoad { partial: true, ..said(97, 40) });
+        assert_eq!(
+            said(97, 40).beside(silent),
+            EngineLoad {
+                partial: true,
+                ..said(97, 40)
+            }
+        );
         assert_eq!(silent.beside(silent), silent);
     }
 }

@@ -59,8 +59,12 @@ impl SmoothedLoad {
     pub fn first(engine_load: EngineLoad, sampled: Moment) -> Self {
         Self {
             sampled,
-            kv_cache: engine_load.kv_cache.map(|kv| MovingAverage::first(thousandths(kv.get().into()))),
-            queue: engine_load.queue.map(|queue| MovingAverage::first(thousandths(queue))),
+            kv_cache: engine_load
+                .kv_cache
+                .map(|kv| MovingAverage::first(thousandths(kv.get().into()))),
+            queue: engine_load
+                .queue
+                .map(|queue| MovingAverage::first(thousandths(queue))),
             counted: engine_load,
         }
     }
@@ -81,7 +85,10 @@ impl SmoothedLoad {
             *self = Self::first(engine_load, self.sampled);
             return;
         }
-        let weight = Weight { elapsed, time_constant };
+        let weight = Weight {
+            elapsed,
+            time_constant,
+        };
         let outliers = if self.is_nothing() { 1 } else { OUTLIERS };
         let kv_cache = engine_load.kv_cache.map(|kv| i64::from(kv.get()) * UNIT);
         self.kv_cache = MovingAverage::next(self.kv_cache, kv_cache, weight, outliers, |_| KV_FAR);
@@ -99,12 +106,19 @@ impl SmoothedLoad {
             ..engine_load
         };
         let is_beyond = |terms: &ClassTerms| terms.exceeded_by(now) && !terms.exceeded_by(stepped);
-        self.counted = if classes.iter().any(is_beyond) { now } else { stepped };
+        self.counted = if classes.iter().any(is_beyond) {
+            now
+        } else {
+            stepped
+        };
     }
 
     /// Whether no engine was there, or none that had a request.
     fn is_nothing(&self) -> bool {
-        [self.kv_cache, self.queue].into_iter().flatten().all(MovingAverage::is_nothing)
+        [self.kv_cache, self.queue]
+            .into_iter()
+            .flatten()
+            .all(MovingAverage::is_nothing)
     }
 
     /// What decisions count.
@@ -136,18 +150,27 @@ struct Weight {
 impl Weight {
     /// Away from zero, so that an average arrives where its readings stay.
     fn of(self, difference: i64) -> i64 {
-        let (elapsed, constant) = (self.elapsed.0.min(LONGEST), self.time_constant.0.min(LONGEST));
+        let (elapsed, constant) = (
+            self.elapsed.0.min(LONGEST),
+            self.time_constant.0.min(LONGEST),
+        );
         let whole = i128::from(elapsed + constant).max(1);
         let part = (i128::from(difference.unsigned_abs()) * i128::from(elapsed)).div_euclid(whole)
             + i128::from(elapsed > 0 && difference != 0);
-        let part = i64::try_from(part).unwrap_or(i64::MAX).min(difference.abs());
+        let part = i64::try_from(part)
+            .unwrap_or(i64::MAX)
+            .min(difference.abs());
         part * difference.signum()
     }
 }
 
 impl MovingAverage {
     fn first(value: i64) -> Self {
-        Self { once: value, twice: value, outliers: 0 }
+        Self {
+            once: value,
+            twice: value,
+            outliers: 0,
+        }
     }
 
     fn next(
@@ -159,7 +182,9 @@ impl MovingAverage {
         far: impl Fn(i64) -> i64,
     ) -> Option<Self> {
         let value = value?;
-        let Some(mut average) = known else { return Some(Self::first(value)) };
+        let Some(mut average) = known else {
+            return Some(Self::first(value));
+        };
         let difference = value - average.once;
         if difference.abs() < far(average.once) {
             average.outliers = 0;
@@ -171,7 +196,11 @@ impl MovingAverage {
             true => average.outliers.max(0) + 1,
             false => average.outliers.min(0) - 1,
         };
-        Some(if average.outliers.abs() < outliers { average } else { Self::first(value) })
+        Some(if average.outliers.abs() < outliers {
+            average
+        } else {
+            Self::first(value)
+        })
     }
 
     fn is_nothing(self) -> bool {
@@ -202,14 +231,19 @@ fn step_kv(counted: Option<Percent>, now: Percent) -> Percent {
     let Some(counted) = counted else { return now };
     let (up, down) = KV_STEP;
     let is_moved = now.get() >= counted.get() + up || now.get() + down <= counted.get();
-    if is_moved || now.get() == 0 { now } else { counted }
+    if is_moved || now.get() == 0 {
+        now
+    } else {
+        counted
+    }
 }
 
 /// The steps of a queue grow with it: one and a quarter of it upwards, two and a quarter of it downwards.
 fn step_queue(counted: Option<u32>, now: u32) -> u32 {
     let Some(counted) = counted else { return now };
     let quarter = counted / 4;
-    let is_moved = now >= counted.saturating_add(1 + quarter) || now.saturating_add(2 + quarter) <= counted;
+    let is_moved =
+        now >= counted.saturating_add(1 + quarter) || now.saturating_add(2 + quarter) <= counted;
     if is_moved || now == 0 { now } else { counted }
 }
 
@@ -243,7 +277,10 @@ mod tests {
     #[test]
     fn the_first_reading_counts_as_it_is() {
         assert_eq!(after([load(66, 3)]).counted(), load(66, 3));
-        assert_eq!(after([EngineLoad::default()]).counted(), EngineLoad::default());
+        assert_eq!(
+            after([EngineLoad::default()]).counted(),
+            EngineLoad::default()
+        );
     }
 
     #[test]
@@ -252,14 +289,25 @@ mod tests {
         assert_eq!(counted([(20, 0), (97, 40), (97, 40)]), (20, 0));
         assert_eq!(counted([(20, 0), (97, 40), (97, 40), (97, 40)]), (97, 40));
         assert_eq!(counted([(97, 40), (20, 0), (20, 0), (20, 0)]), (20, 0));
-        assert_eq!(counted([(50, 0), (97, 0), (2, 0), (97, 0), (2, 0), (97, 0)]), (50, 0), "up and down");
+        assert_eq!(
+            counted([(50, 0), (97, 0), (2, 0), (97, 0), (2, 0), (97, 0)]),
+            (50, 0),
+            "up and down"
+        );
     }
 
     #[test]
     fn after_nothing_a_reading_far_from_it_counts_as_it_is() {
-        assert_eq!(counted([(0, 0), (97, 40)]), (97, 40), "an engine has started, or has its first requests");
+        assert_eq!(
+            counted([(0, 0), (97, 40)]),
+            (97, 40),
+            "an engine has started, or has its first requests"
+        );
         assert_eq!(counted([(0, 0), (0, 0), (35, 0), (36, 0)]), (35, 0));
-        assert_eq!(after([load(0, 0), load(35, 0)]).kv_cache(), Percent::new(35));
+        assert_eq!(
+            after([load(0, 0), load(35, 0)]).kv_cache(),
+            Percent::new(35)
+        );
         assert_eq!(
             counted([(20, 0), (0, 0), (20, 0)]),
             (20, 0),
@@ -297,22 +345,38 @@ mod tests {
     fn what_is_not_said_is_unknown_at_once_and_begins_anew() {
         let silent = EngineLoad::of(None, None);
         assert_eq!(after([load(60, 3), silent]).counted(), silent);
-        assert_eq!(after([load(60, 3), silent, load(10, 1)]).counted(), load(10, 1));
-        let full = EngineLoad { preempting: true, ..load(60, 3) };
-        assert_eq!(after([load(60, 3), full]).counted().occupancy(), Some(Percent::FULL));
+        assert_eq!(
+            after([load(60, 3), silent, load(10, 1)]).counted(),
+            load(10, 1)
+        );
+        let full = EngineLoad {
+            preempting: true,
+            ..load(60, 3)
+        };
+        assert_eq!(
+            after([load(60, 3), full]).counted().occupancy(),
+            Some(Percent::FULL)
+        );
     }
 
     #[test]
     fn what_is_beyond_a_limit_counts_so_however_little_it_is() {
-        let terms =
-            ClassTerms { kv_cache_limit: Percent::new(90), queue_limit: Some(32), ..ClassTerms::default() };
+        let terms = ClassTerms {
+            kv_cache_limit: Percent::new(90),
+            queue_limit: Some(32),
+            ..ClassTerms::default()
+        };
         let mut smoothed = SmoothedLoad::first(load(89, 0), Moment(0));
         let mut read = |second: u64, kv: u8| {
             smoothed.add(load(kv, 0), Moment(second * 1000), TEN_SECONDS, &[terms]);
             smoothed.counted().kv_cache.unwrap().get()
         };
         assert_eq!((1..60).map(|second| read(second, 91)).last(), Some(91));
-        assert_eq!((60..120).map(|second| read(second, 86)).last(), Some(91), "it is not far below");
+        assert_eq!(
+            (60..120).map(|second| read(second, 86)).last(),
+            Some(91),
+            "it is not far below"
+        );
         assert_eq!((120..180).map(|second| read(second, 85)).last(), Some(85));
     }
 
@@ -324,7 +388,11 @@ mod tests {
         smoothed.add(load(90, 30), Moment(30_000), Millis(0), &[]);
         assert_eq!(smoothed.counted(), load(90, 30), "nothing is smoothed");
         smoothed.add(load(5, 0), Moment(1000), TEN_SECONDS, &[]);
-        assert_eq!(smoothed.counted(), load(90, 30), "one from before changes nothing");
+        assert_eq!(
+            smoothed.counted(),
+            load(90, 30),
+            "one from before changes nothing"
+        );
     }
 
     #[test]

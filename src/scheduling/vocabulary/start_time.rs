@@ -87,7 +87,11 @@ pub struct StartFactors {
 }
 
 impl StartFactors {
-    pub(crate) const PRIOR: Self = Self { transfer: TimeFactor::PRIOR, init: TimeFactor::PRIOR, samples: 0 };
+    pub(crate) const PRIOR: Self = Self {
+        transfer: TimeFactor::PRIOR,
+        init: TimeFactor::PRIOR,
+        samples: 0,
+    };
 
     pub fn is_far_from(&self, other: &Self) -> bool {
         self.transfer.is_far_from(other.transfer) || self.init.is_far_from(other.init)
@@ -109,9 +113,12 @@ impl LoadPath {
         match tier {
             None | Some(ModelTier::Partial) => Self::Network,
             Some(ModelTier::Disk) => Self::Disk,
-            Some(ModelTier::PageCache | ModelTier::Sleeping | ModelTier::Loading | ModelTier::Resident) => {
-                Self::PageCache
-            }
+            Some(
+                ModelTier::PageCache
+                | ModelTier::Sleeping
+                | ModelTier::Loading
+                | ModelTier::Resident,
+            ) => Self::PageCache,
         }
     }
 }
@@ -134,17 +141,29 @@ mod tests {
 
     #[test]
     fn factors_correct_their_own_part_and_never_overflow() {
-        let time = StartTime { pull: Millis(10), fetch: Millis(100), load: Millis(50), init: Millis(1000) };
+        let time = StartTime {
+            pull: Millis(10),
+            fetch: Millis(100),
+            load: Millis(50),
+            init: Millis(1000),
+        };
         let factors = |transfer, init| StartFactors {
             transfer: TimeFactor(transfer),
             init: TimeFactor(init),
             samples: 3,
         };
         let corrected = time.corrected(&factors(500, 9000), &factors(3000, 2000));
-        let expected =
-            StartTime { pull: Millis(5), fetch: Millis(300), load: Millis(150), init: Millis(2000) };
+        let expected = StartTime {
+            pull: Millis(5),
+            fetch: Millis(300),
+            load: Millis(150),
+            init: Millis(2000),
+        };
         assert_eq!(corrected, expected);
         assert_eq!(TimeFactor(10_000).of(Millis(u64::MAX)), Millis(u64::MAX));
-        assert_eq!(time.corrected(&StartFactors::PRIOR, &StartFactors::PRIOR), time);
+        assert_eq!(
+            time.corrected(&StartFactors::PRIOR, &StartFactors::PRIOR),
+            time
+        );
     }
 }

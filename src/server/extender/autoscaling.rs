@@ -62,8 +62,9 @@ pub async fn run(extender: Extender, every: Duration) {
         ticks.tick().await;
         let (service, extender) = (extender.service.clone(), extender.clone());
         // Thousands of reports and all pods are gone through: not on a thread that answers the scheduler.
-        let evaluating =
-            service.heavy_work.begin_in_background(WorkKind::DesiredReplicas, move || evaluate(&extender));
+        let evaluating = service
+            .heavy_work
+            .begin_in_background(WorkKind::DesiredReplicas, move || evaluate(&extender));
         // If it panicked, the next evaluation tries again.
         let _ = evaluating.await;
     }
@@ -78,10 +79,15 @@ pub fn evaluate(extender: &Extender) {
         return;
     }
     let ledger = service.ledger_to_read();
-    let engines = extender.board.engine_samples(now, ledger.policy().telemetry.stale);
+    let engines = extender
+        .board
+        .engine_samples(now, ledger.policy().telemetry.stale);
     let found = loads(&ledger, &engines);
     let autoscaling = &extender.autoscaling;
-    let desired = autoscaling.autoscaler.lock().evaluate(&ledger.policy().autoscaling, found, now);
+    let desired = autoscaling
+        .autoscaler
+        .lock()
+        .evaluate(&ledger.policy().autoscaling, found, now);
     service.metrics.autoscaling.set(&desired);
     *autoscaling.latest.lock() = Some(Evaluation { at: now, desired });
 }
@@ -160,7 +166,8 @@ pub async fn answer(
 fn understood(
     query: Result<Query<DesiredReplicasQuery>, QueryRejection>,
 ) -> Result<ModelId, DesiredReplicasError> {
-    let Query(query) = query.map_err(|rejection| DesiredReplicasError::Query(rejection.body_text()))?;
+    let Query(query) =
+        query.map_err(|rejection| DesiredReplicasError::Query(rejection.body_text()))?;
     ModelId::parse(&query.model).map_err(|_| DesiredReplicasError::Model(query.model))
 }
 
@@ -171,8 +178,9 @@ fn answered(extender: &Extender, model: ModelId) -> Result<Response, DesiredRepl
     let now = extender.service.now();
     let latest = extender.autoscaling.latest.lock();
     let evaluation = latest.as_ref();
-    let evaluation =
-        evaluation.ok_or(DesiredReplicasError::NotSynced("the first evaluation is under way"))?;
+    let evaluation = evaluation.ok_or(DesiredReplicasError::NotSynced(
+        "the first evaluation is under way",
+    ))?;
     let Some(desired) = evaluation.desired.get(&model) else {
         return Err(DesiredReplicasError::UnknownModel(model));
     };

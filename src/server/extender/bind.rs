@@ -39,23 +39,39 @@ pub(super) async fn bind_since(
     args: &BindingArgs,
     arrived: Option<SystemTime>,
 ) -> Result<BindingResult, BadRequest> {
-    let uid = PodUid::parse(&args.pod_uid).map_err(|e| BadRequest::unprocessable("unidentified-pod", e))?;
+    let uid = PodUid::parse(&args.pod_uid)
+        .map_err(|e| BadRequest::unprocessable("unidentified-pod", e))?;
     let key = PodKey::parse(&args.pod_namespace, &args.pod_name)
         .map_err(|e| BadRequest::unprocessable("unidentified-pod", e))?;
-    let node = NodeName::parse(&args.node).map_err(|e| BadRequest::unprocessable("bad-node-name", e))?;
+    let node =
+        NodeName::parse(&args.node).map_err(|e| BadRequest::unprocessable("bad-node-name", e))?;
     let call = extender.service.traces().call("bind", arrived, &uid, &key);
     call.set_node(&node);
-    let task = BindTask { extender: extender.clone(), asked: BindAsked { uid, key, node }, unplaced: None };
+    let task = BindTask {
+        extender: extender.clone(),
+        asked: BindAsked { uid, key, node },
+        unplaced: None,
+    };
     let answers = extender.service.metrics.answers.clone();
-    let bound = extender.writes.spawn(call.around(async move { task.run().await })).await;
+    let bound = extender
+        .writes
+        .spawn(call.around(async move { task.run().await }))
+        .await;
     let (outcome, result) = match bound.unwrap_or(Err(AssumeConflict::Unanswered)) {
         Ok(()) => (("bound", NO_CODE), BindingResult { error: "" }),
         Err(unbound) => {
             call.fail(unbound.code());
-            (("unbound", unbound.code()), BindingResult { error: unbound.phrase() })
+            (
+                ("unbound", unbound.code()),
+                BindingResult {
+                    error: unbound.phrase(),
+                },
+            )
         }
     };
-    answers.with_label_values(&["bind", outcome.0, outcome.1]).inc();
+    answers
+        .with_label_values(&["bind", outcome.0, outcome.1])
+        .inc();
     Ok(result)
 }
 
@@ -95,19 +111,42 @@ impl BindTask {
             }
         };
         if step.is_recorded() {
-            step.set("stowage.gpus", listed(&*decision.placement.devices).to_string());
+            step.set(
+                "stowage.gpus",
+                listed(&*decision.placement.devices).to_string(),
+            );
             step.set("stowage.policy.digest", decision.policy.to_string());
         }
         drop(step);
         let BindDecision {
-            placement, demand, shows_reservation, policy, epoch, is_new, wakes, unplaced, ..
+            placement,
+            demand,
+            shows_reservation,
+            policy,
+            epoch,
+            is_new,
+            wakes,
+            unplaced,
+            ..
         } = decision;
         let BindAsked { uid, key, .. } = self.asked.clone();
         let legacy_runtime = self.extender.board.has_legacy_runtime(&placement.node);
-        let order =
-            BindOrder { key, uid, demand, placement, shows_reservation, policy, epoch, legacy_runtime };
-        let task = Self { unplaced: is_new.then_some(unplaced), ..self.clone() };
-        task.carry_out(order, BindingStep::Write, BindingStage::Request { is_new }).await?;
+        let order = BindOrder {
+            key,
+            uid,
+            demand,
+            placement,
+            shows_reservation,
+            policy,
+            epoch,
+            legacy_runtime,
+        };
+        let task = Self {
+            unplaced: is_new.then_some(unplaced),
+            ..self.clone()
+        };
+        task.carry_out(order, BindingStep::Write, BindingStage::Request { is_new })
+            .await?;
         if wakes && is_new {
             self.extender.service.metrics.bound_to_wake.inc();
         }
@@ -152,12 +191,18 @@ impl BindTask {
 
     /// A write or a read that panics has no answer: without a step that follows, the Binding would stay open for good.
     async fn write(&self, order: &BindOrder, stage: BindingStage) -> BindingStep {
-        let Extender { service, control_plane, .. } = &self.extender;
+        let Extender {
+            service,
+            control_plane,
+            ..
+        } = &self.extender;
         let (pod, node) = (&order.key, &order.placement.node);
         let span = service.traces().write("write Binding", &order.uid, pod);
         span.set_node(node);
         let writing = AssertUnwindSafe(span.around(control_plane.bind(order))).catch_unwind();
-        let panicked = |_| BindOutcome::Unknown { message: "the write panicked".into() };
+        let panicked = |_| BindOutcome::Unknown {
+            message: "the write panicked".into(),
+        };
         let outcome = writing.await.unwrap_or_else(panicked);
         span.set("stowage.outcome", outcome.code());
         drop(span);
@@ -187,7 +232,11 @@ impl BindTask {
     }
 
     async fn read(&self, order: &BindOrder, stage: BindingStage) -> BindingStep {
-        let Extender { service, control_plane, .. } = &self.extender;
+        let Extender {
+            service,
+            control_plane,
+            ..
+        } = &self.extender;
         let asked = service.now();
         let reading = AssertUnwindSafe(control_plane.read_pod(&order.key)).catch_unwind();
         let panicked = |_| Err(ControlPlaneError::Unknown("the read panicked".into()));
@@ -199,7 +248,14 @@ impl BindTask {
         let (uid, placement) = (order.uid.clone(), order.placement.clone());
         let pod = pod_read(record, &uid);
         let latest_landing = self.latest_landing();
-        service.cluster().apply(BindingRead { uid, placement, stage, pod, asked, latest_landing })
+        service.cluster().apply(BindingRead {
+            uid,
+            placement,
+            stage,
+            pod,
+            asked,
+            latest_landing,
+        })
     }
 
     fn latest_landing(&self) -> Millis {
@@ -208,7 +264,14 @@ impl BindTask {
 
     fn bound(&self, order: &BindOrder) {
         self.note_placement(order);
-        let (placement, Extender { control_plane, writes, .. }) = (&order.placement, &self.extender);
+        let (
+            placement,
+            Extender {
+                control_plane,
+                writes,
+                ..
+            },
+        ) = (&order.placement, &self.extender);
         info!(pod = %order.key, node = %placement.node, devices = %listed(&*placement.devices), policy = %order.policy, "bound");
         if let Some(greatest) = placement.greatest_fraction {
             let text = format!(
@@ -217,13 +280,21 @@ impl BindTask {
                 placement.memory_fraction
             );
             let (key, uid) = (order.key.clone(), order.uid.clone());
-            control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::UnevenGpus, text });
+            control_plane.record_event(PodEvent {
+                key,
+                uid,
+                kind: PodEventReason::UnevenGpus,
+                text,
+            });
         }
         if order.shows_reservation {
-            let (key, uid, control_plane) = (order.key.clone(), order.uid.clone(), control_plane.clone());
+            let (key, uid, control_plane) =
+                (order.key.clone(), order.uid.clone(), control_plane.clone());
             // Clears the reservation's condition. If this fails, the planner clears it for as long as the pod shows it.
             writes.spawn(async move {
-                control_plane.write_status(&key, &uid, &StatusChange::end_reservation()).await
+                control_plane
+                    .write_status(&key, &uid, &StatusChange::end_reservation())
+                    .await
             });
         }
     }
@@ -231,16 +302,27 @@ impl BindTask {
     fn note_placement(&self, order: &BindOrder) {
         let service = &self.extender.service;
         let policy = service.cluster().policy().clone();
-        if let Some((unplaced, class)) = self.unplaced.zip(policy.classes().get(order.demand.class.place())) {
-            let histogram = service.metrics.placement_seconds.with_label_values(&[&class.name]);
+        if let Some((unplaced, class)) = self
+            .unplaced
+            .zip(policy.classes().get(order.demand.class.place()))
+        {
+            let histogram = service
+                .metrics
+                .placement_seconds
+                .with_label_values(&[&class.name]);
             histogram.observe(unplaced.0 as f64 / 1e3);
         }
     }
 
     /// Starts the placement's settling loop unless one runs.
     fn settle_later(&self, order: BindOrder) {
-        let asked = SettlingAsked { uid: order.uid.clone(), placement: order.placement.clone() };
-        let Some(first) = self.extender.service.cluster().apply(asked) else { return };
+        let asked = SettlingAsked {
+            uid: order.uid.clone(),
+            placement: order.placement.clone(),
+        };
+        let Some(first) = self.extender.service.cluster().apply(asked) else {
+            return;
+        };
         let task = self.clone();
         self.extender.writes.spawn(async move {
             let settled = task.carry_out(order, first, BindingStage::Settling).await;
@@ -253,9 +335,20 @@ impl BindTask {
 fn pod_read(record: Result<Option<PodOnRecord>, ControlPlaneError>, uid: &PodUid) -> PodRead {
     match record {
         Err(_) => PodRead::Failed,
-        Ok(Some(PodOnRecord { uid: found, node, devices, borrows, is_over, .. })) if found == *uid => {
+        Ok(Some(PodOnRecord {
+            uid: found,
+            node,
+            devices,
+            borrows,
+            is_over,
+            ..
+        })) if found == *uid => {
             match node {
-                Some(node) => PodRead::Bound { node, devices, borrows },
+                Some(node) => PodRead::Bound {
+                    node,
+                    devices,
+                    borrows,
+                },
                 // The API server binds no pod that has ended or is being deleted, whatever finalizers keep it.
                 None if is_over => PodRead::Gone,
                 None => PodRead::Unbound,
@@ -285,7 +378,11 @@ mod tests {
         let read = |record| pod_read(Ok(Some(record)), &uid("a"));
         assert_eq!(read(record(None, false)), PodRead::Unbound);
         assert_eq!(read(record(None, true)), PodRead::Gone);
-        let bound = PodRead::Bound { node: node("n"), devices: None, borrows: false };
+        let bound = PodRead::Bound {
+            node: node("n"),
+            devices: None,
+            borrows: false,
+        };
         assert_eq!(read(record(Some("n"), true)), bound);
     }
 }

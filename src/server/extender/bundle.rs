@@ -62,10 +62,23 @@ pub async fn answer(
         Ok(Query(asked)) => asked,
         Err(rejection) => return BundleError::Query(rejection.body_text()).into_response(),
     };
-    let Some(bundles) = extender.bundles else { return BundleError::NotRecording.into_response() };
+    let Some(bundles) = extender.bundles else {
+        return BundleError::NotRecording.into_response();
+    };
     let last = Duration::from_secs(60 * u64::from(minutes.map_or(MINUTES, NonZeroU32::get)));
-    let names = if redact { BundleNames::Pseudonyms } else { BundleNames::AsRecorded };
-    streamed(&extender.service, turn, "application/octet-stream", move |out| {
-        bundles.write_bundle(last, names, out).inspect_err(|error| warn!(%error, "a bundle ends early"))
-    })
+    let names = if redact {
+        BundleNames::Pseudonyms
+    } else {
+        BundleNames::AsRecorded
+    };
+    streamed(
+        &extender.service,
+        turn,
+        "application/octet-stream",
+        move |out| {
+            bundles
+                .write_bundle(last, names, out)
+                .inspect_err(|error| warn!(%error, "a bundle ends early"))
+        },
+    )
 }

@@ -41,7 +41,16 @@ impl Renewal {
     ) -> Result<(Self, Tls), TlsError> {
         let seen = files.digest();
         let tls = files.load()?;
-        Ok((Self { address, flag, files, tls: tls.clone(), seen }, tls))
+        Ok((
+            Self {
+                address,
+                flag,
+                files,
+                tls: tls.clone(),
+                seen,
+            },
+            tls,
+        ))
     }
 
     /// Checks the files again and again. Never ends.
@@ -73,12 +82,21 @@ impl Renewal {
                 ("applied", 0)
             }
             Err(error) => {
-                error!(address, "{flag}: {error}; the previous certificate stays in use until it expires");
+                error!(
+                    address,
+                    "{flag}: {error}; the previous certificate stays in use until it expires"
+                );
                 ("rejected", 1)
             }
         };
-        metrics.tls_reloads.with_label_values(&[address, outcome]).inc();
-        metrics.tls_refused.with_label_values(&[address]).set(refused);
+        metrics
+            .tls_reloads
+            .with_label_values(&[address, outcome])
+            .inc();
+        metrics
+            .tls_refused
+            .with_label_values(&[address])
+            .set(refused);
     }
 }
 
@@ -92,7 +110,11 @@ impl CertificateFiles {
 
     fn paths(&self) -> Vec<&PathBuf> {
         match self {
-            Self::Mutual(TlsFiles { cert, key, client_ca }) => vec![cert, key, client_ca],
+            Self::Mutual(TlsFiles {
+                cert,
+                key,
+                client_ca,
+            }) => vec![cert, key, client_ca],
             Self::Server(ServerFiles { cert, key }) => vec![cert, key],
         }
     }

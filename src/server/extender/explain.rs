@@ -33,7 +33,9 @@ pub struct ExplainQuery {
 /// Why there is no explanation. The client gets the text.
 #[derive(Debug, thiserror::Error)]
 enum ExplainError {
-    #[error("{0}; write /v1/explain?pod=NAMESPACE/NAME, with &all=true for every node or &node=NAME for one")]
+    #[error(
+        "{0}; write /v1/explain?pod=NAMESPACE/NAME, with &all=true for every node or &node=NAME for one"
+    )]
     Query(String),
     #[error("pod is {0:?}; write NAMESPACE/NAME")]
     Pod(String),
@@ -81,7 +83,10 @@ pub async fn answer(
     };
     let asker = Asker::new(source, headers);
     let admitted = async {
-        let reader = extender.page_auth.pod_access(&asker.headers, asker.source, &key).await?;
+        let reader = extender
+            .page_auth
+            .pod_access(&asker.headers, asker.source, &key)
+            .await?;
         Ok::<_, BadRequest>((reader, extender.slot(&extender.pages.small).await?))
     };
     let (reader, turn) = match admitted.await {
@@ -115,13 +120,27 @@ async fn explained(
         let uid = cluster.uid_of(&named)?;
         let explanation = explain_to(reader, &mut cluster, &uid, &options)?;
         let conflicts = service.conflicts().of(&uid);
-        let conflicts =
-            conflicts.iter().map(|conflict| ConflictPart::shown_to(reader, &named, conflict)).collect();
-        let explanation = Explanation { conflicts, ..explanation };
-        Some(if service.leadership.is_leading() { explanation } else { on_standby(explanation, &service) })
+        let conflicts = conflicts
+            .iter()
+            .map(|conflict| ConflictPart::shown_to(reader, &named, conflict))
+            .collect();
+        let explanation = Explanation {
+            conflicts,
+            ..explanation
+        };
+        Some(if service.leadership.is_leading() {
+            explanation
+        } else {
+            on_standby(explanation, &service)
+        })
     };
-    let explaining = extender.service.heavy_work.counted(WorkKind::Page, explaining);
-    let explained = tokio::task::spawn_blocking(explaining).await.map_err(|_| ExplainError::Panicked)?;
+    let explaining = extender
+        .service
+        .heavy_work
+        .counted(WorkKind::Page, explaining);
+    let explained = tokio::task::spawn_blocking(explaining)
+        .await
+        .map_err(|_| ExplainError::Panicked)?;
     // A pod that ends meanwhile is unknown, too.
     explained.ok_or(ExplainError::UnknownPod(key))
 }
@@ -140,9 +159,14 @@ fn on_standby(mut explanation: Explanation, service: &Service) -> Explanation {
          reservations are not known here; {ask}"
     );
     if matches!(explanation.stage, PodStage::Waiting { .. }) {
-        explanation.remedies.retain(|remedy| !is_next_step(&remedy.change));
+        explanation
+            .remedies
+            .retain(|remedy| !is_next_step(&remedy.change));
     }
-    explanation.standby = Some(StandbyPart { leader: leader.map(|leader| leader.to_string()), text });
+    explanation.standby = Some(StandbyPart {
+        leader: leader.map(|leader| leader.to_string()),
+        text,
+    });
     explanation
 }
 
@@ -152,8 +176,10 @@ fn is_next_step(change: &RemedyChange) -> bool {
 }
 
 fn options(asked: &ExplainQuery) -> Result<ShownNodes, ExplainError> {
-    let node =
-        asked.node.as_deref().map(|name| NodeName::parse(name).map_err(|_| ExplainError::Node(name.into())));
+    let node = asked
+        .node
+        .as_deref()
+        .map(|name| NodeName::parse(name).map_err(|_| ExplainError::Node(name.into())));
     Ok(match (node.transpose()?, asked.all) {
         (Some(node), _) => ShownNodes::Node(node),
         (None, true) => ShownNodes::All,

@@ -45,16 +45,32 @@ impl InvalidPod {
 }
 
 /// The pod of a request. The outer error is a malformed request, the inner one a pod whose request is invalid.
-pub fn read_pod(extender: &Extender, pod: &Pod) -> Result<Result<VerbRequest, InvalidPod>, BadRequest> {
-    let (uid, key) = objects::identity(pod).map_err(|e| BadRequest::unprocessable("unidentified-pod", e))?;
+pub fn read_pod(
+    extender: &Extender,
+    pod: &Pod,
+) -> Result<Result<VerbRequest, InvalidPod>, BadRequest> {
+    let (uid, key) =
+        objects::identity(pod).map_err(|e| BadRequest::unprocessable("unidentified-pod", e))?;
     match objects::classified_demand(pod, |traits| extender.service.classify(traits)) {
         Ok(demand) => {
             let disruption = Some(objects::disruption(pod, extender.service.clock.wall()));
-            Ok(Ok(VerbRequest { uid, key, demand, waiting: objects::waiting(pod), disruption }))
+            Ok(Ok(VerbRequest {
+                uid,
+                key,
+                demand,
+                waiting: objects::waiting(pod),
+                disruption,
+            }))
         }
         Err(RequestError::NoVram) if objects::asks_for_zero(pod) => {
             let demand = objects::claims_demand(pod, |traits| extender.service.classify(traits));
-            Ok(Ok(VerbRequest { uid, key, demand, waiting: objects::waiting(pod), disruption: None }))
+            Ok(Ok(VerbRequest {
+                uid,
+                key,
+                demand,
+                waiting: objects::waiting(pod),
+                disruption: None,
+            }))
         }
         Err(error @ RequestError::NoVram) => Err(BadRequest::unprocessable(error.code(), error)),
         Err(error) => Ok(Err(InvalidPod { uid, key, error })),
@@ -104,7 +120,9 @@ pub fn filter<'a>(
         Mode::Enforce => enforce(extender, nodes, view, &list),
         Mode::Shadow => shadow::filter(extender, nodes, &view, &list),
     };
-    extender.service.record_answer(asked, || Decision::Filter(list));
+    extender
+        .service
+        .record_answer(asked, || Decision::Filter(list));
     Ok(answer)
 }
 
@@ -115,7 +133,9 @@ fn ask(extender: &Extender, request: VerbRequest) -> (DecisionView, Option<Asked
     let view = cluster.apply(FilterAsked(request));
     let number = cluster.asked();
     drop(cluster);
-    metrics.ledger_wait.observe(locked.duration_since(asked).as_secs_f64());
+    metrics
+        .ledger_wait
+        .observe(locked.duration_since(asked).as_secs_f64());
     metrics.ledger_hold.observe(locked.elapsed().as_secs_f64());
     (view, number)
 }
@@ -128,8 +148,13 @@ fn enforce<'a>(
 ) -> FilterResult<'a> {
     count_refusals(extender, list);
     let decided = decided(&view, list);
-    let DecisionView { request, snapshot, .. } = view;
-    let refusal = list.best.is_empty().then(|| refusal_text(nodes, list, &snapshot));
+    let DecisionView {
+        request, snapshot, ..
+    } = view;
+    let refusal = list
+        .best
+        .is_empty()
+        .then(|| refusal_text(nodes, list, &snapshot));
     // Before the ledger changes: it copies a snapshot that is still in use.
     drop(snapshot);
     if let Some(decided) = decided {
@@ -137,11 +162,18 @@ fn enforce<'a>(
     }
     if let Some(text) = refusal {
         tell_refusal(extender, &request, list, text);
-        let phrases = list.refused.iter().map(|(place, misfit)| (*place, misfit.phrase()));
+        let phrases = list
+            .refused
+            .iter()
+            .map(|(place, misfit)| (*place, misfit.phrase()));
         return answer(nodes, std::iter::empty(), phrases);
     }
     count_answer(extender, "passed", NO_CODE);
-    answer(nodes, list.best.iter().map(|candidate| candidate.asked), std::iter::empty())
+    answer(
+        nodes,
+        list.best.iter().map(|candidate| candidate.asked),
+        std::iter::empty(),
+    )
 }
 
 fn refuse_invalid<'a>(
@@ -152,7 +184,11 @@ fn refuse_invalid<'a>(
     invalid.record_event(extender);
     count_answer(extender, "refused", invalid.error.code());
     let phrase = invalid.error.phrase();
-    answer(nodes, std::iter::empty(), (0..nodes.len()).map(|place| (place, phrase)))
+    answer(
+        nodes,
+        std::iter::empty(),
+        (0..nodes.len()).map(|place| (place, phrase)),
+    )
 }
 
 /// Indices of the nodes that pass, and of those that are rejected.
@@ -161,8 +197,9 @@ pub fn answer<'a>(
     places: impl Iterator<Item = usize>,
     refused: impl Iterator<Item = (usize, &'static str)>,
 ) -> FilterResult<'a> {
-    let failed_and_unresolvable_nodes =
-        refused.map(|(place, phrase)| (nodes.wire_name(place), phrase)).collect();
+    let failed_and_unresolvable_nodes = refused
+        .map(|(place, phrase)| (nodes.wire_name(place), phrase))
+        .collect();
     match nodes {
         AskedNodes::Names(_) => FilterResult {
             node_names: Some(places.map(|place| nodes.name(place)).collect()),
@@ -171,44 +208,87 @@ pub fn answer<'a>(
         },
         AskedNodes::Whole(whole) => {
             let items = places.map(|place| whole[place].1).collect();
-            let nodes = Some(RawNodeList { api_version: "v1", kind: "NodeList", items });
-            FilterResult { nodes, failed_and_unresolvable_nodes, ..FilterResult::default() }
+            let nodes = Some(RawNodeList {
+                api_version: "v1",
+                kind: "NodeList",
+                items,
+            });
+            FilterResult {
+                nodes,
+                failed_and_unresolvable_nodes,
+                ..FilterResult::default()
+            }
         }
     }
 }
 
 fn tell_refusal(extender: &Extender, request: &VerbRequest, list: &Shortlist, mut text: String) {
-    let code = list.refused.first().map_or("no-nodes", |(_, misfit)| misfit.code());
+    let code = list
+        .refused
+        .first()
+        .map_or("no-nodes", |(_, misfit)| misfit.code());
     count_answer(extender, "refused", code);
     let (key, uid) = (request.key.clone(), request.uid.clone());
     // It is of the pod's own namespace, so the Event may name it. A copy of the ledger is dear for a pod that has none.
     if is_of_template(&key, &request.demand)
-        && let Some(old) = extender.service.ledger_to_read().predecessor_in_the_way(&uid)
+        && let Some(old) = extender
+            .service
+            .ledger_to_read()
+            .predecessor_in_the_way(&uid)
     {
-        write!(text, " In a rolling update, {}.", RemedyChange::of_predecessor(old))
-            .expect("a String takes any text");
+        write!(
+            text,
+            " In a rolling update, {}.",
+            RemedyChange::of_predecessor(old)
+        )
+        .expect("a String takes any text");
     }
-    extender.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::Unschedulable, text });
+    extender.control_plane.record_event(PodEvent {
+        key,
+        uid,
+        kind: PodEventReason::Unschedulable,
+        text,
+    });
 }
 
 /// `0 of 40 nodes fit. 38 × no GPU can take the pod now, such as node-3: …`
 fn refusal_text(nodes: &AskedNodes<'_>, list: &Shortlist, snapshot: &Snapshot) -> String {
     let mut text = format!("0 of {} fit.", plural(nodes.len(), "node"));
-    for RefusedNodes { count, first, misfit, .. } in list.refused_by_code() {
+    for RefusedNodes {
+        count,
+        first,
+        misfit,
+        ..
+    } in list.refused_by_code()
+    {
         let example = nodes.name(first);
         let why = sentence(&misfit, snapshot.node(example));
-        write!(text, " {count} × {}, such as {example}: {why}.", misfit.phrase())
-            .expect("a String takes any text");
+        write!(
+            text,
+            " {count} × {}, such as {example}: {why}.",
+            misfit.phrase()
+        )
+        .expect("a String takes any text");
     }
     text
 }
 
 fn count_answer(extender: &Extender, outcome: &str, code: &str) {
-    extender.service.metrics.answers.with_label_values(&["filter", outcome, code]).inc();
+    extender
+        .service
+        .metrics
+        .answers
+        .with_label_values(&["filter", outcome, code])
+        .inc();
 }
 
 fn count_refusals(extender: &Extender, list: &Shortlist) {
     for RefusedNodes { code, count, .. } in list.refused_by_code() {
-        extender.service.metrics.refusals.with_label_values(&[code]).inc_by(count.into());
+        extender
+            .service
+            .metrics
+            .refusals
+            .with_label_values(&[code])
+            .inc_by(count.into());
     }
 }

@@ -37,7 +37,10 @@ pub async fn answer(
     source: Option<Extension<PeerAddress>>,
     headers: HeaderMap,
 ) -> Response {
-    let (asker, page) = (Asker::new(source, headers), OperatorPage::OfCluster("/v1/fleet"));
+    let (asker, page) = (
+        Asker::new(source, headers),
+        OperatorPage::OfCluster("/v1/fleet"),
+    );
     let turn = match extender.turn(&asker, page, &extender.pages.large).await {
         Ok(turn) => turn,
         Err(refused) => return refused.into_response(),
@@ -48,5 +51,7 @@ pub async fn answer(
     }
     let service = extender.service;
     let shown = service.clone();
-    streamed(&service, turn, JSON, move |out| Ok(serde_json::to_writer(out, &at_present(&shown))?))
+    streamed(&service, turn, JSON, move |out| {
+        Ok(serde_json::to_writer(out, &at_present(&shown))?)
+    })
 }

@@ -50,7 +50,9 @@ enum ModelsError {
 impl IntoResponse for ModelsError {
     fn into_response(self) -> Response {
         let status = match self {
-            Self::Query(_) | Self::Model(_) | Self::After(_) | Self::Limit(_) => StatusCode::BAD_REQUEST,
+            Self::Query(_) | Self::Model(_) | Self::After(_) | Self::Limit(_) => {
+                StatusCode::BAD_REQUEST
+            }
             Self::NotSynced(_) => StatusCode::SERVICE_UNAVAILABLE,
         };
         (status, format!("{self}\n")).into_response()
@@ -70,7 +72,10 @@ pub async fn answer(
     headers: HeaderMap,
     query: Result<Query<ModelsQuery>, QueryRejection>,
 ) -> Response {
-    let (asker, page) = (Asker::new(source, headers), OperatorPage::OfCluster("/v1/models"));
+    let (asker, page) = (
+        Asker::new(source, headers),
+        OperatorPage::OfCluster("/v1/models"),
+    );
     let turn = match extender.turn(&asker, page, &extender.pages.small).await {
         Ok(turn) => turn,
         Err(refused) => return refused.into_response(),
@@ -88,8 +93,12 @@ pub async fn answer(
         let service = service.clone();
         move || page_of(&service.ledger_to_read(), &asked)
     };
-    let made = tokio::task::spawn_blocking(service.heavy_work.counted(WorkKind::Page, making)).await;
-    made.map_or_else(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response(), |page| held(page, turn))
+    let made =
+        tokio::task::spawn_blocking(service.heavy_work.counted(WorkKind::Page, making)).await;
+    made.map_or_else(
+        |_| StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+        |page| held(page, turn),
+    )
 }
 
 fn understood(query: ModelsQuery) -> Result<Asked, ModelsError> {
@@ -102,9 +111,18 @@ fn understood(query: ModelsQuery) -> Result<Asked, ModelsError> {
     Ok(match query.model {
         Some(text) => {
             let model = ModelId::parse(&text).map_err(|_| ModelsError::Model(text))?;
-            Asked::One(model, Page { limit, after: after.map(NodeName::parse).transpose().map_err(bad)? })
+            Asked::One(
+                model,
+                Page {
+                    limit,
+                    after: after.map(NodeName::parse).transpose().map_err(bad)?,
+                },
+            )
         }
-        None => Asked::All(Page { limit, after: after.map(ModelId::parse).transpose().map_err(bad)? }),
+        None => Asked::All(Page {
+            limit,
+            after: after.map(ModelId::parse).transpose().map_err(bad)?,
+        }),
     })
 }
 

@@ -57,9 +57,17 @@ fn pages() -> [(&'static str, Guard, MethodRouter<Extender>); 15] {
         ("/debug/policy", Guard::Path, get(policy)),
         ("/debug/shadow", Guard::Path, get(shadow)),
         ("/v1/fleet", Guard::Path, get(super::fleet::answer)),
-        ("/v1/fleet/events", Guard::Path, get(super::fleet::events::answer)),
+        (
+            "/v1/fleet/events",
+            Guard::Path,
+            get(super::fleet::events::answer),
+        ),
         ("/v1/models", Guard::Path, get(super::models::answer)),
-        (super::autoscaling::PATH, Guard::Path, get(super::autoscaling::answer)),
+        (
+            super::autoscaling::PATH,
+            Guard::Path,
+            get(super::autoscaling::answer),
+        ),
         (super::bundle::PATH, Guard::Path, get(super::bundle::answer)),
         ("/v1/explain", Guard::Pod, get(super::explain::answer)),
     ]
@@ -71,13 +79,20 @@ pub fn guards() -> impl Iterator<Item = (&'static str, Guard)> {
 }
 
 pub fn router(extender: Extender) -> Router {
-    let routes = pages().into_iter().fold(Router::new(), |router, (path, _, page)| router.route(path, page));
+    let routes = pages()
+        .into_iter()
+        .fold(Router::new(), |router, (path, _, page)| {
+            router.route(path, page)
+        });
     routes.fallback(no_such_page).with_state(extender)
 }
 
 async fn no_such_page() -> (StatusCode, String) {
     let pages = listed(guards().map(|(path, _)| path));
-    (StatusCode::NOT_FOUND, format!("this is the operators' address (--admin), with the pages {pages}\n"))
+    (
+        StatusCode::NOT_FOUND,
+        format!("this is the operators' address (--admin), with the pages {pages}\n"),
+    )
 }
 
 /// The client of a page: its source address and the head of its request.
@@ -88,7 +103,10 @@ pub(super) struct Asker {
 
 impl Asker {
     pub fn new(source: Option<Extension<PeerAddress>>, headers: HeaderMap) -> Self {
-        Self { source: PeerAddress::of(source), headers }
+        Self {
+            source: PeerAddress::of(source),
+            headers,
+        }
     }
 }
 
@@ -100,7 +118,9 @@ impl Extender {
         page: OperatorPage,
         turns: &Arc<Semaphore>,
     ) -> Result<tokio::sync::OwnedSemaphorePermit, BadRequest> {
-        self.page_auth.admit(&asker.headers, asker.source, page).await?;
+        self.page_auth
+            .admit(&asker.headers, asker.source, page)
+            .await?;
         self.slot(turns).await
     }
 
@@ -129,14 +149,22 @@ async fn page(
     turns: Arc<Semaphore>,
     make: impl FnOnce(&Extender) -> Response + Send + 'static,
 ) -> Response {
-    let turn = match extender.turn(&asker, OperatorPage::OfCluster(path), &turns).await {
+    let turn = match extender
+        .turn(&asker, OperatorPage::OfCluster(path), &turns)
+        .await
+    {
         Ok(turn) => turn,
         Err(refused) => return refused.into_response(),
     };
     let service = extender.service.clone();
-    let making = service.heavy_work.counted(WorkKind::Page, move || make(&extender));
+    let making = service
+        .heavy_work
+        .counted(WorkKind::Page, move || make(&extender));
     let made = tokio::task::spawn_blocking(making).await;
-    made.map_or_else(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response(), |page| held(page, turn))
+    made.map_or_else(
+        |_| StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+        |page| held(page, turn),
+    )
 }
 
 async fn metrics(
@@ -145,11 +173,16 @@ async fn metrics(
     headers: HeaderMap,
 ) -> Response {
     let turns = extender.pages.metrics.clone();
-    let (asker, page) = (Asker::new(source, headers), OperatorPage::OfCluster(METRICS));
+    let (asker, page) = (
+        Asker::new(source, headers),
+        OperatorPage::OfCluster(METRICS),
+    );
     match extender.turn(&asker, page, &turns).await {
         Ok(turn) => {
             let service = extender.service.clone();
-            streamed(&service, turn, scrape::CONTENT_TYPE, move |out| pages::metrics(&extender, out))
+            streamed(&service, turn, scrape::CONTENT_TYPE, move |out| {
+                pages::metrics(&extender, out)
+            })
         }
         Err(refused) => refused.into_response(),
     }
@@ -170,27 +203,46 @@ async fn readyz(State(extender): State<Extender>) -> Response {
     // Agents that would report to this replica could not.
     let wrong = lost.or_else(|| service.certificate.borrow().clone());
     let is_ready = leadership.is_synced() && wrong.is_none();
-    let status = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    let refused = service.refused_reads.describe().filter(|_| !leadership.is_synced());
+    let status = if is_ready {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
+    let refused = service
+        .refused_reads
+        .describe()
+        .filter(|_| !leadership.is_synced());
     let refused = refused.map(|refused| format!("the watches have not synced yet: {refused}"));
-    let text = wrong.or(refused).unwrap_or_else(|| leadership.reason_not_leading().unwrap_or("ok").into());
+    let text = wrong
+        .or(refused)
+        .unwrap_or_else(|| leadership.reason_not_leading().unwrap_or("ok").into());
     (status, format!("{text}\n{}", refused_policy(service))).into_response()
 }
 
 /// A second line if the policy's files are rejected. That is no reason to take this replica out of service: it uses the
 /// previous policy, as every other replica does.
 fn refused_policy(service: &Service) -> String {
-    let Some(RefusedPolicy { since, headline, .. }) = service.policy_status.get().refused else {
+    let Some(RefusedPolicy {
+        since, headline, ..
+    }) = service.policy_status.get().refused
+    else {
         return String::new();
     };
     let digest = service.cluster().policy().digest;
     let since = at(service, since);
-    format!("policy: files rejected since {since}, and {digest} stays in force: {}\n", one_line(&headline))
+    format!(
+        "policy: files rejected since {since}, and {digest} stays in force: {}\n",
+        one_line(&headline)
+    )
 }
 
 /// Whole seconds, for readability.
 fn at(service: &Service, moment: Moment) -> String {
-    service.clock.to_wall(moment).strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+    service
+        .clock
+        .to_wall(moment)
+        .strftime("%Y-%m-%dT%H:%M:%SZ")
+        .to_string()
 }
 
 fn one_line(text: &str) -> String {
@@ -204,22 +256,37 @@ async fn policy(
     headers: HeaderMap,
 ) -> Response {
     let turns = extender.pages.small.clone();
-    page(extender, Asker::new(source, headers), "/debug/policy", turns, |extender| {
-        let service = &extender.service;
-        let (policy, standing) = {
-            // A policy becomes current under this lock.
-            let ledger = service.cluster();
-            (ledger.policy().clone(), service.policy_status.get())
-        };
-        let refused = standing.refused.as_ref();
-        let refused = refused.map(|refused| RefusedPolicyPart {
-            since: at(service, refused.since),
-            problems: &refused.problems,
-        });
-        let in_force_since = at(service, standing.in_force_since);
-        let (digest, source) = (policy.digest, &*standing.source);
-        json(StatusCode::OK, &PolicyInForce { digest, source, in_force_since, refused, policy: &policy })
-    })
+    page(
+        extender,
+        Asker::new(source, headers),
+        "/debug/policy",
+        turns,
+        |extender| {
+            let service = &extender.service;
+            let (policy, standing) = {
+                // A policy becomes current under this lock.
+                let ledger = service.cluster();
+                (ledger.policy().clone(), service.policy_status.get())
+            };
+            let refused = standing.refused.as_ref();
+            let refused = refused.map(|refused| RefusedPolicyPart {
+                since: at(service, refused.since),
+                problems: &refused.problems,
+            });
+            let in_force_since = at(service, standing.in_force_since);
+            let (digest, source) = (policy.digest, &*standing.source);
+            json(
+                StatusCode::OK,
+                &PolicyInForce {
+                    digest,
+                    source,
+                    in_force_since,
+                    refused,
+                    policy: &policy,
+                },
+            )
+        },
+    )
     .await
 }
 
@@ -245,9 +312,13 @@ async fn shadow(
     headers: HeaderMap,
 ) -> Response {
     let turns = extender.pages.small.clone();
-    page(extender, Asker::new(source, headers), "/debug/shadow", turns, |extender| {
-        json(StatusCode::OK, &extender.journal.records())
-    })
+    page(
+        extender,
+        Asker::new(source, headers),
+        "/debug/shadow",
+        turns,
+        |extender| json(StatusCode::OK, &extender.journal.records()),
+    )
     .await
 }
 
@@ -256,11 +327,16 @@ async fn snapshot(
     source: Option<Extension<PeerAddress>>,
     headers: HeaderMap,
 ) -> Response {
-    let (asker, page) = (Asker::new(source, headers), OperatorPage::OfCluster("/debug/snapshot"));
+    let (asker, page) = (
+        Asker::new(source, headers),
+        OperatorPage::OfCluster("/debug/snapshot"),
+    );
     match extender.turn(&asker, page, &extender.pages.large).await {
         Ok(turn) => {
             let ledger = extender.service.ledger_to_read();
-            streamed(&extender.service, turn, JSON, move |out| Ok(pages::snapshot(ledger, out)?))
+            streamed(&extender.service, turn, JSON, move |out| {
+                Ok(pages::snapshot(ledger, out)?)
+            })
         }
         Err(refused) => refused.into_response(),
     }
@@ -272,11 +348,16 @@ async fn reports(
     source: Option<Extension<PeerAddress>>,
     headers: HeaderMap,
 ) -> Response {
-    let (asker, page) = (Asker::new(source, headers), OperatorPage::OfCluster("/debug/reports"));
+    let (asker, page) = (
+        Asker::new(source, headers),
+        OperatorPage::OfCluster("/debug/reports"),
+    );
     match extender.turn(&asker, page, &extender.pages.large).await {
         Ok(turn) => {
             let service = extender.service.clone();
-            streamed(&service, turn, JSON, move |out| Ok(pages::reports(&extender, out)?))
+            streamed(&service, turn, JSON, move |out| {
+                Ok(pages::reports(&extender, out)?)
+            })
         }
         Err(refused) => refused.into_response(),
     }
@@ -296,9 +377,12 @@ mod tests {
 
     fn extender() -> Extender {
         let service = Service::new(Policy::default());
-        let dump =
-            Dump::of(r#"{"items":[{"kind":"Node","metadata":{"name":"node-a"}}]}"#.into(), Path::new("test"));
-        let control_plane = DumpControlPlane::load(&dump, &service, &mut ClusterIndex::default()).unwrap();
+        let dump = Dump::of(
+            r#"{"items":[{"kind":"Node","metadata":{"name":"node-a"}}]}"#.into(),
+            Path::new("test"),
+        );
+        let control_plane =
+            DumpControlPlane::load(&dump, &service, &mut ClusterIndex::default()).unwrap();
         Extender::new(service, Arc::new(control_plane), RequestLimits::default())
     }
 
@@ -319,7 +403,8 @@ mod tests {
             let text = scraped(&extender, &ledger);
             let mut snapshot = Vec::new();
             pages::snapshot(ledger, &mut snapshot).unwrap();
-            done.send((text, String::from_utf8(snapshot).unwrap())).unwrap();
+            done.send((text, String::from_utf8(snapshot).unwrap()))
+                .unwrap();
         });
         let outcome = outcome.recv_timeout(Duration::from_secs(60));
         let (text, snapshot) = outcome.expect("a page waits for the lock of the ledger");
@@ -340,7 +425,9 @@ mod tests {
             "/v1/fleet",
             "/v1/models",
         ] {
-            let request = axum::extract::Request::get(page).body(axum::body::Body::empty()).unwrap();
+            let request = axum::extract::Request::get(page)
+                .body(axum::body::Body::empty())
+                .unwrap();
             let answer = pages.clone().oneshot(request).await.unwrap();
             assert_eq!(answer.status(), StatusCode::OK, "{page}");
             let body = axum::body::to_bytes(answer.into_body(), 1 << 20).await;
@@ -353,21 +440,36 @@ mod tests {
         let extender = extender();
         let text = async || {
             let answer = readyz(State(extender.clone())).await;
-            let body = axum::body::to_bytes(answer.into_body(), 1 << 16).await.unwrap();
+            let body = axum::body::to_bytes(answer.into_body(), 1 << 16)
+                .await
+                .unwrap();
             String::from_utf8(body.to_vec()).unwrap()
         };
         let refused = |seconds| {
             let at = Moment(0) + Millis::seconds(seconds);
-            extender.service.refused_reads.note("resourceslices", Some(403), at);
+            extender
+                .service
+                .refused_reads
+                .note("resourceslices", Some(403), at);
         };
         refused(1);
         assert_eq!(text().await, "ok\n", "it has listed them before");
         extender.service.leadership.list_anew();
         let said = text().await;
-        assert!(said.contains("does not show resourceslices (403); one that has just started"), "{said}");
+        assert!(
+            said.contains("does not show resourceslices (403); one that has just started"),
+            "{said}"
+        );
         refused(20);
-        assert!(text().await.contains("(403); let Stowage's service account"));
-        extender.service.refused_reads.note_shown("resourceslices", Moment(0));
+        assert!(
+            text()
+                .await
+                .contains("(403); let Stowage's service account")
+        );
+        extender
+            .service
+            .refused_reads
+            .note_shown("resourceslices", Moment(0));
         assert_eq!(text().await, "the watches have not synced yet\n");
     }
 
@@ -377,7 +479,10 @@ mod tests {
         let ready = async || readyz(State(extender.clone())).await.status();
         assert_eq!(ready().await, StatusCode::OK, "a dump has no API server");
         let now = extender.service.now();
-        extender.service.contact.heard(now.before(Millis::seconds(16)));
+        extender
+            .service
+            .contact
+            .heard(now.before(Millis::seconds(16)));
         assert_eq!(ready().await, StatusCode::SERVICE_UNAVAILABLE);
         let ledger = extender.service.cluster().clone();
         assert!(scraped(&extender, &ledger).contains("\nstowage_synced 0\n"));

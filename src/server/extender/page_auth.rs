@@ -26,8 +26,14 @@ const BOUNDS: ReviewBounds = ReviewBounds {
     bad: 1024,
     open: 64,
     at_once: 4,
-    per_source: Rate { every: Millis(500), burst: 20 },
-    in_all: Rate { every: Millis(100), burst: 50 },
+    per_source: Rate {
+        every: Millis(500),
+        burst: 20,
+    },
+    in_all: Rate {
+        every: Millis(100),
+        burst: 50,
+    },
 };
 
 /// Without it nobody would be alerted that the API server is silent: a client that was admitted a short time ago may still read
@@ -52,7 +58,12 @@ pub struct PageGuard {
 impl PageAuth {
     pub fn by(authority: Arc<dyn PageAuthority>, service: Arc<Service>) -> Self {
         let count = |service: &Service, outcome: &str| {
-            service.metrics.edge.page_reviews.with_label_values(&[outcome]).inc();
+            service
+                .metrics
+                .edge
+                .page_reviews
+                .with_label_values(&[outcome])
+                .inc();
         };
         Self::Token(Arc::new(PageGuard {
             authority,
@@ -68,13 +79,24 @@ impl PageAuth {
         source: IpAddr,
         page: OperatorPage,
     ) -> Result<(), BadRequest> {
-        let Self::Token(guard) = self else { return Ok(()) };
-        let token = bearer(headers).filter(|token| token.len() <= MAX_TOKEN).ok_or_else(no_token)?;
+        let Self::Token(guard) = self else {
+            return Ok(());
+        };
+        let token = bearer(headers)
+            .filter(|token| token.len() <= MAX_TOKEN)
+            .ok_or_else(no_token)?;
         let (authority, asked) = (guard.authority.clone(), token.to_owned());
         let key = token_reviews::key(token, &page.to_string());
-        let may_go_on = page == OperatorPage::OfCluster(METRICS) && guard.reviews.last_good(&key).is_some();
+        let may_go_on =
+            page == OperatorPage::OfCluster(METRICS) && guard.reviews.last_good(&key).is_some();
         // A scrape does not wait for an API server that is known to be silent.
-        if may_go_on && guard.service.contact.lost_for(guard.service.now()).is_some() {
+        if may_go_on
+            && guard
+                .service
+                .contact
+                .lost_for(guard.service.now())
+                .is_some()
+        {
             return Ok(());
         }
         let ask = || async move { Ok(((), authority.may_see(&asked, &page).await?)) }.boxed();
@@ -94,7 +116,10 @@ impl PageAuth {
     ) -> Result<PodAccess, BadRequest> {
         let wider = [
             (PodAccess::All, OperatorPage::OfPods(None)),
-            (PodAccess::Namespace, OperatorPage::OfPods(Some(pod.namespace.clone()))),
+            (
+                PodAccess::Namespace,
+                OperatorPage::OfPods(Some(pod.namespace.clone())),
+            ),
         ];
         for (access, page) in wider {
             match self.admit(headers, source, page).await {
@@ -103,13 +128,19 @@ impl PageAuth {
                 Err(refused) => return Err(refused),
             }
         }
-        self.admit(headers, source, OperatorPage::OfPod(pod.clone())).await.map(|()| PodAccess::Own)
+        self.admit(headers, source, OperatorPage::OfPod(pod.clone()))
+            .await
+            .map(|()| PodAccess::Own)
     }
 }
 
 /// The token of a head that has one.
 pub fn bearer(headers: &HeaderMap) -> Option<&str> {
-    let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+    let (scheme, token) = headers
+        .get(header::AUTHORIZATION)?
+        .to_str()
+        .ok()?
+        .split_once(' ')?;
     let token = token.trim();
     (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
 }
@@ -171,23 +202,47 @@ mod tests {
     #[tokio::test]
     async fn metrics_are_read_while_the_api_server_is_silent_by_clients_that_it_admitted_before() {
         let api_server = Arc::new(SilentApiServer::default());
-        let auth = PageAuth::by(api_server.clone(), Service::with_stopped_clock(Policy::default()));
+        let auth = PageAuth::by(
+            api_server.clone(),
+            Service::with_stopped_clock(Policy::default()),
+        );
         let status = async |token: &str, page: &'static str| {
-            let headers = [(header::AUTHORIZATION, format!("Bearer {token}").parse().unwrap())];
+            let headers = [(
+                header::AUTHORIZATION,
+                format!("Bearer {token}").parse().unwrap(),
+            )];
             let page = OperatorPage::OfCluster(page);
-            let admitted = auth.admit(&headers.into_iter().collect(), Ipv4Addr::LOCALHOST.into(), page).await;
+            let admitted = auth
+                .admit(
+                    &headers.into_iter().collect(),
+                    Ipv4Addr::LOCALHOST.into(),
+                    page,
+                )
+                .await;
             admitted.err().map_or("admitted", |refused| refused.code())
         };
-        for (token, page) in [("good", METRICS), ("good", "/v1/models"), ("other", "/v1/models")] {
+        for (token, page) in [
+            ("good", METRICS),
+            ("good", "/v1/models"),
+            ("other", "/v1/models"),
+        ] {
             assert_eq!(status(token, page).await, "admitted");
         }
         assert_eq!(status("bad", METRICS).await, "invalid-token");
         api_server.is_silent.store(true, Ordering::Relaxed);
         assert_eq!(status("good", METRICS).await, "admitted");
         assert_eq!(status("good", "/v1/models").await, "token-unchecked");
-        assert_eq!(status("other", METRICS).await, "token-unchecked", "admitted to another page");
+        assert_eq!(
+            status("other", METRICS).await,
+            "token-unchecked",
+            "admitted to another page"
+        );
         assert_eq!(status("new", METRICS).await, "token-unchecked");
-        assert_eq!(status("bad", METRICS).await, "invalid-token", "what was bad stays so");
+        assert_eq!(
+            status("bad", METRICS).await,
+            "invalid-token",
+            "what was bad stays so"
+        );
     }
 
     /// A role may name single pods: `resourceNames`.
@@ -200,16 +255,23 @@ mod tests {
             page: &'a OperatorPage,
         ) -> BoxFuture<'a, Result<Option<Millis>, AuthError>> {
             let is_it = *page == OperatorPage::OfPod(PodKey::parse("team-a", "llm-0").unwrap());
-            let refused = AuthError::NotAllowed { user: "jane".into(), what: page.to_string() };
+            let refused = AuthError::NotAllowed {
+                user: "jane".into(),
+                what: page.to_string(),
+            };
             std::future::ready(is_it.then_some(None).ok_or(refused)).boxed()
         }
     }
 
     #[tokio::test]
     async fn who_may_see_one_pod_sees_no_other_of_its_namespace() {
-        let auth = PageAuth::by(Arc::new(OnePod), Service::with_stopped_clock(Policy::default()));
-        let headers: HeaderMap =
-            [(header::AUTHORIZATION, "Bearer good".parse().unwrap())].into_iter().collect();
+        let auth = PageAuth::by(
+            Arc::new(OnePod),
+            Service::with_stopped_clock(Policy::default()),
+        );
+        let headers: HeaderMap = [(header::AUTHORIZATION, "Bearer good".parse().unwrap())]
+            .into_iter()
+            .collect();
         let code = async |pod: &str| {
             let page = OperatorPage::OfPod(PodKey::parse("team-a", pod).unwrap());
             let admitted = auth.admit(&headers, Ipv4Addr::LOCALHOST.into(), page).await;

@@ -28,9 +28,18 @@ use stowage_telemetry::NO_CODE;
 use stowage_telemetry::traces::Traced;
 use tracing::{info, warn};
 
-pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<PreemptionResult, BadRequest> {
-    let count =
-        |outcome, code| extender.service.metrics.answers.with_label_values(&["preempt", outcome, code]).inc();
+pub async fn preempt(
+    extender: &Extender,
+    args: &PreemptionArgs<'_>,
+) -> Result<PreemptionResult, BadRequest> {
+    let count = |outcome, code| {
+        extender
+            .service
+            .metrics
+            .answers
+            .with_label_values(&["preempt", outcome, code])
+            .inc()
+    };
     let offered = args.offered().ok_or_else(|| {
         BadRequest::unprocessable(
             "no-candidates",
@@ -50,12 +59,17 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
     };
     let is_shadowing = extender.service.cluster().policy().mode == Mode::Shadow;
     if is_shadowing || request.demand.asks_plugin() {
-        let asked = NarrowAsked { request: request.clone(), offered: offered.clone() };
+        let asked = NarrowAsked {
+            request: request.clone(),
+            offered: offered.clone(),
+        };
         let (narrowed, asked) = {
             let mut cluster = extender.service.cluster();
             (cluster.apply(asked), cluster.asked())
         };
-        extender.service.record_answer(asked, || Decision::Narrow(narrowed.clone()));
+        extender
+            .service
+            .record_answer(asked, || Decision::Narrow(narrowed.clone()));
         if narrowed.policy.mode == Mode::Shadow {
             return Ok(shadow::preempt(extender, &request, &offered, &narrowed));
         }
@@ -70,25 +84,40 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
         return Ok(PreemptionResult::default());
     }
     let wants = objects::kube_filters::requirements(&args.pod);
-    let asked = PreemptAsked { request, wants, offered };
+    let asked = PreemptAsked {
+        request,
+        wants,
+        offered,
+    };
     let (view, asked) = {
         let mut cluster = extender.service.cluster();
         (cluster.apply(asked), cluster.asked())
     };
     let Some((request, view)) = view else {
-        extender.service.record_answer(asked, || Decision::Preempt(None));
+        extender
+            .service
+            .record_answer(asked, || Decision::Preempt(None));
         count("none", "already-reserved");
         return Ok(PreemptionResult::default());
     };
     // The search may take a while on a large cluster, so it does not run on the threads that answer filter.
     let step = extender.service.traces().step("decide");
-    let decision = extender.service.heavy_work.begin(WorkKind::Preempt, move || decide(view)).await;
+    let decision = extender
+        .service
+        .heavy_work
+        .begin(WorkKind::Preempt, move || decide(view))
+        .await;
     if let Ok(decision) = &decision {
-        extender.service.record_answer(asked, || Decision::Preempt(Some(decision.clone())));
+        extender
+            .service
+            .record_answer(asked, || Decision::Preempt(Some(decision.clone())));
     }
     let left_to_planner = |code| {
         count("none", code);
-        extender.service.cluster().apply(LeftToPlanner(request.uid.clone()));
+        extender
+            .service
+            .cluster()
+            .apply(LeftToPlanner(request.uid.clone()));
         Ok(PreemptionResult::default())
     };
     let (victims, others) = match decision {
@@ -119,19 +148,31 @@ async fn reserve(extender: &Extender, request: &VerbRequest, victims: &VictimSet
     let (victims, policy) = (victims.clone(), request.demand.classified_by);
     let writes = extender.writes.clone();
     let task = async move {
-        let decided = PreemptDecided { uid: uid.clone(), victims: victims.clone(), policy };
+        let decided = PreemptDecided {
+            uid: uid.clone(),
+            victims: victims.clone(),
+            policy,
+        };
         let made = extender.service.cluster().apply(decided);
-        let ReservationMade { reservation, policy } = match made {
+        let ReservationMade {
+            reservation,
+            policy,
+        } = match made {
             Ok(made) => made,
             Err(reason) => {
                 info!(pod = %key, node = %victims.node, %reason, "no reservation");
                 return false;
             }
         };
-        let span = extender.service.traces().write("write reservation", &uid, &key);
+        let span = extender
+            .service
+            .traces()
+            .write("write reservation", &uid, &key);
         span.set_node(&reservation.node);
         let change = StatusChange::reservation(reservation.clone());
-        let written = span.around(extender.control_plane.write_status(&key, &uid, &change)).await;
+        let written = span
+            .around(extender.control_plane.write_status(&key, &uid, &change))
+            .await;
         if written.is_err() {
             span.fail("not-written");
         }
@@ -147,11 +188,19 @@ async fn reserve(extender: &Extender, request: &VerbRequest, victims: &VictimSet
         let text = reserved_text(&reservation);
         let (node, leaving, exact) = (&reservation.node, &reservation.victims, victims.exact);
         info!(pod = %key, %node, victims = %listed(leaving.iter()), exact, %policy, "GPUs reserved");
-        extender.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::Reserved, text });
+        extender.control_plane.record_event(PodEvent {
+            key,
+            uid,
+            kind: PodEventReason::Reserved,
+            text,
+        });
         true
     };
     // The write continues if kube-scheduler disconnects: the ledger must not keep a reservation that the pod does not show.
-    writes.spawn(Traced::present().around(task)).await.unwrap_or(false)
+    writes
+        .spawn(Traced::present().around(task))
+        .await
+        .unwrap_or(false)
 }
 
 /// Whether the reservation stands after its write was answered, or why not. The write may have taken so long that the reservation
@@ -169,7 +218,9 @@ fn settle(
     }
     let error = match written {
         Ok(()) => return Ok(()),
-        Err(ControlPlaneError::Unknown(_)) if cluster.shows_reservation(uid, reservation) => return Ok(()),
+        Err(ControlPlaneError::Unknown(_)) if cluster.shows_reservation(uid, reservation) => {
+            return Ok(());
+        }
         Err(error) => error,
     };
     cluster.apply(ReleaseReservation(uid.clone()));
@@ -178,17 +229,40 @@ fn settle(
 
 fn answer(others: Vec<String>, victims: &VictimSet) -> PreemptionResult {
     let chosen = victims.victims.iter().map(|uid| uid.to_string());
-    let pods = chosen.chain(others).map(|uid| AnsweredVictim { uid }).collect();
-    let answered = AnsweredVictims { pods, num_pdb_violations: victims.eviction_cost.violations.into() };
-    PreemptionResult { node_name_to_meta_victims: BTreeMap::from([(victims.node.to_string(), answered)]) }
+    let pods = chosen
+        .chain(others)
+        .map(|uid| AnsweredVictim { uid })
+        .collect();
+    let answered = AnsweredVictims {
+        pods,
+        num_pdb_violations: victims.eviction_cost.violations.into(),
+    };
+    PreemptionResult {
+        node_name_to_meta_victims: BTreeMap::from([(victims.node.to_string(), answered)]),
+    }
 }
 
 /// The chosen node with kube-scheduler's own victims.
 fn narrowed_answer(offered: &[OfferedNode], narrowed: &NarrowedCandidates) -> PreemptionResult {
     let answered = narrowed.chosen.map(|place| {
-        let OfferedNode { node, victims, pdb_violations } = &offered[place];
-        let pods = victims.iter().map(|uid| AnsweredVictim { uid: uid.clone() }).collect();
-        (node.clone(), AnsweredVictims { pods, num_pdb_violations: *pdb_violations })
+        let OfferedNode {
+            node,
+            victims,
+            pdb_violations,
+        } = &offered[place];
+        let pods = victims
+            .iter()
+            .map(|uid| AnsweredVictim { uid: uid.clone() })
+            .collect();
+        (
+            node.clone(),
+            AnsweredVictims {
+                pods,
+                num_pdb_violations: *pdb_violations,
+            },
+        )
     });
-    PreemptionResult { node_name_to_meta_victims: BTreeMap::from_iter(answered) }
+    PreemptionResult {
+        node_name_to_meta_victims: BTreeMap::from_iter(answered),
+    }
 }

@@ -23,7 +23,9 @@ pub fn prioritize<'a>(
         return prioritize_claims(extender, args, nodes);
     }
     let Ok(request) = read_pod(extender, &args.pod)? else {
-        answers.with_label_values(&["prioritize", "refused", "invalid-request"]).inc();
+        answers
+            .with_label_values(&["prioritize", "refused", "invalid-request"])
+            .inc();
         return Ok(zeros(nodes));
     };
     let step = extender.service.traces().step("decide");
@@ -35,7 +37,9 @@ pub fn prioritize<'a>(
     drop(step);
     if view.policy.mode == Mode::Shadow {
         shadow::prioritize(extender, &view, &list);
-        extender.service.record_answer(asked, || Decision::Prioritize(list));
+        extender
+            .service
+            .record_answer(asked, || Decision::Prioritize(list));
         return Ok(zeros(nodes));
     }
     if let Some(first) = list.best.first() {
@@ -44,9 +48,13 @@ pub fn prioritize<'a>(
         drop(view);
         extender.service.cluster().apply(offered);
     }
-    answers.with_label_values(&["prioritize", "ranked", NO_CODE]).inc();
+    answers
+        .with_label_values(&["prioritize", "ranked", NO_CODE])
+        .inc();
     let hosts = ranked(nodes, &list);
-    extender.service.record_answer(asked, || Decision::Prioritize(list));
+    extender
+        .service
+        .record_answer(asked, || Decision::Prioritize(list));
     Ok(hosts)
 }
 
@@ -63,17 +71,28 @@ pub(crate) fn prioritize_claims<'a>(
     nodes: &'a AskedNodes<'a>,
 ) -> Result<Vec<HostPriority<'a>>, BadRequest> {
     let count = |outcome| {
-        extender.service.metrics.answers.with_label_values(&["prioritize", outcome, "claims"]).inc();
+        extender
+            .service
+            .metrics
+            .answers
+            .with_label_values(&["prioritize", outcome, "claims"])
+            .inc();
     };
     if !objects::asks_by_claims(&args.pod) {
         count("not-ranked");
         return Ok(zeros(nodes));
     }
-    let (uid, key) =
-        objects::identity(&args.pod).map_err(|e| BadRequest::unprocessable("unidentified-pod", e))?;
+    let (uid, key) = objects::identity(&args.pod)
+        .map_err(|e| BadRequest::unprocessable("unidentified-pod", e))?;
     let demand = objects::claims_demand(&args.pod, |traits| extender.service.classify(traits));
     // The ledger keeps no trace of the pod: its devices are kube-scheduler's to count.
-    let request = VerbRequest { uid, key, demand, waiting: objects::waiting(&args.pod), disruption: None };
+    let request = VerbRequest {
+        uid,
+        key,
+        demand,
+        waiting: objects::waiting(&args.pod),
+        disruption: None,
+    };
     let (view, asked) = ask(extender, request);
     if view.policy.mode == Mode::Shadow {
         count("not-ranked");
@@ -82,12 +101,17 @@ pub(crate) fn prioritize_claims<'a>(
     let list = decide(&view, nodes.names());
     count("ranked");
     let hosts = ranked(nodes, &list);
-    extender.service.record_answer(asked, || Decision::Prioritize(list));
+    extender
+        .service
+        .record_answer(asked, || Decision::Prioritize(list));
     Ok(hosts)
 }
 
 fn zeros<'a>(nodes: &'a AskedNodes<'a>) -> Vec<HostPriority<'a>> {
-    nodes.names().map(|host| HostPriority { host, score: 0 }).collect()
+    nodes
+        .names()
+        .map(|host| HostPriority { host, score: 0 })
+        .collect()
 }
 
 fn ranked<'a>(nodes: &'a AskedNodes<'a>, list: &Shortlist) -> Vec<HostPriority<'a>> {

@@ -60,7 +60,10 @@ coded! {
 
 impl BadRequest {
     pub(crate) fn unprocessable(code: &'static str, message: impl ToString) -> Self {
-        Self::Unprocessable { code, message: message.to_string() }
+        Self::Unprocessable {
+            code,
+            message: message.to_string(),
+        }
     }
 
     pub fn status(&self) -> StatusCode {
@@ -75,7 +78,12 @@ impl IntoResponse for BadRequest {
         struct Shape {
             error: String,
         }
-        let mut answer = json(self.status(), &Shape { error: self.to_string() });
+        let mut answer = json(
+            self.status(),
+            &Shape {
+                error: self.to_string(),
+            },
+        );
         let headers = answer.headers_mut();
         match &self {
             Self::Unauthorized { .. } => {
@@ -93,13 +101,19 @@ impl IntoResponse for BadRequest {
 }
 
 /// The whole body, within the limits.
-pub async fn read_body(headers: &HeaderMap, body: Body, limits: RequestLimits) -> Result<Bytes, BadRequest> {
+pub async fn read_body(
+    headers: &HeaderMap,
+    body: Body,
+    limits: RequestLimits,
+) -> Result<Bytes, BadRequest> {
     let too_large = announces_no_more(headers, limits)?;
     match tokio::time::timeout(limits.body_time, to_bytes(body, limits.body)).await {
         Ok(Ok(body)) => Ok(body),
         Ok(Err(error)) if is_length_limit(&error) => Err(too_large),
         Ok(Err(error)) => Err(BadRequest::BrokenOff(error.to_string())),
-        Err(_) => Err(BadRequest::TooSlow { within: limits.body_time }),
+        Err(_) => Err(BadRequest::TooSlow {
+            within: limits.body_time,
+        }),
     }
 }
 
@@ -109,9 +123,13 @@ pub(crate) fn announces_no_more(
     headers: &HeaderMap,
     limits: RequestLimits,
 ) -> Result<BadRequest, BadRequest> {
-    let too_large = BadRequest::TooLarge { limit: limits.body, way_out: limits.larger };
-    let announced =
-        headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+    let too_large = BadRequest::TooLarge {
+        limit: limits.body,
+        way_out: limits.larger,
+    };
+    let announced = headers
+        .get(header::CONTENT_LENGTH)
+        .and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
     match announced {
         Some(length) if length > limits.body as u64 => Err(too_large),
         _ => Ok(too_large),
@@ -119,14 +137,22 @@ pub(crate) fn announces_no_more(
 }
 
 pub fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, BadRequest> {
-    serde_json::from_slice(body).map_err(|error| BadRequest::Malformed(with_path::<T>(body, &error)))
+    serde_json::from_slice(body)
+        .map_err(|error| BadRequest::Malformed(with_path::<T>(body, &error)))
 }
 
 /// The error with the place in the document, such as `engines[0].engine`. Only a request that is refused pays for finding it.
-pub(crate) fn with_path<'a, T: Deserialize<'a>>(body: &'a [u8], error: &serde_json::Error) -> String {
+pub(crate) fn with_path<'a, T: Deserialize<'a>>(
+    body: &'a [u8],
+    error: &serde_json::Error,
+) -> String {
     let found =
-        serde_path_to_error::deserialize::<_, T>(&mut serde_json::Deserializer::from_slice(body)).err();
-    match found.map(|found| found.path().to_string()).filter(|path| path != ".") {
+        serde_path_to_error::deserialize::<_, T>(&mut serde_json::Deserializer::from_slice(body))
+            .err();
+    match found
+        .map(|found| found.path().to_string())
+        .filter(|path| path != ".")
+    {
         Some(path) => format!("{path}: {error}"),
         None => error.to_string(),
     }
@@ -135,7 +161,10 @@ pub(crate) fn with_path<'a, T: Deserialize<'a>>(body: &'a [u8], error: &serde_js
 /// A JSON answer with its length in the head: a chunked one would cost kube-scheduler a new connection.
 pub fn json(status: StatusCode, answer: &impl Serialize) -> Response {
     assert_not_held();
-    json_text(status, serde_json::to_vec(answer).expect("answers are plain data"))
+    json_text(
+        status,
+        serde_json::to_vec(answer).expect("answers are plain data"),
+    )
 }
 
 /// The same of JSON that is written already.
@@ -144,5 +173,6 @@ pub(crate) fn json_text(status: StatusCode, body: Vec<u8>) -> Response {
 }
 
 fn is_length_limit(error: &axum::Error) -> bool {
-    std::error::Error::source(error).is_some_and(|source| source.is::<http_body_util::LengthLimitError>())
+    std::error::Error::source(error)
+        .is_some_and(|source| source.is::<http_body_util::LengthLimitError>())
 }

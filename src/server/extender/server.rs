@@ -12,7 +12,9 @@ mod background_thread;
 pub mod limits;
 mod peer;
 
-use super::request::{BadRequest, RequestLimits, announces_no_more, json, json_text, parse, read_body};
+use super::request::{
+    BadRequest, RequestLimits, announces_no_more, json, json_text, parse, read_body,
+};
 use super::tls::Tls;
 use super::wire::{AskedNodes, BindingArgs, ExtenderArgs, PreemptionArgs};
 use super::{Extender, bind, filter, operators, preempt, prioritize, reports};
@@ -68,7 +70,10 @@ pub struct Endpoint {
 
 impl Endpoint {
     pub fn plain(listener: TcpListener) -> Self {
-        Self { listener, tls: None }
+        Self {
+            listener,
+            tls: None,
+        }
     }
 }
 
@@ -120,8 +125,15 @@ fn on_panic(
     let panics = extender.service.metrics.panics.clone();
     move |_| {
         panics.with_label_values(&[verb]).inc();
-        let answer = BadRequest::unprocessable("panic", "Stowage failed on this request; its log says where");
-        (StatusCode::INTERNAL_SERVER_ERROR, answer.into_response().into_body()).into_response()
+        let answer = BadRequest::unprocessable(
+            "panic",
+            "Stowage failed on this request; its log says where",
+        );
+        (
+            StatusCode::INTERNAL_SERVER_ERROR,
+            answer.into_response().into_body(),
+        )
+            .into_response()
     }
 }
 
@@ -137,9 +149,21 @@ pub async fn serve(
     let metrics = &extender.service.metrics.edge;
     let small = |name, tls, most| {
         let (buffer, unread) = (SMALL_BUFFER, Some(UNREAD));
-        ServedAddress { name, tls, limits, most, buffer, unread, metrics: metrics.clone() }
+        ServedAddress {
+            name,
+            tls,
+            limits,
+            most,
+            buffer,
+            unread,
+            metrics: metrics.clone(),
+        }
     };
-    let Endpoints { scheduler, agents, operators } = endpoints;
+    let Endpoints {
+        scheduler,
+        agents,
+        operators,
+    } = endpoints;
     let for_scheduler = ServedAddress {
         buffer: SCHEDULERS_BUFFER,
         unread: None,
@@ -148,15 +172,25 @@ pub async fn serve(
     let for_agents = small("agents", agents.tls, limits.agents);
     let for_operators = small("operators", operators.tls, limits.operators);
     let reports = agents_router(extender.clone());
-    let pages = operators::router(extender.clone())
-        .layer(CatchPanicLayer::custom(on_panic(&extender, WorkKind::Page.label())));
+    let pages = operators::router(extender.clone()).layer(CatchPanicLayer::custom(on_panic(
+        &extender,
+        WorkKind::Page.label(),
+    )));
     tokio::try_join!(
-        accept::serve(scheduler.listener, for_scheduler, scheduler_router(extender.clone()), stop.clone()),
+        accept::serve(
+            scheduler.listener,
+            for_scheduler,
+            scheduler_router(extender.clone()),
+            stop.clone()
+        ),
         background_thread::apart("agents", stop.child_token(), |stop| {
             accept::serve(agents.listener, for_agents, reports, stop)
         }),
         background_thread::apart("operators", stop.child_token(), |stop| {
-            let live = extender.live.clone().run(extender.service.clone(), stop.clone());
+            let live = extender
+                .live
+                .clone()
+                .run(extender.service.clone(), stop.clone());
             let serving = accept::serve(operators.listener, for_operators, pages, stop);
             async { futures::join!(serving, live).0 }
         }),
@@ -175,18 +209,34 @@ pub async fn serve(
 async fn filter_verb(State(extender): State<Extender>, headers: HeaderMap, body: Body) -> Response {
     verb(&extender, "filter", headers, body, async |body, arrived| {
         about_nodes(&extender, "filter", &body, arrived, |args, nodes| {
-            Ok(json_text(StatusCode::OK, filter::filter(&extender, args, nodes)?.to_json()))
+            Ok(json_text(
+                StatusCode::OK,
+                filter::filter(&extender, args, nodes)?.to_json(),
+            ))
         })
     })
     .await
 }
 
-async fn prioritize_verb(State(extender): State<Extender>, headers: HeaderMap, body: Body) -> Response {
-    verb(&extender, "prioritize", headers, body, async |body, arrived| {
-        about_nodes(&extender, "prioritize", &body, arrived, |args, nodes| {
-            Ok(json(StatusCode::OK, &prioritize::prioritize(&extender, args, nodes)?))
-        })
-    })
+async fn prioritize_verb(
+    State(extender): State<Extender>,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
+    verb(
+        &extender,
+        "prioritize",
+        headers,
+        body,
+        async |body, arrived| {
+            about_nodes(&extender, "prioritize", &body, arrived, |args, nodes| {
+                Ok(json(
+                    StatusCode::OK,
+                    &prioritize::prioritize(&extender, args, nodes)?,
+                ))
+            })
+        },
+    )
     .await
 }
 
@@ -195,27 +245,52 @@ async fn prioritize_claims_verb(
     headers: HeaderMap,
     body: Body,
 ) -> Response {
-    verb(&extender, "prioritize", headers, body, async |body, arrived| {
-        about_nodes(&extender, "prioritize", &body, arrived, |args, nodes| {
-            Ok(json(StatusCode::OK, &prioritize::prioritize_claims(&extender, args, nodes)?))
-        })
-    })
+    verb(
+        &extender,
+        "prioritize",
+        headers,
+        body,
+        async |body, arrived| {
+            about_nodes(&extender, "prioritize", &body, arrived, |args, nodes| {
+                Ok(json(
+                    StatusCode::OK,
+                    &prioritize::prioritize_claims(&extender, args, nodes)?,
+                ))
+            })
+        },
+    )
     .await
 }
 
-async fn preempt_verb(State(extender): State<Extender>, headers: HeaderMap, body: Body) -> Response {
-    verb(&extender, "preempt", headers, body, async |body, arrived| {
-        let args: PreemptionArgs<'_> = parse(&body)?;
-        let call = traced(&extender, "preempt", arrived, &args.pod);
-        Ok(json(StatusCode::OK, &call.around(preempt::preempt(&extender, &args)).await?))
-    })
+async fn preempt_verb(
+    State(extender): State<Extender>,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
+    verb(
+        &extender,
+        "preempt",
+        headers,
+        body,
+        async |body, arrived| {
+            let args: PreemptionArgs<'_> = parse(&body)?;
+            let call = traced(&extender, "preempt", arrived, &args.pod);
+            Ok(json(
+                StatusCode::OK,
+                &call.around(preempt::preempt(&extender, &args)).await?,
+            ))
+        },
+    )
     .await
 }
 
 async fn bind_verb(State(extender): State<Extender>, headers: HeaderMap, body: Body) -> Response {
     verb(&extender, "bind", headers, body, async |body, arrived| {
         let args: BindingArgs = parse(&body)?;
-        Ok(json(StatusCode::OK, &bind::bind_since(&extender, &args, arrived).await?))
+        Ok(json(
+            StatusCode::OK,
+            &bind::bind_since(&extender, &args, arrived).await?,
+        ))
     })
     .await
 }
@@ -229,10 +304,16 @@ async fn reports_in(
 ) -> Response {
     let received = extender.service.now();
     let taken = async {
-        let sender = extender.agent_auth.admit(&headers, PeerAddress::of(source)).await?;
+        let sender = extender
+            .agent_auth
+            .admit(&headers, PeerAddress::of(source))
+            .await?;
         let larger = "an agent's own reports are smaller: send fewer in one batch";
-        let limits =
-            RequestLimits { body: extender.limits.body.min(REPORTS_BODY), larger, ..extender.limits };
+        let limits = RequestLimits {
+            body: extender.limits.body.min(REPORTS_BODY),
+            larger,
+            ..extender.limits
+        };
         announces_no_more(&headers, limits)?;
         let bytes = reports::announced(&body, limits.body);
         let _room = extender.report_bodies.room(&sender, bytes).await?;
@@ -240,7 +321,10 @@ async fn reports_in(
             body = read_body(&headers, body, limits) => body?,
             slow = extender.report_bodies.turn_ends() => return Err(slow),
         };
-        Ok(json(StatusCode::OK, &reports::reports(&extender, &sender, received, &body)?))
+        Ok(json(
+            StatusCode::OK,
+            &reports::reports(&extender, &sender, received, &body)?,
+        ))
     };
     let answer = answer(&extender, "reports", taken.await);
     background_thread::give_way();
@@ -248,7 +332,12 @@ async fn reports_in(
 }
 
 /// The span of a call about this pod. A pod without a name or a UID is refused, and has none.
-fn traced(extender: &Extender, verb: &'static str, arrived: Option<SystemTime>, pod: &Pod) -> Traced {
+fn traced(
+    extender: &Extender,
+    verb: &'static str,
+    arrived: Option<SystemTime>,
+    pod: &Pod,
+) -> Traced {
     // Nothing is parsed for a span that is not recorded.
     if arrived.is_none() {
         return Traced::default();
@@ -276,7 +365,12 @@ where
         if let Some(reason) = extender.service.leadership.reason_not_leading() {
             return Err(BadRequest::Unavailable(reason));
         }
-        let _timer = extender.service.metrics.verb_seconds.with_label_values(&[name]).start_timer();
+        let _timer = extender
+            .service
+            .metrics
+            .verb_seconds
+            .with_label_values(&[name])
+            .start_timer();
         decide(body, arrived).await
     };
     answer(extender, name, outcome.await)
@@ -284,7 +378,12 @@ where
 
 fn answer(extender: &Extender, name: &str, outcome: Result<Response, BadRequest>) -> Response {
     outcome.unwrap_or_else(|bad| {
-        extender.service.metrics.bad_requests.with_label_values(&[name, bad.code()]).inc();
+        extender
+            .service
+            .metrics
+            .bad_requests
+            .with_label_values(&[name, bad.code()])
+            .inc();
         bad.into_response()
     })
 }
@@ -299,8 +398,10 @@ fn about_nodes(
 ) -> Result<Response, BadRequest> {
     let args: ExtenderArgs<'_> = parse(body)?;
     let missing = || BadRequest::unprocessable("no-nodes", "neither Nodes nor NodeNames is there");
-    let nodes =
-        args.asked_nodes().ok_or_else(missing)?.map_err(|error| BadRequest::Malformed(error.to_string()))?;
+    let nodes = args
+        .asked_nodes()
+        .ok_or_else(missing)?
+        .map_err(|error| BadRequest::Malformed(error.to_string()))?;
     let call = traced(extender, verb, arrived, &args.pod);
     let _within = call.enter();
     call.set("stowage.nodes.asked", nodes.len() as i64);

@@ -89,7 +89,10 @@ pub fn filter<'a>(
 ) -> FilterResult<'a> {
     extender.service.cluster().apply(decided(view, list));
     let subject = of(&view.request, "filter", view.policy.digest);
-    let (outcome, would) = (ShadowOutcome::of_filter(view, list), placed(&view.snapshot, list));
+    let (outcome, would) = (
+        ShadowOutcome::of_filter(view, list),
+        placed(&view.snapshot, list),
+    );
     if outcome == ShadowOutcome::Refused {
         record(extender, subject, outcome, would, NO_VRAM_IN_SHADOW.into());
         return refuse_all(nodes);
@@ -111,18 +114,44 @@ pub(crate) fn filter_invalid<'a>(
     let demand = objects::worst_case(pod, &extender.service.policy());
     let waiting = ObservedWaiting::default();
     let disruption = Some(objects::disruption(pod, extender.service.clock.wall()));
-    let request = VerbRequest { uid: uid.clone(), key: key.clone(), demand, waiting, disruption };
+    let request = VerbRequest {
+        uid: uid.clone(),
+        key: key.clone(),
+        demand,
+        waiting,
+        disruption,
+    };
     extender.service.cluster().apply(LetThrough(request));
-    let subject = ShadowSubject { uid, key, verb: "filter", policy };
-    record(extender, subject, ShadowOutcome::WouldReject, error.to_string(), passed_on(nodes));
+    let subject = ShadowSubject {
+        uid,
+        key,
+        verb: "filter",
+        policy,
+    };
+    record(
+        extender,
+        subject,
+        ShadowOutcome::WouldReject,
+        error.to_string(),
+        passed_on(nodes),
+    );
     Some(pass_all(nodes))
 }
 
 /// Records how the nodes would have been ranked.
 pub fn prioritize(extender: &Extender, view: &DecisionView, list: &Shortlist) {
     let subject = of(&view.request, "prioritize", view.policy.digest);
-    let (outcome, would) = (ShadowOutcome::of_prioritize(list), placed(&view.snapshot, list));
-    record(extender, subject, outcome, would, "all nodes scored 0".into());
+    let (outcome, would) = (
+        ShadowOutcome::of_prioritize(list),
+        placed(&view.snapshot, list),
+    );
+    record(
+        extender,
+        subject,
+        outcome,
+        would,
+        "all nodes scored 0".into(),
+    );
 }
 
 /// Answers the candidates as they were offered; none, if the pod requests VRAM.
@@ -135,14 +164,26 @@ pub fn preempt(
     let subject = of(request, "preempt", narrowed.policy.digest);
     let outcome = ShadowOutcome::of_preempt(request, narrowed, offered.len());
     if outcome == ShadowOutcome::Refused {
-        record(extender, subject, outcome, "nothing".into(), NO_VRAM_IN_SHADOW.into());
+        record(
+            extender,
+            subject,
+            outcome,
+            "nothing".into(),
+            NO_VRAM_IN_SHADOW.into(),
+        );
         return PreemptionResult::default();
     }
     let would = match narrowed.chosen {
         None => format!("no candidate: {}", narrowed.code),
         Some(place) => offered[place].node.clone(),
     };
-    record(extender, subject, outcome, would, format!("{} as offered", plural(offered.len(), "candidate")));
+    record(
+        extender,
+        subject,
+        outcome,
+        would,
+        format!("{} as offered", plural(offered.len(), "candidate")),
+    );
     as_offered(offered)
 }
 
@@ -154,26 +195,53 @@ pub(crate) fn preempt_invalid(
     invalid: &InvalidPod,
 ) -> Option<PreemptionResult> {
     let InvalidPod { uid, key, error } = invalid;
-    let subject = ShadowSubject { uid, key, verb: "preempt", policy: shadowing(extender, pod)? };
+    let subject = ShadowSubject {
+        uid,
+        key,
+        verb: "preempt",
+        policy: shadowing(extender, pod)?,
+    };
     let did = format!("{} as offered", plural(offered.len(), "candidate"));
-    record(extender, subject, ShadowOutcome::WouldNotPreempt, error.to_string(), did);
+    record(
+        extender,
+        subject,
+        ShadowOutcome::WouldNotPreempt,
+        error.to_string(),
+        did,
+    );
     Some(as_offered(offered))
 }
 
 /// The pod is bound to kube-scheduler's node.
-pub fn bound(extender: &Extender, uid: &PodUid, key: &PodKey, node: &NodeName, expected: &Expected) {
+pub fn bound(
+    extender: &Extender,
+    uid: &PodUid,
+    key: &PodKey,
+    node: &NodeName,
+    expected: &Expected,
+) {
     let (outcome, first) = expected.compare(node);
     let would = match (outcome, first) {
         (ShadowOutcome::NotAsked, _) => "not asked".to_owned(),
         (_, None) => "no node".to_owned(),
         (_, Some(first)) => first.to_string(),
     };
-    let subject = ShadowSubject { uid, key, verb: "bind", policy: expected.policy };
+    let subject = ShadowSubject {
+        uid,
+        key,
+        verb: "bind",
+        policy: expected.policy,
+    };
     record(extender, subject, outcome, would, node.to_string());
 }
 
 fn of<'a>(request: &'a VerbRequest, verb: &'static str, policy: Digest) -> ShadowSubject<'a> {
-    ShadowSubject { uid: &request.uid, key: &request.key, verb, policy }
+    ShadowSubject {
+        uid: &request.uid,
+        key: &request.key,
+        verb,
+        policy,
+    }
 }
 
 /// The policy's digest, if it is in shadow mode and lets such a pod through.
@@ -188,15 +256,31 @@ fn pass_all<'a>(nodes: &'a AskedNodes<'a>) -> FilterResult<'a> {
 }
 
 fn refuse_all<'a>(nodes: &'a AskedNodes<'a>) -> FilterResult<'a> {
-    answer(nodes, std::iter::empty(), (0..nodes.len()).map(|place| (place, NO_VRAM_IN_SHADOW)))
+    answer(
+        nodes,
+        std::iter::empty(),
+        (0..nodes.len()).map(|place| (place, NO_VRAM_IN_SHADOW)),
+    )
 }
 
 fn as_offered(offered: &[OfferedNode]) -> PreemptionResult {
     let answered = offered.iter().map(|node| {
-        let pods = node.victims.iter().map(|uid| AnsweredVictim { uid: uid.clone() }).collect();
-        (node.node.clone(), AnsweredVictims { pods, num_pdb_violations: node.pdb_violations })
+        let pods = node
+            .victims
+            .iter()
+            .map(|uid| AnsweredVictim { uid: uid.clone() })
+            .collect();
+        (
+            node.node.clone(),
+            AnsweredVictims {
+                pods,
+                num_pdb_violations: node.pdb_violations,
+            },
+        )
     });
-    PreemptionResult { node_name_to_meta_victims: answered.collect() }
+    PreemptionResult {
+        node_name_to_meta_victims: answered.collect(),
+    }
 }
 
 fn passed_on(nodes: &AskedNodes<'_>) -> String {
@@ -205,16 +289,26 @@ fn passed_on(nodes: &AskedNodes<'_>) -> String {
 
 /// `a, b; refused: 3 × devices-in-use`.
 fn placed(snapshot: &Snapshot, list: &Shortlist) -> String {
-    let names = list.best.iter().take(NAMED).map(|c| snapshot.nodes()[c.node].name.as_str());
+    let names = list
+        .best
+        .iter()
+        .take(NAMED)
+        .map(|c| snapshot.nodes()[c.node].name.as_str());
     let mut text = names.collect::<Vec<_>>().join(", ");
     if list.best.is_empty() {
         text.push_str("no node");
     }
     let mut reasons: BTreeMap<&str, u32> = BTreeMap::new();
-    list.refused.iter().map(|(_, misfit)| Misfit::code(misfit)).for_each(|code| {
-        *reasons.entry(code).or_default() += 1;
-    });
-    let reasons: Vec<String> = reasons.iter().map(|(code, count)| format!("{count} × {code}")).collect();
+    list.refused
+        .iter()
+        .map(|(_, misfit)| Misfit::code(misfit))
+        .for_each(|code| {
+            *reasons.entry(code).or_default() += 1;
+        });
+    let reasons: Vec<String> = reasons
+        .iter()
+        .map(|(code, count)| format!("{count} × {code}"))
+        .collect();
     if !reasons.is_empty() {
         text.push_str("; refused: ");
         text.push_str(&reasons.join(", "));
@@ -229,8 +323,18 @@ fn record(
     would: String,
     did: String,
 ) {
-    let ShadowSubject { uid, key, verb, policy } = subject;
-    extender.service.metrics.shadow.with_label_values(&[verb, outcome.code()]).inc();
+    let ShadowSubject {
+        uid,
+        key,
+        verb,
+        policy,
+    } = subject;
+    extender
+        .service
+        .metrics
+        .shadow
+        .with_label_values(&[verb, outcome.code()])
+        .inc();
     if outcome.is_news() {
         info!(pod = %key, verb, outcome = outcome.code(), would, did, "shadow");
     }
@@ -272,8 +376,15 @@ mod tests {
     fn the_latest_thousand_records_are_kept_in_order() {
         let journal = ShadowJournal::default();
         (0..KEPT + 3).for_each(|number| journal.keep(record_of(number)));
-        let names: Vec<String> = journal.records().iter().map(|record| record.pod.name.to_string()).collect();
-        assert_eq!((names.len(), names[0].as_str(), names[KEPT - 1].as_str()), (KEPT, "pod-3", "pod-1002"));
+        let names: Vec<String> = journal
+            .records()
+            .iter()
+            .map(|record| record.pod.name.to_string())
+            .collect();
+        assert_eq!(
+            (names.len(), names[0].as_str(), names[KEPT - 1].as_str()),
+            (KEPT, "pod-3", "pod-1002")
+        );
     }
 
     #[test]

@@ -22,8 +22,10 @@ impl Tls {
     /// A certificate that no client trusts, until there is another: the kubelet's probes verify none, and every other client is
     /// refused by its own side before it sends a word.
     pub fn awaiting() -> Result<Self, TlsError> {
-        let made = rcgen::generate_simple_self_signed(["stowage-has-no-certificate-yet".to_owned()]);
-        let made = made.map_err(|error| TlsError::Unusable(rustls::Error::General(error.to_string())))?;
+        let made =
+            rcgen::generate_simple_self_signed(["stowage-has-no-certificate-yet".to_owned()]);
+        let made =
+            made.map_err(|error| TlsError::Unusable(rustls::Error::General(error.to_string())))?;
         from_pem(&made.cert.pem(), &made.signing_key.serialize_pem())
     }
 
@@ -56,7 +58,11 @@ pub struct ServerFiles {
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     #[error("cannot read {what} from {}: {error}", .path.display())]
-    Read { what: &'static str, path: PathBuf, error: rustls::pki_types::pem::Error },
+    Read {
+        what: &'static str,
+        path: PathBuf,
+        error: rustls::pki_types::pem::Error,
+    },
     #[error("{} should hold {what} and holds no certificate", .path.display())]
     Empty { what: &'static str, path: PathBuf },
     #[error("the certificate and key do not work: {0}")]
@@ -70,28 +76,37 @@ pub fn load(files: &TlsFiles) -> Result<Tls, TlsError> {
     let provider = Arc::new(ring::default_provider());
     let mut roots = RootCertStore::empty();
     for certificate in certificates("the client CA", &files.client_ca)? {
-        roots.add(certificate).map_err(|error| client_ca_error(&files.client_ca, &error))?;
+        roots
+            .add(certificate)
+            .map_err(|error| client_ca_error(&files.client_ca, &error))?;
     }
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
         .build()
         .map_err(|error| client_ca_error(&files.client_ca, &error))?;
-    let identity = ServerFiles { cert: files.cert.clone(), key: files.key.clone() };
-    let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    let identity = ServerFiles {
+        cert: files.cert.clone(),
+        key: files.key.clone(),
+    };
+    let builder =
+        ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
     finish(builder.with_client_cert_verifier(verifier), &identity)
 }
 
 /// TLS with only a server certificate, from two PEM files.
 pub fn load_server(files: &ServerFiles) -> Result<Tls, TlsError> {
     let provider = Arc::new(ring::default_provider());
-    let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    let builder =
+        ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
     finish(builder.with_no_client_auth(), files)
 }
 
 /// TLS with only a server certificate, from two texts.
 pub fn from_pem(certificate: &str, key: &str) -> Result<Tls, TlsError> {
-    let unreadable =
-        |error: rustls::pki_types::pem::Error| TlsError::Unusable(rustls::Error::General(error.to_string()));
-    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(certificate.as_bytes()).collect();
+    let unreadable = |error: rustls::pki_types::pem::Error| {
+        TlsError::Unusable(rustls::Error::General(error.to_string()))
+    };
+    let certificates: Result<Vec<_>, _> =
+        CertificateDer::pem_slice_iter(certificate.as_bytes()).collect();
     let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(unreadable)?;
     let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()?
@@ -123,12 +138,28 @@ fn serving(
 }
 
 fn certificates(what: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let read = |error| TlsError::Read { what, path: path.into(), error };
-    let certificates: Vec<_> =
-        CertificateDer::pem_file_iter(path).map_err(read)?.collect::<Result<_, _>>().map_err(read)?;
-    if certificates.is_empty() { Err(TlsError::Empty { what, path: path.into() }) } else { Ok(certificates) }
+    let read = |error| TlsError::Read {
+        what,
+        path: path.into(),
+        error,
+    };
+    let certificates: Vec<_> = CertificateDer::pem_file_iter(path)
+        .map_err(read)?
+        .collect::<Result<_, _>>()
+        .map_err(read)?;
+    if certificates.is_empty() {
+        Err(TlsError::Empty {
+            what,
+            path: path.into(),
+        })
+    } else {
+        Ok(certificates)
+    }
 }
 
 fn client_ca_error(path: &Path, error: &dyn std::fmt::Display) -> TlsError {
-    TlsError::ClientCa { path: path.into(), error: error.to_string() }
+    TlsError::ClientCa {
+        path: path.into(),
+        error: error.to_string(),
+    }
 }

@@ -145,7 +145,11 @@ impl<V: Clone + Send + Sync + 'static> Reviews<V> {
                 None => self.begin(&mut known, key, source, now, ask)?,
             }
         };
-        let answered = answer.wait_for(Option::is_some).await.ok().and_then(|answer| answer.clone());
+        let answered = answer
+            .wait_for(Option::is_some)
+            .await
+            .ok()
+            .and_then(|answer| answer.clone());
         answered.unwrap_or_else(|| Err(AuthError::Unavailable("the question was dropped".into())))
     }
 
@@ -167,7 +171,12 @@ impl<V: Clone + Send + Sync + 'static> Reviews<V> {
         known.sweep(now);
         let is_new = !known.good.contains_key(&key);
         if is_new && let Err(bound) = known.admit(source, now, &self.bounds) {
-            self.service.metrics.edge.turned_away.with_label_values(&[self.address, bound]).inc();
+            self.service
+                .metrics
+                .edge
+                .turned_away
+                .with_label_values(&[self.address, bound])
+                .inc();
             return Err(AuthError::Crowded);
         }
         known.open_new += usize::from(is_new);
@@ -191,18 +200,32 @@ impl<V: Clone + Send + Sync + 'static> Reviews<V> {
         open: Arc<OpenReview<V>>,
         asking: BoxFuture<'static, ReviewAnswer<V>>,
     ) {
-        let Some(_turn) = self.turn(key, is_new, &open).await else { return };
+        let Some(_turn) = self.turn(key, is_new, &open).await else {
+            return;
+        };
         let answer = AssertUnwindSafe(asking).catch_unwind().await;
         // Left open, the review would never be started again.
-        let answer = answer.unwrap_or_else(|_| Err(AuthError::Unavailable("the check failed".into())));
-        (self.outcome)(&self.service, answer.as_ref().err().map_or("accepted", AuthError::code));
-        let verdict = answer.as_ref().map(|(value, _)| value.clone()).map_err(Clone::clone);
+        let answer =
+            answer.unwrap_or_else(|_| Err(AuthError::Unavailable("the check failed".into())));
+        (self.outcome)(
+            &self.service,
+            answer.as_ref().err().map_or("accepted", AuthError::code),
+        );
+        let verdict = answer
+            .as_ref()
+            .map(|(value, _)| value.clone())
+            .map_err(Clone::clone);
         self.settle(key, is_new, answer);
         open.send_replace(Some(verdict));
     }
 
     /// `None` if no request waits any more: then the review is dropped.
-    async fn turn(&self, key: ReviewKey, is_new: bool, open: &OpenReview<V>) -> Option<SemaphorePermit<'_>> {
+    async fn turn(
+        &self,
+        key: ReviewKey,
+        is_new: bool,
+        open: &OpenReview<V>,
+    ) -> Option<SemaphorePermit<'_>> {
         let lane = if is_new { &self.new } else { &self.again };
         loop {
             tokio::select! {
@@ -262,12 +285,20 @@ impl<V> ReviewCache<V> {
     }
 
     /// Whether a review of one more new token of this source is within the limits; otherwise which limit it exceeds.
-    fn admit(&mut self, source: IpAddr, now: Moment, bounds: &ReviewBounds) -> Result<(), &'static str> {
+    fn admit(
+        &mut self,
+        source: IpAddr,
+        now: Moment,
+        bounds: &ReviewBounds,
+    ) -> Result<(), &'static str> {
         if self.open_new >= bounds.open {
             return Err("open-reviews");
         }
         let of_source = self.sources.get(&source).copied().unwrap_or(now);
-        let of_source = bounds.per_source.next(of_source, now).ok_or("reviews-per-source")?;
+        let of_source = bounds
+            .per_source
+            .next(of_source, now)
+            .ok_or("reviews-per-source")?;
         let of_all = bounds.in_all.next(self.all, now).ok_or("reviews")?;
         self.all = of_all;
         // No more sources than reviews within a burst's time: the others are removed.
@@ -301,7 +332,10 @@ mod tests {
 
     #[test]
     fn a_rate_lets_a_burst_through_and_then_one_at_a_time() {
-        let rate = Rate { every: Millis(100), burst: 3 };
+        let rate = Rate {
+            every: Millis(100),
+            burst: 3,
+        };
         let (mut due, now) = (Moment(0), Moment(10_000));
         for _ in 0..3 {
             due = rate.next(due, now).unwrap();

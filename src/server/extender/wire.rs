@@ -118,8 +118,17 @@ fn with_names<'a>(items: &[&'a RawValue]) -> Result<AskedNodes<'a>, serde_json::
         #[serde(borrow)]
         name: WireName<'a>,
     }
-    let named = |raw: &&'a RawValue| Ok((serde_json::from_str::<Node<'a>>(raw.get())?.metadata.name, *raw));
-    items.iter().map(named).collect::<Result<_, _>>().map(AskedNodes::Whole)
+    let named = |raw: &&'a RawValue| {
+        Ok((
+            serde_json::from_str::<Node<'a>>(raw.get())?.metadata.name,
+            *raw,
+        ))
+    };
+    items
+        .iter()
+        .map(named)
+        .collect::<Result<_, _>>()
+        .map(AskedNodes::Whole)
 }
 
 /// `filter`'s answer. Nodes that are neither passed nor rejected are dropped without a reason, which kube-scheduler accepts as
@@ -135,7 +144,8 @@ pub struct FilterResult<'a> {
 impl FilterResult<'_> {
     /// The answer's JSON. Tens of thousands of nodes may be refused, nearly all for the same reason.
     pub fn to_json(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(64 + self.failed_and_unresolvable_nodes.len() * TYPICAL_REFUSAL);
+        let mut out =
+            Vec::with_capacity(64 + self.failed_and_unresolvable_nodes.len() * TYPICAL_REFUSAL);
         out.push(b'{');
         if let Some(nodes) = &self.nodes {
             out.extend_from_slice(b"\"Nodes\":");
@@ -242,10 +252,20 @@ impl PreemptionArgs<'_> {
     /// The candidates, in order of name; `None` if the request has neither form.
     pub fn offered(&self) -> Option<Vec<OfferedNode>> {
         if let Some(nodes) = &self.node_name_to_meta_victims {
-            return Some(nodes.iter().map(|(node, victims)| meta_offer(&node.0, victims.as_ref())).collect());
+            return Some(
+                nodes
+                    .iter()
+                    .map(|(node, victims)| meta_offer(&node.0, victims.as_ref()))
+                    .collect(),
+            );
         }
         let nodes = self.node_name_to_victims.as_ref()?;
-        Some(nodes.iter().map(|(node, victims)| whole_offer(&node.0, victims.as_ref())).collect())
+        Some(
+            nodes
+                .iter()
+                .map(|(node, victims)| whole_offer(&node.0, victims.as_ref()))
+                .collect(),
+        )
     }
 }
 
@@ -262,7 +282,10 @@ fn whole_offer(node: &str, victims: Option<&Victims<'_>>) -> OfferedNode {
     let pods = victims.and_then(|v| v.pods.as_deref()).unwrap_or_default();
     OfferedNode {
         node: node.to_owned(),
-        victims: pods.iter().map(|pod| pod.metadata.uid.0.to_string()).collect(),
+        victims: pods
+            .iter()
+            .map(|pod| pod.metadata.uid.0.to_string())
+            .collect(),
         pdb_violations: victims.map_or(0, |v| v.num_pdb_violations),
     }
 }
@@ -319,7 +342,13 @@ mod tests {
         let names: Vec<WireName<'_>> = serde_json::from_str(&body).unwrap();
         let refused = names.iter().zip(phrases.iter().copied()).collect();
         let answer = FilterResult {
-            node_names: Some(names.iter().skip(phrases.len()).map(|name| &*name.0).collect()),
+            node_names: Some(
+                names
+                    .iter()
+                    .skip(phrases.len())
+                    .map(|name| &*name.0)
+                    .collect(),
+            ),
             failed_and_unresolvable_nodes: refused,
             ..FilterResult::default()
         };
@@ -343,10 +372,11 @@ mod tests {
     /// What a tenant may write reaches kube-scheduler, and from there every verb.
     #[test]
     fn of_a_requests_pod_only_what_is_used_is_decoded() {
-        let env: Vec<Value> = (0..20_000).map(|n| json!({ "name": format!("E{n}"), "value": "v" })).collect();
+        let env: Vec<Value> = (0..20_000)
+            .map(|n| json!({ "name": format!("E{n}"), "value": "v" }))
+            .collect();
         let annotations = json!({ "stowage.dev/gpus": "2", "x.example/y": "z".repeat(255 << 10) });
-        let container =
-            json!({ "name": "c", "env": env, "resources": { "limits": { "stowage.dev/vram": "1Gi" } } });
+        let container = json!({ "name": "c", "env": env, "resources": { "limits": { "stowage.dev/vram": "1Gi" } } });
         let pod = json!({
             "metadata": { "name": "a", "namespace": "b", "uid": "c", "annotations": annotations },
             "spec": { "containers": [container] },
@@ -358,21 +388,28 @@ mod tests {
         for pod in [filter.pod, preempt.pod] {
             assert_eq!(pod.spec.as_ref().unwrap().containers[0].env, None);
             let refused = objects::demand(&pod, &Policy::default());
-            assert!(matches!(refused, Err(RequestError::Annotations { .. })), "{refused:?}");
+            assert!(
+                matches!(refused, Err(RequestError::Annotations { .. })),
+                "{refused:?}"
+            );
         }
     }
 
     #[test]
     fn a_requests_pod_beyond_its_bound_is_refused_with_the_way_out() {
-        let ports: Vec<Value> = (0..20_000).map(|port| json!({ "containerPort": port })).collect();
+        let ports: Vec<Value> = (0..20_000)
+            .map(|port| json!({ "containerPort": port }))
+            .collect();
         let containers = json!([{ "name": "c", "ports": ports, "resources": { "limits": { "stowage.dev/vram": "1Gi" } } }]);
         let selector: serde_json::Map<String, Value> =
             (0..9000).map(|n| (format!("{n:060}"), json!(""))).collect();
         let asking = json!([{ "name": "c", "resources": { "limits": { "nvidia.com/gpu": "1" } } }]);
-        for spec in
-            [json!({ "containers": containers }), json!({ "containers": asking, "nodeSelector": selector })]
-        {
-            let pod = json!({ "metadata": { "name": "a", "namespace": "b", "uid": "c" }, "spec": spec });
+        for spec in [
+            json!({ "containers": containers }),
+            json!({ "containers": asking, "nodeSelector": selector }),
+        ] {
+            let pod =
+                json!({ "metadata": { "name": "a", "namespace": "b", "uid": "c" }, "spec": spec });
             let body = json!({ "Pod": pod, "NodeNames": ["n"] }).to_string();
             let args: ExtenderArgs<'_> = serde_json::from_str(&body).unwrap();
             assert!(objects::identity(&args.pod).is_ok() && objects::asks_for_gpu(&args.pod));
@@ -384,8 +421,19 @@ mod tests {
     #[test]
     fn an_answer_with_whole_nodes_has_them_as_they_came() {
         let raw: &RawValue = serde_json::from_str(r#"{"metadata":  {"name": "a"}}"#).unwrap();
-        let nodes = Some(RawNodeList { api_version: "v1", kind: "NodeList", items: vec![raw] });
-        let text = String::from_utf8(FilterResult { nodes, ..FilterResult::default() }.to_json()).unwrap();
+        let nodes = Some(RawNodeList {
+            api_version: "v1",
+            kind: "NodeList",
+            items: vec![raw],
+        });
+        let text = String::from_utf8(
+            FilterResult {
+                nodes,
+                ..FilterResult::default()
+            }
+            .to_json(),
+        )
+        .unwrap();
         assert_eq!(
             text,
             r#"{"Nodes":{"apiVersion":"v1","kind":"NodeList","items":[{"metadata":  {"name": "a"}}]},"FailedAndUnresolvableNodes":{}}"#

@@ -22,11 +22,21 @@ struct RecordedFile {
 }
 
 impl BundleSource for Recordings {
-    fn write_bundle(&self, last: Duration, names: BundleNames, out: &mut dyn Write) -> io::Result<()> {
-        let since = SystemTime::now().checked_sub(last).unwrap_or(SystemTime::UNIX_EPOCH);
+    fn write_bundle(
+        &self,
+        last: Duration,
+        names: BundleNames,
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
+        let since = SystemTime::now()
+            .checked_sub(last)
+            .unwrap_or(SystemTime::UNIX_EPOCH);
         let segments = Ring::segments(&self.directory)?.into_iter();
         let files = segments.filter(|segment| segment.written >= since);
-        let files = files.map(|segment| RecordedFile { path: segment.path, bytes: segment.bytes });
+        let files = files.map(|segment| RecordedFile {
+            path: segment.path,
+            bytes: segment.bytes,
+        });
         write(&files.collect::<Vec<_>>(), names, out)
     }
 }
@@ -46,7 +56,9 @@ pub struct LeftOut {
 pub enum NoBundle {
     #[error("{}: {why}", path.display())]
     Unread { path: PathBuf, why: io::Error },
-    #[error("pseudonyms need the recording twice, and a pipe can be read once: write it to a file first")]
+    #[error(
+        "pseudonyms need the recording twice, and a pipe can be read once: write it to a file first"
+    )]
     ReadOnce,
     #[error(transparent)]
     Failed(io::Error),
@@ -59,16 +71,31 @@ pub fn write_bundle_of(
     names: BundleNames,
     out: &mut dyn Write,
 ) -> Result<Vec<LeftOut>, NoBundle> {
-    let unread = |why| NoBundle::Unread { path: recording.to_owned(), why };
+    let unread = |why| NoBundle::Unread {
+        path: recording.to_owned(),
+        why,
+    };
     let is_standard_input = recording == Path::new("-");
-    let about = if is_standard_input { None } else { Some(std::fs::metadata(recording).map_err(unread)?) };
+    let about = if is_standard_input {
+        None
+    } else {
+        Some(std::fs::metadata(recording).map_err(unread)?)
+    };
     let files = match &about {
         Some(about) if about.is_dir() => {
             let segments = Ring::segments(recording).map_err(unread)?.into_iter();
-            segments.map(|segment| RecordedFile { path: segment.path, bytes: segment.bytes }).collect()
+            segments
+                .map(|segment| RecordedFile {
+                    path: segment.path,
+                    bytes: segment.bytes,
+                })
+                .collect()
         }
         Some(about) if about.is_file() => {
-            vec![RecordedFile { path: recording.to_owned(), bytes: about.len() }]
+            vec![RecordedFile {
+                path: recording.to_owned(),
+                bytes: about.len(),
+            }]
         }
         _ if names == BundleNames::Pseudonyms => {
             return Err(NoBundle::ReadOnce);
@@ -79,11 +106,17 @@ pub fn write_bundle_of(
                 false => Box::new(File::open(recording).map_err(unread)?),
             };
             let end = copy_whole_entries(&mut BufReader::new(file), out).map_err(unread)?;
-            let left_out = |end| LeftOut { path: recording.to_owned(), end, bytes: None };
+            let left_out = |end| LeftOut {
+                path: recording.to_owned(),
+                end,
+                bytes: None,
+            };
             return Ok(end.map(left_out).into_iter().collect());
         }
     };
-    write(&files, names, out).and_then(|()| left_out(&files)).map_err(NoBundle::Failed)
+    write(&files, names, out)
+        .and_then(|()| left_out(&files))
+        .map_err(NoBundle::Failed)
 }
 
 fn left_out(files: &[RecordedFile]) -> io::Result<Vec<LeftOut>> {
@@ -105,12 +138,18 @@ fn left_out(files: &[RecordedFile]) -> io::Result<Vec<LeftOut>> {
 fn write(files: &[RecordedFile], names: BundleNames, out: &mut dyn Write) -> io::Result<()> {
     match names {
         BundleNames::AsRecorded => each(files, |mut file| {
-            copy_whole_entries(&mut file, out).map(drop).map_err(RedactionError::Write)
+            copy_whole_entries(&mut file, out)
+                .map(drop)
+                .map_err(RedactionError::Write)
         }),
         BundleNames::Pseudonyms => {
             let mut seen = NamesSeen::default();
             // Nothing is written yet: without this, a client that has gone would not be noticed.
-            each(files, |file| out.flush().map_err(RedactionError::Write).and_then(|()| seen.read(file)))?;
+            each(files, |file| {
+                out.flush()
+                    .map_err(RedactionError::Write)
+                    .and_then(|()| seen.read(file))
+            })?;
             let pseudonyms = seen.pseudonyms();
             each(files, |file| pseudonyms.write(file, &mut *out))
         }

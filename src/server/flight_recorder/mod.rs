@@ -68,7 +68,11 @@ impl FlightRecorder {
             .name("flight-recorder".into())
             .spawn(record)
             .expect("a process that serves can have one more thread");
-        Self { service: service.clone(), stop, thread: Some(thread) }
+        Self {
+            service: service.clone(),
+            stop,
+            thread: Some(thread),
+        }
     }
 
     /// Writes what is in the queue and a last checkpoint, with which a replay compares its own state, and ends.
@@ -84,12 +88,16 @@ impl Drop for FlightRecorder {
     /// The same, but a disk that hangs does not keep the process from ending.
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
-        let Some(thread) = self.thread.take() else { return };
+        let Some(thread) = self.thread.take() else {
+            return;
+        };
         let until = Instant::now() + LEFT_TO_THE_DISK;
         while !thread.is_finished() {
             if Instant::now() >= until {
                 self.service.metrics.recording.errors.inc();
-                warn!("the flight recorder's disk does not answer: the end of the recording may be missing");
+                warn!(
+                    "the flight recorder's disk does not answer: the end of the recording may be missing"
+                );
                 return;
             }
             std::thread::park_timeout(LOOK_EVERY);

@@ -91,19 +91,32 @@ pub struct SegmentFile {
 impl Ring {
     /// Makes the directory if it is not there, and finds out whether it can be written, and that no other service records there.
     pub fn open(directory: &Path, limits: RingLimits) -> Result<Self, BadDirectory> {
-        let bad = |why| BadDirectory::Unwritable { directory: directory.to_owned(), why };
+        let bad = |why| BadDirectory::Unwritable {
+            directory: directory.to_owned(),
+            why,
+        };
         make(directory).map_err(|why| match directory.is_file() {
-            true => BadDirectory::NotADirectory { directory: directory.to_owned() },
+            true => BadDirectory::NotADirectory {
+                directory: directory.to_owned(),
+            },
             false => bad(why),
         })?;
         let lock = lock(directory)?;
-        let mut ring =
-            Self { directory: directory.to_owned(), limits, latest: None, ages: BTreeMap::new(), lock };
+        let mut ring = Self {
+            directory: directory.to_owned(),
+            limits,
+            latest: None,
+            ages: BTreeMap::new(),
+            lock,
+        };
         // What is beyond the limits may be what fills the disk.
         let tidied = ring.tidy();
         ring.lock_once_there_is_room()?;
         let trial = directory.join(format!(".trial-{}", std::process::id()));
-        match tidied.and_then(|()| File::create(&trial)).and_then(|_| fs::remove_file(&trial)) {
+        match tidied
+            .and_then(|()| File::create(&trial))
+            .and_then(|_| fs::remove_file(&trial))
+        {
             // A service that runs survives it, and so does one that starts.
             Err(error) if is_full(error.kind()) => {}
             tried => tried.map_err(bad)?,
@@ -138,7 +151,14 @@ impl Ring {
 
     /// By the wall clock only where nothing else is known: of a segment that is seen for the first time.
     fn age(&mut self, segment: &SegmentFile) -> Duration {
-        let seen = || (SystemTime::now().duration_since(segment.written).unwrap_or_default(), Instant::now());
+        let seen = || {
+            (
+                SystemTime::now()
+                    .duration_since(segment.written)
+                    .unwrap_or_default(),
+                Instant::now(),
+            )
+        };
         let (age, at) = *self.ages.entry(segment.path.clone()).or_insert_with(seen);
         age + at.elapsed()
     }
@@ -149,10 +169,16 @@ impl Ring {
         for entry in fs::read_dir(directory)? {
             let path = entry?.path();
             // One that is removed meanwhile is none.
-            let Some(about) = fs::metadata(&path).ok().filter(|about| about.is_file()) else { continue };
+            let Some(about) = fs::metadata(&path).ok().filter(|about| about.is_file()) else {
+                continue;
+            };
             if path.extension() == Some(OsStr::new(EXTENSION)) && begun(&path).is_some() {
                 let written = about.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-                found.push(SegmentFile { path, bytes: about.len(), written });
+                found.push(SegmentFile {
+                    path,
+                    bytes: about.len(),
+                    written,
+                });
             }
         }
         // A name begins with the time, in as many digits as any.
@@ -167,16 +193,32 @@ impl Segments for Ring {
     fn begin(&mut self, wall_ms: i64) -> io::Result<File> {
         self.lock_again_if_removed()?;
         // After a clock was set back, what is new must not count as the oldest.
-        let latest = Self::segments(&self.directory)?.last().and_then(|segment| begun(&segment.path));
-        let wall_ms = latest.map_or(wall_ms, |latest| if wall_ms < latest { latest + 1 } else { wall_ms });
+        let latest = Self::segments(&self.directory)?
+            .last()
+            .and_then(|segment| begun(&segment.path));
+        let wall_ms = latest.map_or(wall_ms, |latest| {
+            if wall_ms < latest {
+                latest + 1
+            } else {
+                wall_ms
+            }
+        });
         // Two in one millisecond must not meet under one name.
         for attempt in 0..1000 {
-            let path = self.directory.join(format!("{wall_ms:015}-{attempt:03}.{EXTENSION}"));
-            match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
+            let path = self
+                .directory
+                .join(format!("{wall_ms:015}-{attempt:03}.{EXTENSION}"));
+            match OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .mode(0o600)
+                .open(&path)
+            {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 opened => {
                     let ended = std::mem::replace(&mut self.latest, opened.is_ok().then_some(path));
-                    self.ages.extend(ended.map(|ended| (ended, (Duration::ZERO, Instant::now()))));
+                    self.ages
+                        .extend(ended.map(|ended| (ended, (Duration::ZERO, Instant::now()))));
                     return opened;
                 }
             }
@@ -205,7 +247,11 @@ impl Segments for Ring {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             segments => segments?,
         };
-        self.ages.retain(|path, _| segments.binary_search_by(|segment| segment.path.cmp(path)).is_ok());
+        self.ages.retain(|path, _| {
+            segments
+                .binary_search_by(|segment| segment.path.cmp(path))
+                .is_ok()
+        });
         let ages: Vec<Duration> = segments.iter().map(|segment| self.age(segment)).collect();
         let mut kept = 0;
         for (segment, age) in segments.iter().zip(ages).rev().skip(1) {
@@ -232,20 +278,34 @@ impl Segments for Ring {
 }
 
 fn make(directory: &Path) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(0o700).create(directory)
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(directory)
 }
 
 /// Locks the directory until the process ends, however it ends. Not every file system has locks, and on a full disk there may be
 /// no file: then there is no lock.
 fn lock(directory: &Path) -> Result<Option<File>, BadDirectory> {
-    let opened = OpenOptions::new().create(true).append(true).mode(0o600).open(directory.join(LOCK));
+    let opened = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .mode(0o600)
+        .open(directory.join(LOCK));
     let file = match opened {
         Err(error) if is_full(error.kind()) => return Ok(None),
-        Err(why) => return Err(BadDirectory::Unwritable { directory: directory.to_owned(), why }),
+        Err(why) => {
+            return Err(BadDirectory::Unwritable {
+                directory: directory.to_owned(),
+                why,
+            });
+        }
         Ok(file) => file,
     };
     match file.try_lock() {
-        Err(TryLockError::WouldBlock) => Err(BadDirectory::Taken { directory: directory.to_owned() }),
+        Err(TryLockError::WouldBlock) => Err(BadDirectory::Taken {
+            directory: directory.to_owned(),
+        }),
         Err(TryLockError::Error(_)) => Ok(None),
         Ok(()) => Ok(Some(file)),
     }
@@ -262,12 +322,21 @@ impl Drop for Ring {
 
 /// Whether the disk, or what of it this user may have, is full.
 fn is_full(error: io::ErrorKind) -> bool {
-    matches!(error, io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+    matches!(
+        error,
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+    )
 }
 
 /// The time in a segment's name.
 fn begun(segment: &Path) -> Option<i64> {
-    segment.file_stem()?.to_str()?.split_once('-')?.0.parse().ok()
+    segment
+        .file_stem()?
+        .to_str()?
+        .split_once('-')?
+        .0
+        .parse()
+        .ok()
 }
 
 #[cfg(test)]
@@ -279,12 +348,26 @@ mod tests {
     }
 
     fn add(ring: &mut Ring, wall_ms: i64, bytes: usize) {
-        ring.begin(wall_ms).unwrap().write_all(&vec![0; bytes]).unwrap();
+        ring.begin(wall_ms)
+            .unwrap()
+            .write_all(&vec![0; bytes])
+            .unwrap();
     }
 
     fn names(directory: &Path) -> Vec<String> {
-        let name = |segment: SegmentFile| segment.path.file_stem().unwrap().to_string_lossy().into_owned();
-        Ring::segments(directory).unwrap().into_iter().map(name).collect()
+        let name = |segment: SegmentFile| {
+            segment
+                .path
+                .file_stem()
+                .unwrap()
+                .to_string_lossy()
+                .into_owned()
+        };
+        Ring::segments(directory)
+            .unwrap()
+            .into_iter()
+            .map(name)
+            .collect()
     }
 
     #[test]
@@ -297,11 +380,19 @@ mod tests {
             .enumerate()
             .for_each(|(at, bytes)| add(&mut ring, at as i64, bytes));
         ring.tidy().unwrap();
-        let kept = ["000000000000001-000", "000000000000002-000", "000000000000003-000"];
+        let kept = [
+            "000000000000001-000",
+            "000000000000002-000",
+            "000000000000003-000",
+        ];
         assert_eq!(names(directory.path()), kept);
         add(&mut ring, 3, 1);
         ring.tidy().unwrap();
-        assert_eq!(names(directory.path()), ["000000000000003-001"], "the large one is a closed one now");
+        assert_eq!(
+            names(directory.path()),
+            ["000000000000003-001"],
+            "the large one is a closed one now"
+        );
         assert!(directory.path().join("notes.txt").exists());
     }
 
@@ -314,7 +405,11 @@ mod tests {
         [1, 2].into_iter().for_each(|at| add(&mut ring, at, 100));
         ring.tidy().unwrap();
         assert!(kept.exists());
-        assert_eq!(names(directory.path()), ["000000000000002-000"], "and it is not taken for the latest");
+        assert_eq!(
+            names(directory.path()),
+            ["000000000000002-000"],
+            "and it is not taken for the latest"
+        );
     }
 
     /// It has the names of pods and tenants.
@@ -333,14 +428,23 @@ mod tests {
     fn a_segment_that_is_begun_after_the_clock_was_set_back_is_the_latest_all_the_same() {
         let directory = tempfile::tempdir().unwrap();
         let mut ring = ring(directory.path(), 200, Duration::from_secs(3600));
-        [100, 101].into_iter().for_each(|at| add(&mut ring, at, 100));
+        [100, 101]
+            .into_iter()
+            .for_each(|at| add(&mut ring, at, 100));
         for _ in 0..3 {
             ring.begin(50).unwrap().write_all(&[1; 100]).unwrap();
             ring.tidy().unwrap();
         }
         let latest = Ring::segments(directory.path()).unwrap();
-        let contents: Vec<u8> = latest.iter().map(|segment| fs::read(&segment.path).unwrap()[0]).collect();
-        assert_eq!(contents, [1, 1, 1], "what is new is kept, and what is old goes");
+        let contents: Vec<u8> = latest
+            .iter()
+            .map(|segment| fs::read(&segment.path).unwrap()[0])
+            .collect();
+        assert_eq!(
+            contents,
+            [1, 1, 1],
+            "what is new is kept, and what is old goes"
+        );
     }
 
     #[test]
@@ -350,11 +454,17 @@ mod tests {
         let mut before = opened();
         (0..3).for_each(|at| add(&mut before, at, 1));
         drop(before);
-        let old =
-            OpenOptions::new().write(true).open(&Ring::segments(directory.path()).unwrap()[0].path).unwrap();
-        old.set_modified(SystemTime::now() - Duration::from_secs(3600)).unwrap();
+        let old = OpenOptions::new()
+            .write(true)
+            .open(&Ring::segments(directory.path()).unwrap()[0].path)
+            .unwrap();
+        old.set_modified(SystemTime::now() - Duration::from_secs(3600))
+            .unwrap();
         drop(opened());
-        assert_eq!(names(directory.path()), ["000000000000001-000", "000000000000002-000"]);
+        assert_eq!(
+            names(directory.path()),
+            ["000000000000001-000", "000000000000002-000"]
+        );
     }
 
     /// What a clock that jumps forward by hours makes of segments that were written minutes ago.
@@ -367,22 +477,35 @@ mod tests {
         (1..4).for_each(|at| add(&mut ring, at, 1));
         for segment in Ring::segments(directory.path()).unwrap() {
             let file = OpenOptions::new().write(true).open(&segment.path).unwrap();
-            file.set_modified(SystemTime::now() - Duration::from_secs(7200)).unwrap();
+            file.set_modified(SystemTime::now() - Duration::from_secs(7200))
+                .unwrap();
         }
         ring.tidy().unwrap();
         assert_eq!(names(directory.path()).len(), 4);
         ring.limits.age = Duration::ZERO;
         ring.tidy().unwrap();
-        assert_eq!(names(directory.path()), ["000000000000003-000"], "their time passes all the same");
+        assert_eq!(
+            names(directory.path()),
+            ["000000000000003-000"],
+            "their time passes all the same"
+        );
     }
 
     #[test]
     fn two_services_do_not_record_to_one_directory() {
         let directory = tempfile::tempdir().unwrap();
-        let limits = RingLimits { bytes: 1, age: Duration::from_secs(1) };
+        let limits = RingLimits {
+            bytes: 1,
+            age: Duration::from_secs(1),
+        };
         let first = Ring::open(directory.path(), limits).unwrap();
-        let error = Ring::open(directory.path(), limits).unwrap_err().to_string();
-        assert!(error.starts_with(&format!("--record {}: ", directory.path().display())), "{error}");
+        let error = Ring::open(directory.path(), limits)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.starts_with(&format!("--record {}: ", directory.path().display())),
+            "{error}"
+        );
         assert!(error.contains("a directory of its own"), "{error}");
         drop(first);
         Ring::open(directory.path(), limits).unwrap();
@@ -393,8 +516,14 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("file");
         fs::write(&file, "").unwrap();
-        let limits = RingLimits { bytes: 1, age: Duration::from_secs(1) };
+        let limits = RingLimits {
+            bytes: 1,
+            age: Duration::from_secs(1),
+        };
         let error = Ring::open(&file, limits).unwrap_err().to_string();
-        assert!(error.starts_with(&format!("--record {}: ", file.display())), "{error}");
+        assert!(
+            error.starts_with(&format!("--record {}: ", file.display())),
+            "{error}"
+        );
     }
 }

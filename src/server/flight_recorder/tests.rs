@@ -11,14 +11,19 @@ use stowage_scheduling::policy::Policy;
 use stowage_scheduling::verbs::observe::{NodeDeleted, NodeObserved};
 use stowage_scheduling::vocabulary::node::NodeKind;
 
-const LIMITS: RingLimits = RingLimits { bytes: 1 << 30, age: Duration::from_secs(3600) };
+const LIMITS: RingLimits = RingLimits {
+    bytes: 1 << 30,
+    age: Duration::from_secs(3600),
+};
 
 fn node(n: u32) -> NodeName {
     NodeName::parse(&format!("node-{n}")).unwrap()
 }
 
 fn observe(service: &Service, n: u32) {
-    service.cluster().apply(NodeObserved::new(node(n), NodeKind::Stowage));
+    service
+        .cluster()
+        .apply(NodeObserved::new(node(n), NodeKind::Stowage));
 }
 
 /// Longer than anything here takes on a busy machine.
@@ -39,7 +44,10 @@ fn until_recording(service: &Service) {
 fn recording() -> (tempfile::TempDir, Arc<Service>, FlightRecorder) {
     let directory = tempfile::tempdir().unwrap();
     let service = Service::new(Policy::default());
-    let options = RecordOptions { directory: directory.path().to_owned(), limits: LIMITS };
+    let options = RecordOptions {
+        directory: directory.path().to_owned(),
+        limits: LIMITS,
+    };
     let recorder = FlightRecorder::start(&options, &service).unwrap();
     until_recording(&service);
     (directory, service, recorder)
@@ -48,14 +56,19 @@ fn recording() -> (tempfile::TempDir, Arc<Service>, FlightRecorder) {
 fn replayed(bytes: &[u8]) -> Result<Progress, String> {
     let mut replay = Replay::default();
     for part in Reader::new(bytes) {
-        replay.step(part.map_err(|error| error.to_string())?).map_err(|error| error.to_string())?;
+        replay
+            .step(part.map_err(|error| error.to_string())?)
+            .map_err(|error| error.to_string())?;
     }
     Ok(replay.progress)
 }
 
 fn recorded(directory: &Path) -> Vec<u8> {
     let segments = Ring::segments(directory).unwrap();
-    segments.iter().flat_map(|segment| std::fs::read(&segment.path).unwrap()).collect()
+    segments
+        .iter()
+        .flat_map(|segment| std::fs::read(&segment.path).unwrap())
+        .collect()
 }
 
 #[test]
@@ -63,7 +76,10 @@ fn what_a_service_does_is_recorded_and_replays() {
     let directory = tempfile::tempdir().unwrap();
     let service = Service::new(Policy::default());
     observe(&service, 0);
-    let options = RecordOptions { directory: directory.path().to_owned(), limits: LIMITS };
+    let options = RecordOptions {
+        directory: directory.path().to_owned(),
+        limits: LIMITS,
+    };
     let recorder = FlightRecorder::start(&options, &service).unwrap();
     until_recording(&service);
     (1..10).for_each(|n| observe(&service, n));
@@ -72,10 +88,18 @@ fn what_a_service_does_is_recorded_and_replays() {
     service.record_checkpoint();
     recorder.stop();
     let progress = replayed(&recorded(directory.path())).unwrap();
-    let expected = Progress { segments: 4, inputs: 10, checkpoints: 3, ..Progress::default() };
+    let expected = Progress {
+        segments: 4,
+        inputs: 10,
+        checkpoints: 3,
+        ..Progress::default()
+    };
     assert_eq!(progress, expected);
     assert_eq!(service.metrics.recording.inputs.get(), 10);
-    assert_eq!(service.metrics.recording.bytes.get(), recorded(directory.path()).len() as u64);
+    assert_eq!(
+        service.metrics.recording.bytes.get(),
+        recorded(directory.path()).len() as u64
+    );
 }
 
 /// It was removed, or left out of a bundle because it is damaged.
@@ -89,7 +113,10 @@ fn a_segment_that_is_missing_is_a_gap_in_the_recording() {
     recorder.stop();
     std::fs::remove_file(&Ring::segments(directory.path()).unwrap()[1].path).unwrap();
     let progress = replayed(&recorded(directory.path())).unwrap();
-    assert_eq!((progress.inputs, progress.gaps, progress.dropped), (5, 1, 5));
+    assert_eq!(
+        (progress.inputs, progress.gaps, progress.dropped),
+        (5, 1, 5)
+    );
 }
 
 #[test]
@@ -123,8 +150,14 @@ fn a_torn_tail_costs_what_was_torn_and_no_more() {
         }
     }
     assert!(matches!(end, Some(ReadError::Cut { .. })), "{end:?}");
-    let Progress { segments, inputs, .. } = replay.progress;
-    assert_eq!((segments, inputs), (1, 5), "the last segment has nothing but its checkpoint");
+    let Progress {
+        segments, inputs, ..
+    } = replay.progress;
+    assert_eq!(
+        (segments, inputs),
+        (1, 5),
+        "the last segment has nothing but its checkpoint"
+    );
 }
 
 /// A disk that takes so many bytes in all.
@@ -211,8 +244,15 @@ fn a_full_disk_leaves_the_service_alone_and_what_was_written_is_read() {
     }
     until(|| service.metrics.recording.errors.get() > 0);
     (0..100).for_each(|n| observe(&service, observed + n));
-    assert_eq!(service.cluster().totals().nodes, u64::from(observed) + 100, "decisions go on");
-    assert!(service.metrics.recording.dropped_inputs.get() >= 100, "what cannot be written is not queued");
+    assert_eq!(
+        service.cluster().totals().nodes,
+        u64::from(observed) + 100,
+        "decisions go on"
+    );
+    assert!(
+        service.metrics.recording.dropped_inputs.get() >= 100,
+        "what cannot be written is not queued"
+    );
     // Room again: the next checkpoint ends the gap, and says how much is missing.
     disk.0.lock().room = usize::MAX;
     service.record_checkpoint();
@@ -222,10 +262,18 @@ fn a_full_disk_leaves_the_service_alone_and_what_was_written_is_read() {
     let begins = |at: &usize| written[*at..].starts_with(b"STOWREC\n");
     let segments: Vec<usize> = (0..written.len()).filter(begins).collect();
     // The last is the checkpoint at the end; the one before it began when there was room again.
-    let [first, second, .., again, _] = segments[..] else { panic!("{segments:?}") };
+    let [first, second, .., again, _] = segments[..] else {
+        panic!("{segments:?}")
+    };
     let progress = replayed(&written[again..]).unwrap();
-    assert_eq!((progress.segments, progress.inputs, progress.checkpoints), (2, 1, 1));
-    assert!(replayed(&written[first..second]).unwrap().inputs > 0, "what was written is read");
+    assert_eq!(
+        (progress.segments, progress.inputs, progress.checkpoints),
+        (2, 1, 1)
+    );
+    assert!(
+        replayed(&written[first..second]).unwrap().inputs > 0,
+        "what was written is read"
+    );
 }
 
 /// A ring on a disk that has no room left, or that is broken.
@@ -281,8 +329,14 @@ impl Segments for BadDisk {
 }
 
 fn bad_disk(directory: &Path, begins: fn() -> Option<io::ErrorKind>) -> BadDisk {
-    let limits = RingLimits { bytes: 1 << 20, age: Duration::from_secs(60) };
-    BadDisk { ring: Ring::open(directory, limits).unwrap(), begins }
+    let limits = RingLimits {
+        bytes: 1 << 20,
+        age: Duration::from_secs(60),
+    };
+    BadDisk {
+        ring: Ring::open(directory, limits).unwrap(),
+        begins,
+    }
 }
 
 /// It tries again every quarter of a minute.

@@ -63,7 +63,12 @@ struct OpenSegment<W> {
 }
 
 impl<S: Segments> Writer<S> {
-    pub fn new(segments: S, queue: Receiver<Tapped>, service: &Arc<Service>, build: &'static str) -> Self {
+    pub fn new(
+        segments: S,
+        queue: Receiver<Tapped>,
+        service: &Arc<Service>,
+        build: &'static str,
+    ) -> Self {
         let metrics = service.metrics.recording.clone();
         let service = Arc::downgrade(service);
         let (look_at, checkpoint_at) = (Instant::now(), Instant::now());
@@ -122,16 +127,26 @@ impl<S: Segments> Writer<S> {
     /// What is due by the time.
     fn look(&mut self, now: Instant, is_empty: bool) {
         self.look_at = now + LOOK_EVERY;
-        if let Some(segment) = self.segment.as_mut().filter(|segment| now >= segment.flush_at) {
+        if let Some(segment) = self
+            .segment
+            .as_mut()
+            .filter(|segment| now >= segment.flush_at)
+        {
             segment.flush_at = now + FLUSH_EVERY;
             let flushed = segment.writer.flush();
             self.note(flushed);
             self.end_if_removed();
         }
-        let Some(service) = self.service.upgrade() else { return };
-        let Some(tap) = service.recording() else { return };
+        let Some(service) = self.service.upgrade() else {
+            return;
+        };
+        let Some(tap) = service.recording() else {
+            return;
+        };
         let is_recording = tap.is_recording();
-        self.metrics.is_recording.set(i64::from(is_recording && self.segment.is_some()));
+        self.metrics
+            .is_recording
+            .set(i64::from(is_recording && self.segment.is_some()));
         let is_due = match &self.segment {
             Some(segment) if is_recording => segment.is_over(now),
             // While the queue is full there is no use in going on.
@@ -140,21 +155,26 @@ impl<S: Segments> Writer<S> {
         // A full segment ends however long its checkpoint took: its size is bounded.
         let is_full = is_recording && self.segment.as_ref().is_some_and(OpenSegment::is_full);
         if is_due && (is_full || now >= self.checkpoint_at) {
-            self.segment.iter_mut().for_each(|segment| segment.is_ending = true);
+            self.segment
+                .iter_mut()
+                .for_each(|segment| segment.is_ending = true);
             service.record_checkpoint();
         }
     }
 
     fn take(&mut self, tapped: Tapped) {
         let entry = match tapped {
-            Tapped::Checkpoint { next, after, copy } => return self.begin_segment(next, after, *copy),
+            Tapped::Checkpoint { next, after, copy } => {
+                return self.begin_segment(next, after, *copy);
+            }
             // They would only be dropped.
             _ if self.segment.is_none() => return,
             Tapped::Clock(now) => Entry::Clock(now),
             Tapped::Input(numbered, _waited) => Entry::Input(numbered),
-            Tapped::Answer(asked, decision, _waited) => {
-                Entry::Answer(Answer { asked, answer: KeptAnswer::of(*decision) })
-            }
+            Tapped::Answer(asked, decision, _waited) => Entry::Answer(Answer {
+                asked,
+                answer: KeptAnswer::of(*decision),
+            }),
         };
         if let Some(segment) = &mut self.segment {
             let mut pushed = segment.writer.push(entry);
@@ -168,7 +188,11 @@ impl<S: Segments> Writer<S> {
     fn begin_segment(&mut self, next: u64, after: Gap, copy: ClusterCopy) {
         let goes_on = self.end_segment();
         // What was lost before it came to the disk is missing, too.
-        let after = if after == Gap::None && !goes_on { Gap::Dropped(0) } else { after };
+        let after = if after == Gap::None && !goes_on {
+            Gap::Dropped(0)
+        } else {
+            after
+        };
         match self.try_begin(next, after, copy) {
             Ok(segment) => {
                 self.segment = Some(segment);
@@ -179,7 +203,10 @@ impl<S: Segments> Writer<S> {
                     );
                 }
                 if std::mem::take(&mut self.is_failing) {
-                    info!(directory = self.segments.place(), "the flight recorder records again");
+                    info!(
+                        directory = self.segments.place(),
+                        "the flight recorder records again"
+                    );
                 }
                 self.note(Ok(()));
             }
@@ -187,11 +214,20 @@ impl<S: Segments> Writer<S> {
         }
     }
 
-    fn try_begin(&mut self, next: u64, after: Gap, copy: ClusterCopy) -> io::Result<OpenSegment<S::Segment>> {
+    fn try_begin(
+        &mut self,
+        next: u64,
+        after: Gap,
+        copy: ClusterCopy,
+    ) -> io::Result<OpenSegment<S::Segment>> {
         let (wall, began) = (jiff::Timestamp::now().as_millisecond(), Instant::now());
         let state = copy.export();
         drop(copy);
-        let header = SegmentHeader { stowage: self.build.into(), wall_ms: wall, began: state.now() };
+        let header = SegmentHeader {
+            stowage: self.build.into(),
+            wall_ms: wall,
+            began: state.now(),
+        };
         // Before the new one, so that a full disk has room for it.
         self.segments.tidy()?;
         let file = self.segments.begin(wall)?;
@@ -229,8 +265,13 @@ impl<S: Segments> Writer<S> {
     /// Answers whether all of it is written.
     fn end_segment(&mut self) -> bool {
         self.end_if_removed();
-        let Some(mut segment) = self.segment.take() else { return false };
-        let ended = segment.writer.flush().and_then(|()| self.segments.finish(segment.writer.get_ref()));
+        let Some(mut segment) = self.segment.take() else {
+            return false;
+        };
+        let ended = segment
+            .writer
+            .flush()
+            .and_then(|()| self.segments.finish(segment.writer.get_ref()));
         self.metrics.bytes.inc_by(segment.uncounted());
         if let Err(error) = &ended {
             self.fail(error);
@@ -314,7 +355,10 @@ mod tests {
         let apart = |took| pause(CHECKPOINTS_APART, took);
         assert_eq!(apart(Duration::from_millis(2)), seconds(1));
         assert_eq!(apart(Duration::from_millis(500)), seconds(50));
-        assert_eq!([apart(seconds(10)), apart(Duration::MAX)], [LONGEST_PAUSE; 2]);
+        assert_eq!(
+            [apart(seconds(10)), apart(Duration::MAX)],
+            [LONGEST_PAUSE; 2]
+        );
         assert_eq!(pause(SEGMENT_LASTS, Duration::from_millis(2)), seconds(60));
     }
 }

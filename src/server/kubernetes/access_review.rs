@@ -6,7 +6,9 @@
 use super::request::within;
 use super::token_review::{LIMIT, unavailable};
 use futures::future::BoxFuture;
-use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus, UserInfo};
+use k8s_openapi::api::authentication::v1::{
+    TokenReview, TokenReviewSpec, TokenReviewStatus, UserInfo,
+};
 use k8s_openapi::api::authorization::v1::{
     NonResourceAttributes, ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
 };
@@ -28,17 +30,25 @@ impl AccessReviews {
 
     async fn decide(&self, token: &str, page: &OperatorPage) -> Result<(), AuthError> {
         let question = TokenReview {
-            spec: TokenReviewSpec { token: token.to_owned(), audiences: None },
+            spec: TokenReviewSpec {
+                token: token.to_owned(),
+                audiences: None,
+            },
             ..TokenReview::default()
         };
         let answer = ask(Api::all(self.client.clone()), &question).await?;
         let user = known(answer.status.unwrap_or_default())?;
         let name = user.username.clone().unwrap_or_default();
         let answer = ask(Api::all(self.client.clone()), &question_about(user, page)).await?;
-        let status = answer.status.ok_or_else(|| unavailable("the API server's answer has no status"))?;
+        let status = answer
+            .status
+            .ok_or_else(|| unavailable("the API server's answer has no status"))?;
         match status.allowed && status.denied != Some(true) {
             true => Ok(()),
-            false => Err(AuthError::NotAllowed { user: name, what: page.to_string() }),
+            false => Err(AuthError::NotAllowed {
+                user: name,
+                what: page.to_string(),
+            }),
         }
     }
 }
@@ -51,7 +61,10 @@ impl PageAuthority for AccessReviews {
     ) -> BoxFuture<'a, Result<Option<Millis>, AuthError>> {
         Box::pin(async move {
             self.decide(token, page).await?;
-            Ok(super::token_review::remaining(token, jiff::Timestamp::now()))
+            Ok(super::token_review::remaining(
+                token,
+                jiff::Timestamp::now(),
+            ))
         })
     }
 }
@@ -61,7 +74,9 @@ where
     K: Serialize + DeserializeOwned + Clone + std::fmt::Debug,
 {
     let params = PostParams::default();
-    within(LIMIT, reviews.create(&params, question)).await.map_err(unavailable)
+    within(LIMIT, reviews.create(&params, question))
+        .await
+        .map_err(unavailable)
 }
 
 fn known(status: TokenReviewStatus) -> Result<UserInfo, AuthError> {
@@ -69,7 +84,9 @@ fn known(status: TokenReviewStatus) -> Result<UserInfo, AuthError> {
         return Ok(status.user.unwrap_or_default());
     }
     let why = status.error.filter(|error| !error.is_empty());
-    Err(AuthError::Invalid(why.unwrap_or_else(|| "it gives no reason".into())))
+    Err(AuthError::Invalid(
+        why.unwrap_or_else(|| "it gives no reason".into()),
+    ))
 }
 
 fn question_about(user: UserInfo, page: &OperatorPage) -> SubjectAccessReview {
@@ -82,8 +99,10 @@ fn question_about(user: UserInfo, page: &OperatorPage) -> SubjectAccessReview {
     };
     match page {
         OperatorPage::OfCluster(path) => {
-            spec.non_resource_attributes =
-                Some(NonResourceAttributes { path: Some((*path).into()), verb: Some("get".into()) });
+            spec.non_resource_attributes = Some(NonResourceAttributes {
+                path: Some((*path).into()),
+                verb: Some("get".into()),
+            });
         }
         OperatorPage::OfPods(namespace) => {
             spec.resource_attributes = Some(get_pods(namespace.as_deref(), None))
@@ -92,7 +111,10 @@ fn question_about(user: UserInfo, page: &OperatorPage) -> SubjectAccessReview {
             spec.resource_attributes = Some(get_pods(Some(&pod.namespace), Some(&pod.name)));
         }
     }
-    SubjectAccessReview { spec, ..SubjectAccessReview::default() }
+    SubjectAccessReview {
+        spec,
+        ..SubjectAccessReview::default()
+    }
 }
 
 /// Without a name, of all pods there; without a namespace, everywhere.
@@ -119,11 +141,21 @@ mod tests {
             groups: Some(vec!["dev".into()]),
             ..UserInfo::default()
         };
-        let pod = question_about(user(), &OperatorPage::OfPod(PodKey::parse("team-a", "llm").unwrap())).spec;
+        let pod = question_about(
+            user(),
+            &OperatorPage::OfPod(PodKey::parse("team-a", "llm").unwrap()),
+        )
+        .spec;
         let of_pod = pod.resource_attributes.unwrap();
         assert_eq!(
-            [of_pod.verb, of_pod.resource, of_pod.namespace, of_pod.name, of_pod.group]
-                .map(Option::unwrap_or_default),
+            [
+                of_pod.verb,
+                of_pod.resource,
+                of_pod.namespace,
+                of_pod.name,
+                of_pod.group
+            ]
+            .map(Option::unwrap_or_default),
             ["get", "pods", "team-a", "llm", ""]
         );
         assert_eq!(
@@ -131,13 +163,20 @@ mod tests {
             (Some("jane"), Some(vec!["dev".into()]), None)
         );
         for namespace in [None, Some("team-a")] {
-            let asked = question_about(user(), &OperatorPage::OfPods(namespace.map(Into::into))).spec;
+            let asked =
+                question_about(user(), &OperatorPage::OfPods(namespace.map(Into::into))).spec;
             let attributes = asked.resource_attributes.unwrap();
-            assert_eq!((attributes.namespace.as_deref(), attributes.name), (namespace, None));
+            assert_eq!(
+                (attributes.namespace.as_deref(), attributes.name),
+                (namespace, None)
+            );
         }
         let page = question_about(user(), &OperatorPage::OfCluster("/metrics")).spec;
         let of_page = page.non_resource_attributes.unwrap();
-        assert_eq!((of_page.verb.as_deref(), of_page.path.as_deref()), (Some("get"), Some("/metrics")));
+        assert_eq!(
+            (of_page.verb.as_deref(), of_page.path.as_deref()),
+            (Some("get"), Some("/metrics"))
+        );
         assert_eq!(page.resource_attributes, None);
     }
 }

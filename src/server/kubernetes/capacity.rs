@@ -31,9 +31,15 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const SETTLED_AFTER: Millis = Millis::seconds(10);
 /// How long a write may take to appear in the watch before it is repeated. With each repetition it gets longer: the watch may be
 /// silent for minutes.
-const SHOWS_WITHIN: Backoff = Backoff { first: Millis::seconds(5), longest: Millis::seconds(60) };
+const SHOWS_WITHIN: Backoff = Backoff {
+    first: Millis::seconds(5),
+    longest: Millis::seconds(60),
+};
 /// After a failed write.
-const PAUSES: Backoff = Backoff { first: Millis::seconds(1), longest: Millis::seconds(60) };
+const PAUSES: Backoff = Backoff {
+    first: Millis::seconds(1),
+    longest: Millis::seconds(60),
+};
 /// The largest amount of an extended resource that the API knows.
 const LARGEST: Bytes = Bytes(i64::MAX as u64);
 /// Concurrent writes: a thousand new nodes take seconds, and the load on the API server stays small.
@@ -43,7 +49,12 @@ const WRITES: usize = 8;
 const ROUND: Duration = Duration::from_secs(5);
 
 /// Runs until it is dropped.
-pub async fn run(client: Client, service: Arc<Service>, index: Arc<Mutex<ClusterIndex>>, times: WriteTimes) {
+pub async fn run(
+    client: Client,
+    service: Arc<Service>,
+    index: Arc<Mutex<ClusterIndex>>,
+    times: WriteTimes,
+) {
     let nodes: Api<Node> = Api::all(client);
     let mut capacity = CapacityWriter::default();
     loop {
@@ -54,10 +65,12 @@ pub async fn run(client: Client, service: Arc<Service>, index: Arc<Mutex<Cluster
         }
         // After a change of policy all nodes are looked at, which takes a second of tens of thousands.
         let (looks, shown) = (service.clone(), index.clone());
-        let looked = service.heavy_work.begin_in_background(WorkKind::Capacity, move || {
-            let due = capacity.look(&looks, &shown, looks.now());
-            (capacity, due)
-        });
+        let looked = service
+            .heavy_work
+            .begin_in_background(WorkKind::Capacity, move || {
+                let due = capacity.look(&looks, &shown, looks.now());
+                (capacity, due)
+            });
         capacity = match looked.await {
             Ok((mut looked, due)) => {
                 looked.write(&service, &nodes, due, times.client).await;
@@ -95,9 +108,19 @@ enum CapacityAction {
 }
 
 fn verdict(standing: &NodeCapacityState) -> CapacityAction {
-    let NodeCapacityState { kind, advertised, gpus, lent, reserved } = *standing;
+    let NodeCapacityState {
+        kind,
+        advertised,
+        gpus,
+        lent,
+        reserved,
+    } = *standing;
     // A bound pod with an invalid request counts as more than a quantity can express.
-    let bound = if reserved > LARGEST { advertised.unwrap_or_default() } else { reserved };
+    let bound = if reserved > LARGEST {
+        advertised.unwrap_or_default()
+    } else {
+        reserved
+    };
     let wanted = (gpus + lent).max(bound);
     match kind {
         // Without a GPU nothing is known: after a restart an agent has yet to report.
@@ -191,11 +214,17 @@ impl CapacityWriter {
         ledger: &Ledger,
         index: &mut ClusterIndex,
     ) -> Vec<(NodeName, NodeOnRecord)> {
-        self.pending.retain(|name, _| index.nodes().contains_key(name));
-        self.reported.retain(|name| index.nodes().contains_key(name));
+        self.pending
+            .retain(|name, _| index.nodes().contains_key(name));
+        self.reported
+            .retain(|name| index.nodes().contains_key(name));
         let mut names = index.take_changed_nodes();
         let Some(earlier) = &self.looked_at else {
-            return index.nodes().iter().map(|(name, record)| (name.clone(), *record)).collect();
+            return index
+                .nodes()
+                .iter()
+                .map(|(name, record)| (name.clone(), *record))
+                .collect();
         };
         names.extend(ledger.nodes_changed_since(earlier).cloned());
         names.extend(self.pending.keys().cloned());
@@ -206,12 +235,22 @@ impl CapacityWriter {
         records.collect()
     }
 
-    fn is_due(&mut self, name: &NodeName, wanted: Bytes, advertised: Option<Bytes>, now: Moment) -> bool {
+    fn is_due(
+        &mut self,
+        name: &NodeName,
+        wanted: Bytes,
+        advertised: Option<Bytes>,
+        now: Moment,
+    ) -> bool {
         let says_nothing = advertises_nothing(advertised);
         let fresh = PendingPatch {
             wanted,
             advertised,
-            not_before: if says_nothing { now } else { now + SETTLED_AFTER },
+            not_before: if says_nothing {
+                now
+            } else {
+                now + SETTLED_AFTER
+            },
             failures: 0,
             unshown: 0,
         };
@@ -222,8 +261,15 @@ impl CapacityWriter {
             pending.advertised = advertised;
             if pending.unshown > 0 && pending.failures == 0 {
                 // The last write landed, and something else has set the figure since.
-                let soon = if says_nothing { now } else { now + SHOWS_WITHIN.first };
-                *pending = PendingPatch { not_before: pending.not_before.min(soon), ..fresh };
+                let soon = if says_nothing {
+                    now
+                } else {
+                    now + SHOWS_WITHIN.first
+                };
+                *pending = PendingPatch {
+                    not_before: pending.not_before.min(soon),
+                    ..fresh
+                };
             }
         }
         now >= pending.not_before
@@ -234,13 +280,23 @@ impl CapacityWriter {
         if !self.reported.insert(name.clone()) {
             return;
         }
-        let by = if standing.kind == NodeKind::Dra { "a DRA driver" } else { "a device plugin" };
-        let figure = match standing.advertised.filter(|advertised| *advertised > Bytes::ZERO) {
+        let by = if standing.kind == NodeKind::Dra {
+            "a DRA driver"
+        } else {
+            "a device plugin"
+        };
+        let figure = match standing
+            .advertised
+            .filter(|advertised| *advertised > Bytes::ZERO)
+        {
             // The kubelet that restarts would fail pods for which a lower figure leaves no room.
             Some(advertised) => format!("stays at {advertised}, and no pod is placed there"),
             None => "is not advertised, and reports only inform scores".into(),
         };
-        let owner = ledger.node(name).and_then(|node| node.warnings.first()).map(ToString::to_string);
+        let owner = ledger
+            .node(name)
+            .and_then(|node| node.warnings.first())
+            .map(ToString::to_string);
         tracing::info!(
             node = %name,
             owner,
@@ -260,7 +316,8 @@ impl CapacityWriter {
             let written = patch(service, nodes, &name, wanted, limit).await;
             (name, written)
         });
-        let outcomes: Vec<(NodeName, Result<(), String>)> = writes.buffer_unordered(WRITES).collect().await;
+        let outcomes: Vec<(NodeName, Result<(), String>)> =
+            writes.buffer_unordered(WRITES).collect().await;
         for (name, outcome) in outcomes {
             self.note(service, &name, outcome);
         }
@@ -268,7 +325,11 @@ impl CapacityWriter {
 
     fn note(&mut self, service: &Service, name: &NodeName, outcome: Result<(), String>) {
         let code = if outcome.is_ok() { "written" } else { "failed" };
-        service.metrics.writes.with_label_values(&["capacity", code]).inc();
+        service
+            .metrics
+            .writes
+            .with_label_values(&["capacity", code])
+            .inc();
         if let Err(error) = &outcome {
             tracing::warn!(node = %name, %error, "the capacity was not patched");
         }
@@ -287,10 +348,23 @@ fn advertises_nothing(advertised: Option<Bytes>) -> bool {
 }
 
 fn standing(ledger: &Ledger, name: &NodeName, record: NodeOnRecord) -> NodeCapacityState {
-    let unknown = CapacityBasis { kind: record.kind, ..CapacityBasis::default() };
-    let CapacityBasis { kind, gpus, lent, asked_for: reserved } =
-        ledger.capacity_basis(name).unwrap_or(unknown);
-    NodeCapacityState { kind, advertised: record.advertised, gpus, lent, reserved }
+    let unknown = CapacityBasis {
+        kind: record.kind,
+        ..CapacityBasis::default()
+    };
+    let CapacityBasis {
+        kind,
+        gpus,
+        lent,
+        asked_for: reserved,
+    } = ledger.capacity_basis(name).unwrap_or(unknown);
+    NodeCapacityState {
+        kind,
+        advertised: record.advertised,
+        gpus,
+        lent,
+        reserved,
+    }
 }
 
 async fn patch(
@@ -304,7 +378,9 @@ async fn patch(
     if let Some(reason) = service.leadership.reason_not_leading() {
         return Err(reason.into());
     }
-    let patch = Patch::Merge(serde_json::json!({ "status": { "capacity": { VRAM: wanted.0.to_string() } } }));
+    let patch = Patch::Merge(
+        serde_json::json!({ "status": { "capacity": { VRAM: wanted.0.to_string() } } }),
+    );
     let params = PatchParams::default();
     let answer = within(limit, nodes.patch_status(name.as_str(), &params, &patch)).await;
     answer.map(drop).map_err(|error| error.to_string())
@@ -322,10 +398,19 @@ mod tests {
     #[test]
     fn what_is_lent_raises_capacity_and_what_is_still_borrowed_keeps_it_from_falling() {
         let standing = says(NodeKind::Stowage, Some(160 * GIB), 160 * GIB, 150 * GIB);
-        let lending = NodeCapacityState { lent: Bytes::gib(50), ..standing };
-        assert_eq!(verdict(&lending), CapacityAction::Advertise(Bytes::gib(210)));
+        let lending = NodeCapacityState {
+            lent: Bytes::gib(50),
+            ..standing
+        };
+        assert_eq!(
+            verdict(&lending),
+            CapacityAction::Advertise(Bytes::gib(210))
+        );
         let borrowed = says(NodeKind::Stowage, Some(210 * GIB), 160 * GIB, 190 * GIB);
-        assert_eq!(verdict(&borrowed), CapacityAction::Advertise(Bytes::gib(190)));
+        assert_eq!(
+            verdict(&borrowed),
+            CapacityAction::Advertise(Bytes::gib(190))
+        );
     }
 
     /// A node with two GPUs, which advertises nothing, in the pool of this label.
@@ -337,7 +422,12 @@ mod tests {
         serde_json::from_value(serde_json::json!({ "metadata": metadata })).unwrap()
     }
 
-    fn says(kind: NodeKind, advertised: Option<u64>, gpus: u64, reserved: u64) -> NodeCapacityState {
+    fn says(
+        kind: NodeKind,
+        advertised: Option<u64>,
+        gpus: u64,
+        reserved: u64,
+    ) -> NodeCapacityState {
         NodeCapacityState {
             kind,
             advertised: advertised.map(Bytes),
@@ -368,7 +458,10 @@ mod tests {
     #[test]
     fn a_lost_gpu_lowers_capacity_to_what_is_bound_and_no_further() {
         let standing = says(NodeKind::Stowage, Some(160 * GIB), 80 * GIB, 100 * GIB);
-        assert_eq!(verdict(&standing), CapacityAction::Advertise(Bytes::gib(100)));
+        assert_eq!(
+            verdict(&standing),
+            CapacityAction::Advertise(Bytes::gib(100))
+        );
     }
 
     #[test]
@@ -376,22 +469,40 @@ mod tests {
         let standing = says(NodeKind::Stowage, Some(90 * GIB), 80 * GIB, u64::MAX);
         assert_eq!(verdict(&standing), CapacityAction::Right);
         let standing = says(NodeKind::Stowage, None, 80 * GIB, u64::MAX);
-        assert_eq!(verdict(&standing), CapacityAction::Advertise(Bytes::gib(80)));
+        assert_eq!(
+            verdict(&standing),
+            CapacityAction::Advertise(Bytes::gib(80))
+        );
     }
 
     #[test]
     fn a_node_without_a_known_gpu_is_left_as_it_is() {
         for advertised in [None, Some(0), Some(160 * GIB)] {
-            assert_eq!(verdict(&says(NodeKind::Stowage, advertised, 0, 40 * GIB)), CapacityAction::Right);
-            assert_eq!(verdict(&says(NodeKind::DevicePlugin, advertised, 0, 0)), CapacityAction::Right);
+            assert_eq!(
+                verdict(&says(NodeKind::Stowage, advertised, 0, 40 * GIB)),
+                CapacityAction::Right
+            );
+            assert_eq!(
+                verdict(&says(NodeKind::DevicePlugin, advertised, 0, 0)),
+                CapacityAction::Right
+            );
         }
     }
 
     #[test]
     fn a_device_plugin_node_is_never_advertised_on() {
-        assert_eq!(verdict(&says(NodeKind::DevicePlugin, None, 80 * GIB, 0)), CapacityAction::ByAnother);
-        assert_eq!(verdict(&says(NodeKind::DevicePlugin, Some(1), 80 * GIB, 0)), CapacityAction::ByAnother);
-        assert_eq!(verdict(&says(NodeKind::Dra, None, 80 * GIB, 0)), CapacityAction::ByAnother);
+        assert_eq!(
+            verdict(&says(NodeKind::DevicePlugin, None, 80 * GIB, 0)),
+            CapacityAction::ByAnother
+        );
+        assert_eq!(
+            verdict(&says(NodeKind::DevicePlugin, Some(1), 80 * GIB, 0)),
+            CapacityAction::ByAnother
+        );
+        assert_eq!(
+            verdict(&says(NodeKind::Dra, None, 80 * GIB, 0)),
+            CapacityAction::ByAnother
+        );
     }
 
     #[test]
@@ -408,9 +519,15 @@ mod tests {
             let mut index = ClusterIndex::default();
             index.reset_nodes(&service, &[node_in("a", "own"), node_in("b", "plugin")]);
             let due = CapacityWriter::default().look(&service, &Mutex::new(index), service.now());
-            due.into_iter().map(|(name, _)| name.to_string()).collect::<Vec<_>>()
+            due.into_iter()
+                .map(|(name, _)| name.to_string())
+                .collect::<Vec<_>>()
         };
-        assert_eq!(due(Mode::Enforce), ["a"], "the policy says that a plugin hands out b's");
+        assert_eq!(
+            due(Mode::Enforce),
+            ["a"],
+            "the policy says that a plugin hands out b's"
+        );
         assert!(due(Mode::Shadow).is_empty());
     }
 
@@ -422,7 +539,10 @@ mod tests {
         assert!(capacity.is_due(&a, Bytes::gib(80), None, at(0)));
         let old = Some(Bytes::gib(90));
         assert!(!capacity.is_due(&b, Bytes::gib(80), old, at(0)));
-        assert!(!capacity.is_due(&b, Bytes::gib(79), old, at(9)), "it moves, so it has not settled");
+        assert!(
+            !capacity.is_due(&b, Bytes::gib(79), old, at(9)),
+            "it moves, so it has not settled"
+        );
         assert!(!capacity.is_due(&b, Bytes::gib(79), old, at(18)));
         assert!(capacity.is_due(&b, Bytes::gib(79), old, at(19)));
     }
@@ -448,18 +568,26 @@ mod tests {
     fn a_node_that_advertises_nothing_is_written_before_those_that_advertise_another_figure() {
         let node = |name: &str, capacity: serde_json::Value| {
             let mut node = node_in(name, "own");
-            node.status = serde_json::from_value(serde_json::json!({ "capacity": capacity })).unwrap();
+            node.status =
+                serde_json::from_value(serde_json::json!({ "capacity": capacity })).unwrap();
             node
         };
         let other = || serde_json::json!({ VRAM: "40Gi" });
-        let nodes =
-            [node("a", other()), node("b", other()), node("c", serde_json::json!({})), node("d", other())];
+        let nodes = [
+            node("a", other()),
+            node("b", other()),
+            node("c", serde_json::json!({})),
+            node("d", other()),
+        ];
         let service = Service::with_stopped_clock(Policy::default());
         let mut index = ClusterIndex::default();
         index.reset_nodes(&service, &nodes);
         let (mut capacity, index) = (CapacityWriter::default(), Mutex::new(index));
         let mut due = |now| {
-            let due = capacity.look(&service, &index, now).into_iter().map(|(name, _)| name.to_string());
+            let due = capacity
+                .look(&service, &index, now)
+                .into_iter()
+                .map(|(name, _)| name.to_string());
             due.collect::<Vec<_>>().join(" ")
         };
         assert_eq!(due(service.now()), "c");
@@ -473,12 +601,22 @@ mod tests {
         index.reset_nodes(&service, &[node_in("a", "own"), node_in("b", "own")]);
         let (mut capacity, index) = (CapacityWriter::default(), Mutex::new(index));
         let names = |due: Vec<(NodeName, Bytes)>| {
-            due.into_iter().map(|(name, _)| name.to_string()).collect::<Vec<_>>().join(" ")
+            due.into_iter()
+                .map(|(name, _)| name.to_string())
+                .collect::<Vec<_>>()
+                .join(" ")
         };
         assert_eq!(names(capacity.look(&service, &index, service.now())), "a b");
         // The round ended before b's turn.
-        capacity.note(&service, &NodeName::parse("a").unwrap(), Err("timed out".into()));
-        assert_eq!(names(capacity.look(&service, &index, service.now() + PAUSES.first)), "b a");
+        capacity.note(
+            &service,
+            &NodeName::parse("a").unwrap(),
+            Err("timed out".into()),
+        );
+        assert_eq!(
+            names(capacity.look(&service, &index, service.now() + PAUSES.first)),
+            "b a"
+        );
     }
 
     /// What is written was decided at the last look.
@@ -491,29 +629,48 @@ mod tests {
                 counted.fetch_add(1, Ordering::Relaxed);
                 async move {
                     tokio::time::sleep(answer_takes).await;
-                    Ok::<_, std::io::Error>(http::Response::new(kube::client::Body::from(b"{}".to_vec())))
+                    Ok::<_, std::io::Error>(http::Response::new(kube::client::Body::from(
+                        b"{}".to_vec(),
+                    )))
                 }
             });
             let nodes: Api<Node> = Api::all(Client::new(server, "default"));
             let service = Service::with_stopped_clock(Policy::default());
             service.lead_from_the_start();
             service.set_synced_in(service.leadership.term(), service.leadership.takeover());
-            let due = (0..5000).map(|at| (NodeName::parse(&format!("n{at}")).unwrap(), Bytes::gib(80)));
+            let due =
+                (0..5000).map(|at| (NodeName::parse(&format!("n{at}")).unwrap(), Bytes::gib(80)));
             let begun = tokio::time::Instant::now();
-            CapacityWriter::default().write(&service, &nodes, due.collect(), Duration::from_secs(5)).await;
+            CapacityWriter::default()
+                .write(&service, &nodes, due.collect(), Duration::from_secs(5))
+                .await;
             (requests.load(Ordering::Relaxed), begun.elapsed().as_secs())
         };
         let (requests, seconds) = written(Duration::from_millis(900)).await;
-        assert!((40..=56).contains(&requests) && (5..=6).contains(&seconds), "{requests} in {seconds} s");
+        assert!(
+            (40..=56).contains(&requests) && (5..=6).contains(&seconds),
+            "{requests} in {seconds} s"
+        );
         let (requests, seconds) = written(Duration::from_secs(60)).await;
-        assert!((8..=16).contains(&requests) && (5..=10).contains(&seconds), "{requests} in {seconds} s");
+        assert!(
+            (8..=16).contains(&requests) && (5..=10).contains(&seconds),
+            "{requests} in {seconds} s"
+        );
     }
 
     #[test]
     fn after_a_failure_a_node_is_left_alone_for_longer_each_time() {
         let (wanted, advertised) = (Bytes::gib(80), None);
-        let mut pending = PendingPatch { wanted, advertised, not_before: Moment(0), failures: 0, unshown: 0 };
-        let pauses: Vec<u64> = (0..8).map(|_| pending.pause_after(false).0 / 1000).collect();
+        let mut pending = PendingPatch {
+            wanted,
+            advertised,
+            not_before: Moment(0),
+            failures: 0,
+            unshown: 0,
+        };
+        let pauses: Vec<u64> = (0..8)
+            .map(|_| pending.pause_after(false).0 / 1000)
+            .collect();
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60]);
         let service = Service::new(Policy::default());
         let mut capacity = CapacityWriter::default();
@@ -538,7 +695,8 @@ mod tests {
                 capacity.note(&service, &node, Ok(()));
             }
             assert!(!capacity.is_due(&node, wanted, before, now + Millis::seconds(59)));
-            let is_due = |after: &u64| capacity.is_due(&node, wanted, shown, now + Millis::seconds(*after));
+            let is_due =
+                |after: &u64| capacity.is_due(&node, wanted, shown, now + Millis::seconds(*after));
             assert_eq!((0..600).find(is_due), Some(seconds), "{shown:?}");
         }
     }
@@ -554,8 +712,9 @@ mod tests {
         for _ in 0..6 {
             assert!(capacity.is_due(&node, Bytes::gib(80), None, now + Millis::seconds(600)));
             capacity.note(&service, &node, Ok(()));
-            let is_due =
-                |seconds: &u64| capacity.is_due(&node, Bytes::gib(80), None, now + Millis::seconds(*seconds));
+            let is_due = |seconds: &u64| {
+                capacity.is_due(&node, Bytes::gib(80), None, now + Millis::seconds(*seconds))
+            };
             pauses.push((0..600).find(is_due).unwrap());
         }
         assert_eq!(pauses, [5, 10, 20, 40, 60, 60]);

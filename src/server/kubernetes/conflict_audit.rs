@@ -12,8 +12,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 use stowage_kubernetes_objects::port::{
-    ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, IsDue, PodEvent, PodEventReason,
-    PodOnRecord,
+    ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, IsDue, PodEvent,
+    PodEventReason, PodOnRecord,
 };
 use stowage_scheduling::audit::conflicts::{AuditRound, ConflictVictim, GpuConflict};
 use stowage_scheduling::ids::{NodeName, PodUid};
@@ -35,7 +35,10 @@ const UNREPORTED_LIMIT: usize = 1024;
 /// Concurrent evictions.
 const EVICTIONS: usize = 8;
 /// After a failed eviction.
-const PAUSES: Backoff = Backoff { first: Millis::seconds(20), longest: Millis::seconds(600) };
+const PAUSES: Backoff = Backoff {
+    first: Millis::seconds(20),
+    longest: Millis::seconds(600),
+};
 
 /// Runs until it is dropped.
 pub async fn run(service: Arc<Service>, control_plane: Arc<dyn ControlPlane>) {
@@ -110,7 +113,9 @@ impl ConflictAudit {
         let looking = self
             .service
             .heavy_work
-            .begin_in_background(WorkKind::ConflictAudit, move || look(&service, service.now()));
+            .begin_in_background(WorkKind::ConflictAudit, move || {
+                look(&service, service.now())
+            });
         looking.await.unwrap_or_else(|error| {
             tracing::error!(%error, "a round of the audit was not completed; the next one goes on");
             AuditRound::default()
@@ -141,16 +146,30 @@ impl ConflictAudit {
         let events = &self.service.metrics.events;
         let dropped = events.with_label_values(&[PodEventReason::GpuConflict.reason(), "dropped"]);
         let too_many = self.unreported.len().saturating_sub(UNREPORTED_LIMIT);
-        dropped.inc_by(self.unreported.drain(..too_many).map(|conflict| conflict.parties.len() as u64).sum());
+        dropped.inc_by(
+            self.unreported
+                .drain(..too_many)
+                .map(|conflict| conflict.parties.len() as u64)
+                .sum(),
+        );
     }
 
     fn tell(&mut self) {
         let told = self.unreported.len().min(REPORTED_AT_ONCE);
         for conflict in self.unreported.drain(..told) {
             for party in &conflict.parties {
-                let (key, uid, kind) = (party.key.clone(), party.uid.clone(), PodEventReason::GpuConflict);
+                let (key, uid, kind) = (
+                    party.key.clone(),
+                    party.uid.clone(),
+                    PodEventReason::GpuConflict,
+                );
                 let text = conflict.told_to(&party.key);
-                self.control_plane.record_event(PodEvent { key, uid, kind, text });
+                self.control_plane.record_event(PodEvent {
+                    key,
+                    uid,
+                    kind,
+                    text,
+                });
             }
         }
     }
@@ -160,8 +179,11 @@ impl ConflictAudit {
         let still: BTreeSet<&PodUid> = victims.iter().map(|victim| &victim.uid).collect();
         self.tries.retain(|uid, _| still.contains(uid));
         self.limited.retain(|uid| still.contains(uid));
-        for victim in
-            victims.iter().filter(|victim| self.is_due(&victim.uid, now)).cloned().collect::<Vec<_>>()
+        for victim in victims
+            .iter()
+            .filter(|victim| self.is_due(&victim.uid, now))
+            .cloned()
+            .collect::<Vec<_>>()
         {
             if self.evictions.len() >= EVICTIONS {
                 break;
@@ -196,12 +218,16 @@ impl ConflictAudit {
         }
         self.limited.remove(&victim.uid);
         // No second eviction of this pod starts before the first is answered, or broke off long ago.
-        self.tries.entry(victim.uid.clone()).or_default().done(now + PAUSES.longest);
+        self.tries
+            .entry(victim.uid.clone())
+            .or_default()
+            .done(now + PAUSES.longest);
         let (service, control_plane) = (self.service.clone(), self.control_plane.clone());
         self.evictions.spawn(async move {
             // Reads show both pods, but the victim's condition is written after them. A pod that joined since is not settled.
-            let is_same =
-                |other: &ConflictVictim| (&other.uid, &other.stays_uid) == (&victim.uid, &victim.stays_uid);
+            let is_same = |other: &ConflictVictim| {
+                (&other.uid, &other.stays_uid) == (&victim.uid, &victim.stays_uid)
+            };
             let is_victim = || victims(&service, now).iter().any(is_same);
             let outcome = evict(&*control_plane, &victim, &is_victim).await;
             (victim, outcome)
@@ -215,13 +241,18 @@ impl ConflictAudit {
         }
         self.announce(victim, outcome);
         // Also an evicted one: if it is still in conflict then, the watch has not shown that it leaves.
-        self.tries.entry(victim.uid.clone()).or_default().failed(now, PAUSES, Millis(0));
+        self.tries
+            .entry(victim.uid.clone())
+            .or_default()
+            .failed(now, PAUSES, Millis(0));
     }
 
     fn announce(&self, victim: &ConflictVictim, outcome: &AuditEvictionOutcome) {
         let evictions = &self.service.metrics.conflicts.evictions;
         evictions.with_label_values(&[code(outcome)]).inc();
-        let ConflictVictim { key, gpu, stays, .. } = victim;
+        let ConflictVictim {
+            key, gpu, stays, ..
+        } = victim;
         if *outcome == AuditEvictionOutcome::Tried(EvictionOutcome::Evicted) {
             tracing::warn!(pod = %key, %gpu, other = %stays, "evicted before it started: its GPU was allocated twice");
         } else {
@@ -234,7 +265,11 @@ impl ConflictAudit {
 fn victims(service: &Service, now: Moment) -> Vec<ConflictVictim> {
     let policy = service.cluster().policy().clone();
     let evicts = policy.mode == Mode::Enforce && policy.conflicts == ConflictRule::EvictUnstarted;
-    if evicts { service.conflicts().victims(now) } else { Vec::new() }
+    if evicts {
+        service.conflicts().victims(now)
+    } else {
+        Vec::new()
+    }
 }
 
 /// Reads both pods first, past every cache: a watch that died silently shows an old state.
@@ -245,8 +280,15 @@ async fn evict(
 ) -> AuditEvictionOutcome {
     match is_due(control_plane, victim).await {
         Ok(true) => {
-            let why = EvictionReason::Conflict { with: victim.stays.clone(), gpu: victim.gpu.clone() };
-            AuditEvictionOutcome::Tried(control_plane.evict(&victim.key, &victim.uid, &why, is_victim).await)
+            let why = EvictionReason::Conflict {
+                with: victim.stays.clone(),
+                gpu: victim.gpu.clone(),
+            };
+            AuditEvictionOutcome::Tried(
+                control_plane
+                    .evict(&victim.key, &victim.uid, &why, is_victim)
+                    .await,
+            )
         }
         Ok(false) | Err(ControlPlaneError::Gone) => AuditEvictionOutcome::Over,
         Err(error) => AuditEvictionOutcome::Unread(error.to_string()),
@@ -259,7 +301,10 @@ async fn is_due(
     victim: &ConflictVictim,
 ) -> Result<bool, ControlPlaneError> {
     let is_there = |pod: &PodOnRecord| pod.node.as_ref() == Some(&victim.node) && !pod.is_over;
-    let stays = control_plane.read_pod(&victim.stays).await?.filter(is_there);
+    let stays = control_plane
+        .read_pod(&victim.stays)
+        .await?
+        .filter(is_there);
     if stays.is_none_or(|pod| pod.uid != victim.stays_uid) {
         return Ok(false);
     }
@@ -290,8 +335,15 @@ fn with_devices(service: &Service, nodes: Vec<NodeName>) -> Vec<(NodeName, Arc<[
     }
     let ledger = service.scratch_ledger();
     let existing = |name: &NodeName| ledger.node(name).filter(|_| ledger.has_node(name));
-    let devices = |name: &NodeName| existing(name).map(|node| node.devices.clone()).unwrap_or_default();
-    nodes.into_iter().map(|name| (name.clone(), devices(&name))).collect()
+    let devices = |name: &NodeName| {
+        existing(name)
+            .map(|node| node.devices.clone())
+            .unwrap_or_default()
+    };
+    nodes
+        .into_iter()
+        .map(|name| (name.clone(), devices(&name)))
+        .collect()
 }
 
 fn log(look: &AuditRound) {
@@ -299,7 +351,10 @@ fn log(look: &AuditRound) {
         tracing::error!(kind = conflict.kind.code(), node = %conflict.node, gpu = %conflict.gpu, "{conflict}");
     }
     if let Some(more @ 1..) = look.begun.len().checked_sub(REPORTED_AT_ONCE) {
-        tracing::error!(more, "more GPUs are in conflict: see the metric stowage_gpu_conflicts");
+        tracing::error!(
+            more,
+            "more GPUs are in conflict: see the metric stowage_gpu_conflicts"
+        );
     }
     for conflict in look.ended.iter().take(REPORTED_AT_ONCE) {
         tracing::info!(kind = conflict.kind.code(), node = %conflict.node, gpu = %conflict.gpu, "the conflict is over");

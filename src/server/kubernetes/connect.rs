@@ -75,10 +75,15 @@ pub fn client(mut config: Config, times: WriteTimes, answers: Answers) -> kube::
     let mut connector = TimeoutConnector::new(config.rustls_https_connector_with_connector(tcp)?);
     connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
     connector.set_read_timeout(Some(SILENCE));
-    let https: legacy::Client<_, Body> = legacy::Client::builder(TokioExecutor::new()).build(connector);
+    let https: legacy::Client<_, Body> =
+        legacy::Client::builder(TokioExecutor::new()).build(connector);
     let service = ServiceBuilder::new()
-        .layer(tower::layer::layer_fn(move |client| Pruning(client, answers)))
-        .layer(MapRequestLayer::new(move |request| limited(request, times.server)))
+        .layer(tower::layer::layer_fn(move |client| {
+            Pruning(client, answers)
+        }))
+        .layer(MapRequestLayer::new(move |request| {
+            limited(request, times.server)
+        }))
         .layer(config.base_uri_layer())
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)
@@ -90,8 +95,15 @@ pub fn client(mut config: Config, times: WriteTimes, answers: Answers) -> kube::
 
 /// Limits how long the API server works on a write that sets no limit itself. Reads keep their own.
 pub fn limited(mut request: Request<Body>, limit: Duration) -> Request<Body> {
-    let says = |parameter: &str| parameter.split_once('=').is_some_and(|(name, _)| name == "timeout");
-    let is_limited = request.uri().query().is_some_and(|query| query.split('&').any(says));
+    let says = |parameter: &str| {
+        parameter
+            .split_once('=')
+            .is_some_and(|(name, _)| name == "timeout")
+    };
+    let is_limited = request
+        .uri()
+        .query()
+        .is_some_and(|query| query.split('&').any(says));
     if !is_limited && !matches!(*request.method(), Method::GET | Method::HEAD) {
         *request.uri_mut() = with_timeout(request.uri(), limit);
     }
@@ -102,7 +114,8 @@ fn with_timeout(uri: &Uri, limit: Duration) -> Uri {
     let (path, query) = (uri.path(), uri.query().unwrap_or_default());
     let separator = if query.is_empty() { "" } else { "&" };
     let limited = format!("{path}?{query}{separator}timeout={}ms", limit.as_millis());
-    let limited = PathAndQuery::try_from(limited).expect("a query is still one with a parameter more");
+    let limited =
+        PathAndQuery::try_from(limited).expect("a query is still one with a parameter more");
     let mut parts: Parts = uri.clone().into_parts();
     parts.path_and_query = Some(limited);
     Uri::from_parts(parts).expect("a URI with another query is one")
@@ -113,33 +126,42 @@ async fn from_file(path: &Path) -> Result<Config, ConnectError> {
         let path = path.display().to_string();
         match error {
             // The path is named before this error.
-            KubeconfigError::ReadConfig(error, _) => {
-                ConnectError::Kubeconfig { path, reason: error.to_string() }
-            }
+            KubeconfigError::ReadConfig(error, _) => ConnectError::Kubeconfig {
+                path,
+                reason: error.to_string(),
+            },
             KubeconfigError::CurrentContextNotSet => ConnectError::Kubeconfig {
                 reason: format!(
                     "it has no current-context: is it a kubeconfig? kubectl --kubeconfig {path} config get-contexts lists its contexts"
                 ),
                 path,
             },
-            error => ConnectError::Kubeconfig { path, reason: error.to_string() },
+            error => ConnectError::Kubeconfig {
+                path,
+                reason: error.to_string(),
+            },
         }
     };
     let kubeconfig = Kubeconfig::read_from(path).map_err(failed)?;
-    Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.map_err(failed)
+    Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
+        .await
+        .map_err(failed)
 }
 
 /// The error outside a pod, where the kubeconfig matters: whether there is none, or what is wrong with it.
 fn nowhere(error: &InferConfigError) -> ConnectError {
-    match error.source().and_then(|source| source.downcast_ref::<KubeconfigError>()) {
+    match error
+        .source()
+        .and_then(|source| source.downcast_ref::<KubeconfigError>())
+    {
         None | Some(KubeconfigError::FindPath) => ConnectError::Nowhere,
         Some(KubeconfigError::ReadConfig(error, _)) if error.kind() == ErrorKind::NotFound => {
             ConnectError::Nowhere
         }
         // After its first line, the parser draws the place.
-        Some(error) => {
-            ConnectError::Usual { reason: error.to_string().lines().next().unwrap_or_default().into() }
-        }
+        Some(error) => ConnectError::Usual {
+            reason: error.to_string().lines().next().unwrap_or_default().into(),
+        },
     }
 }
 
@@ -155,22 +177,41 @@ mod tests {
         let names_it = format!("--kubeconfig {}: ", path.display());
         assert!(missing.to_string().starts_with(&names_it), "{missing}");
         std::fs::write(&path, KUBECONFIG).unwrap();
-        assert_eq!(connect(Some(&path), times).await.unwrap().default_namespace(), "team-a");
+        assert_eq!(
+            connect(Some(&path), times)
+                .await
+                .unwrap()
+                .default_namespace(),
+            "team-a"
+        );
     }
 
     #[test]
     fn b4_a_write_says_how_long_the_api_server_may_work_on_it_and_a_read_does_not() {
         let sent = |method: Method, uri: &str| {
-            let request = Request::builder().method(method).uri(uri).body(Body::empty()).unwrap();
+            let request = Request::builder()
+                .method(method)
+                .uri(uri)
+                .body(Body::empty())
+                .unwrap();
             limited(request, Duration::from_secs(5)).uri().to_string()
         };
         let binding = "/api/v1/namespaces/a/pods/b/binding";
-        assert_eq!(sent(Method::POST, binding), format!("{binding}?timeout=5000ms"));
         assert_eq!(
-            sent(Method::PATCH, "http://x/api/v1/nodes/n/status?fieldManager=stowage"),
+            sent(Method::POST, binding),
+            format!("{binding}?timeout=5000ms")
+        );
+        assert_eq!(
+            sent(
+                Method::PATCH,
+                "http://x/api/v1/nodes/n/status?fieldManager=stowage"
+            ),
             "http://x/api/v1/nodes/n/status?fieldManager=stowage&timeout=5000ms"
         );
-        assert_eq!(sent(Method::GET, "/api/v1/pods?watch=true"), "/api/v1/pods?watch=true");
+        assert_eq!(
+            sent(Method::GET, "/api/v1/pods?watch=true"),
+            "/api/v1/pods?watch=true"
+        );
         assert_eq!(sent(Method::PUT, "/a?timeout=1s"), "/a?timeout=1s");
     }
 

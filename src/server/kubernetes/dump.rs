@@ -22,8 +22,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use stowage_kubernetes_objects as objects;
 use stowage_kubernetes_objects::port::{
-    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, IsDue,
-    PodEvent, PodOnRecord, StatusChange,
+    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason,
+    IsDue, PodEvent, PodOnRecord, StatusChange,
 };
 use stowage_scheduling::ids::{NodeName, PodKey, PodUid, printable};
 use stowage_scheduling::policy::NamespaceLabels;
@@ -38,13 +38,27 @@ const MAX_YAML_EVENTS: usize = 200_000_000;
 #[derive(Debug, thiserror::Error)]
 pub enum DumpError {
     #[error("--cluster {}: {error}; save what `kubectl get nodes,pods -A -o yaml` prints there, or pipe it in and write -", .path.display())]
-    Read { path: PathBuf, error: std::io::Error },
+    Read {
+        path: PathBuf,
+        error: std::io::Error,
+    },
     #[error("{}: {error}; save what `kubectl get nodes,pods -A -o yaml` prints, whole", named(.path))]
-    Yaml { path: PathBuf, error: Box<serde_saphyr::Error> },
+    Yaml {
+        path: PathBuf,
+        error: Box<serde_saphyr::Error>,
+    },
     #[error("{}: {error}; save what `kubectl get nodes,pods -A -o json` prints, whole", named(.path))]
-    Json { path: PathBuf, error: serde_json::Error },
+    Json {
+        path: PathBuf,
+        error: serde_json::Error,
+    },
     #[error("{}: item {item} ({kind}): {error}", named(.path))]
-    Item { path: PathBuf, item: usize, kind: String, error: serde_json::Error },
+    Item {
+        path: PathBuf,
+        item: usize,
+        kind: String,
+        error: serde_json::Error,
+    },
     #[error(
         "{}: item {item} has no `kind`; save what `kubectl get nodes,pods -A -o yaml` prints, whole",
         named(.path)
@@ -55,7 +69,11 @@ pub enum DumpError {
 }
 
 fn named(path: &Path) -> std::borrow::Cow<'_, str> {
-    if path == Path::new("-") { "standard input".into() } else { path.to_string_lossy() }
+    if path == Path::new("-") {
+        "standard input".into()
+    } else {
+        path.to_string_lossy()
+    }
 }
 
 /// The text of a dump. Its objects are parsed one at a time: sixteen thousand parsed pods would be most of this process'
@@ -94,13 +112,19 @@ impl Dump {
         };
         match text {
             Ok(text) => Ok(Self::of(text, path)),
-            Err(error) => Err(DumpError::Read { path: path.into(), error }),
+            Err(error) => Err(DumpError::Read {
+                path: path.into(),
+                error,
+            }),
         }
     }
 
     /// `path` is only named in errors.
     pub fn of(text: String, path: &Path) -> Self {
-        Self { path: path.into(), text }
+        Self {
+            path: path.into(),
+            text,
+        }
     }
 
     /// The pod of that name, as the dump shows it.
@@ -125,7 +149,9 @@ impl Dump {
             Object::Namespace(namespace) => {
                 let metadata = namespace.metadata;
                 let labels = Arc::new(metadata.labels.unwrap_or_default());
-                found.namespaces.extend(metadata.name.map(|name| (name, labels)));
+                found
+                    .namespaces
+                    .extend(metadata.name.map(|name| (name, labels)));
             }
             _ => {}
         })?;
@@ -149,11 +175,15 @@ impl Dump {
         struct Kind {
             kind: Option<String>,
         }
-        let json = |error| DumpError::Json { path: self.path.clone(), error };
+        let json = |error| DumpError::Json {
+            path: self.path.clone(),
+            error,
+        };
         let list: List<'_> = serde_json::from_str(&self.text).map_err(json)?;
         for (item, raw) in list.items.into_iter().enumerate() {
             let kind = serde_json::from_str::<Kind>(raw.get()).map_err(json)?.kind;
-            self.object(item, kind.as_deref(), DumpItem::Text(raw.get()))?.map(&mut visit);
+            self.object(item, kind.as_deref(), DumpItem::Text(raw.get()))?
+                .map(&mut visit);
         }
         Ok(())
     }
@@ -164,15 +194,20 @@ impl Dump {
             budget: serde_saphyr::budget! { max_events: MAX_YAML_EVENTS, max_nodes: MAX_YAML_EVENTS },
         };
         let documents: Vec<Value> = serde_saphyr::from_multiple_with_options(&self.text, options)
-            .map_err(|error| DumpError::Yaml { path: self.path.clone(), error: Box::new(error) })?;
-        let items =
-            documents.into_iter().flat_map(|mut document| match document.get_mut("items").map(Value::take) {
+            .map_err(|error| DumpError::Yaml {
+            path: self.path.clone(),
+            error: Box::new(error),
+        })?;
+        let items = documents.into_iter().flat_map(|mut document| {
+            match document.get_mut("items").map(Value::take) {
                 Some(Value::Array(items)) => items,
                 _ => vec![document],
-            });
+            }
+        });
         for (item, value) in items.enumerate() {
             let kind = value.get("kind").and_then(Value::as_str).map(str::to_owned);
-            self.object(item, kind.as_deref(), DumpItem::Value(value))?.map(&mut visit);
+            self.object(item, kind.as_deref(), DumpItem::Value(value))?
+                .map(&mut visit);
         }
         Ok(())
     }
@@ -184,7 +219,10 @@ impl Dump {
         kind: Option<&str>,
         source: DumpItem<'_>,
     ) -> Result<Option<Object>, DumpError> {
-        let kind = kind.ok_or_else(|| DumpError::NoKind { path: self.path.clone(), item })?;
+        let kind = kind.ok_or_else(|| DumpError::NoKind {
+            path: self.path.clone(),
+            item,
+        })?;
         let object = match kind {
             "Node" => source.read().map(Object::Node).map(Some),
             "Pod" => source.read().map(Object::Pod).map(Some),
@@ -196,7 +234,12 @@ impl Dump {
             "ResourceSlice" => source.read().map(Object::Slice).map(Some),
             _ => Ok(None),
         };
-        object.map_err(|error| DumpError::Item { path: self.path.clone(), item, kind: kind.into(), error })
+        object.map_err(|error| DumpError::Item {
+            path: self.path.clone(),
+            item,
+            kind: kind.into(),
+            error,
+        })
     }
 }
 
@@ -236,13 +279,22 @@ impl LeftOutPod {
         }
         let why = match objects::identity(pod) {
             Ok((uid, _)) if service.cluster().pod_state(&uid).is_some() => return None,
-            Ok(_) => objects::demand(pod, service.cluster().policy()).err()?.to_string(),
+            Ok(_) => objects::demand(pod, service.cluster().policy())
+                .err()?
+                .to_string(),
             Err(error) => error.to_string(),
         };
         let (namespace, name) = (&pod.metadata.namespace, &pod.metadata.name);
-        let pod = [namespace.as_deref().unwrap_or("?"), name.as_deref().unwrap_or("?")].join("/");
+        let pod = [
+            namespace.as_deref().unwrap_or("?"),
+            name.as_deref().unwrap_or("?"),
+        ]
+        .join("/");
         // No API server has accepted the name.
-        Some(Self { pod: printable(&pod), why })
+        Some(Self {
+            pod: printable(&pod),
+            why,
+        })
     }
 }
 
@@ -264,7 +316,11 @@ pub fn left_out_text(left_out: &[LeftOutPod]) -> Option<String> {
 
 impl DumpControlPlane {
     /// Adds a dump to the ledger and lets this replica lead.
-    pub fn load(dump: &Dump, service: &Service, index: &mut ClusterIndex) -> Result<Self, DumpError> {
+    pub fn load(
+        dump: &Dump,
+        service: &Service,
+        index: &mut ClusterIndex,
+    ) -> Result<Self, DumpError> {
         let (mut pods, mut left_out) = (BTreeMap::new(), Vec::new());
         index.begin_nodes();
         index.begin_pods(service);
@@ -294,14 +350,19 @@ impl DumpControlPlane {
         index.end_namespaces();
         index.end_slices(service);
         if index.nodes().is_empty() {
-            return Err(DumpError::NoNodes { path: dump.path.clone() });
+            return Err(DumpError::NoNodes {
+                path: dump.path.clone(),
+            });
         }
         // Only after all objects are read: a pod may precede its node in the file.
         for event in index.standing(service) {
             info!(pod = %event.key, reason = event.kind.reason(), "{}", event.text);
         }
         service.lead_from_the_start();
-        Ok(Self { pods: Mutex::new(pods), left_out })
+        Ok(Self {
+            pods: Mutex::new(pods),
+            left_out,
+        })
     }
 
     /// In the order of the dump.
@@ -312,7 +373,9 @@ impl DumpControlPlane {
     fn bind_now(&self, order: &BindOrder) -> BindOutcome {
         let mut pods = self.pods.lock();
         match pods.get_mut(&order.key) {
-            None => BindOutcome::Refused { message: format!("pods \"{}\" not found", order.key) },
+            None => BindOutcome::Refused {
+                message: format!("pods \"{}\" not found", order.key),
+            },
             Some(pod) if pod.uid != order.uid || pod.node.is_some() => BindOutcome::Conflict,
             Some(pod) => {
                 pod.node = Some(order.placement.node.clone());
@@ -335,10 +398,27 @@ fn on_record(pod: &Pod) -> Option<(PodKey, PodOnRecord)> {
         return None;
     }
     let (uid, key) = objects::identity(pod).ok()?;
-    let node = pod.spec.as_ref().and_then(|spec| NodeName::parse(spec.node_name.as_deref()?).ok());
+    let node = pod
+        .spec
+        .as_ref()
+        .and_then(|spec| NodeName::parse(spec.node_name.as_deref()?).ok());
     let (devices, borrows) = (objects::recorded_devices(pod), objects::borrows(pod));
-    let (has_started, is_over) = (objects::has_started(pod), pod.metadata.deletion_timestamp.is_some());
-    Some((key, PodOnRecord { uid, node, devices, has_started, is_over, borrows, refusal: None }))
+    let (has_started, is_over) = (
+        objects::has_started(pod),
+        pod.metadata.deletion_timestamp.is_some(),
+    );
+    Some((
+        key,
+        PodOnRecord {
+            uid,
+            node,
+            devices,
+            has_started,
+            is_over,
+            borrows,
+            refusal: None,
+        },
+    ))
 }
 
 impl ControlPlane for DumpControlPlane {
@@ -405,7 +485,11 @@ mod tests {
         let items = [
             r#"{"kind": "Node", "metadata": {"name": "a"}}"#.to_owned(),
             pod("good", r#", "uid": "1""#, r#"{"stowage.dev/vram": "4Gi"}"#),
-            pod("fraction", r#", "uid": "2""#, r#"{"stowage.dev/vram": "1.5"}"#),
+            pod(
+                "fraction",
+                r#", "uid": "2""#,
+                r#"{"stowage.dev/vram": "1.5"}"#,
+            ),
             pod("none-of-ours", r#", "uid": "3""#, r#"{"cpu": "1"}"#),
             pod("bare", "", r#"{"stowage.dev/vram": "4Gi"}"#),
         ];
@@ -414,10 +498,22 @@ mod tests {
         let dump = Dump::of(text, Path::new("dump"));
         let loaded = DumpControlPlane::load(&dump, &service, &mut ClusterIndex::default()).unwrap();
         let text = left_out_text(loaded.left_out()).unwrap();
-        assert!(text.starts_with("2 pods of the dump cannot be understood and are left out:\n"), "{text}");
-        assert!(text.contains("x/fraction: ") && text.contains("x/bare: "), "{text}");
+        assert!(
+            text.starts_with("2 pods of the dump cannot be understood and are left out:\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("x/fraction: ") && text.contains("x/bare: "),
+            "{text}"
+        );
         assert_eq!(left_out_text(&[]), None);
-        let many = vec![LeftOutPod { pod: "a/b".into(), why: "bad".into() }; 12];
+        let many = vec![
+            LeftOutPod {
+                pod: "a/b".into(),
+                why: "bad".into()
+            };
+            12
+        ];
         assert!(left_out_text(&many).unwrap().ends_with("\n  and 2 more"));
     }
 
@@ -426,11 +522,13 @@ mod tests {
         let node = r#"{"kind": "Node", "metadata": {"name": "a"}, "status": {"allocatable": {"pods": "9"}}}"#;
         let web = r#"{"kind": "Pod", "metadata": {"name": "web", "namespace": "x", "uid": "1"},
             "spec": {"nodeName": "a", "containers": []}}"#;
-        let budget = r#"{"kind": "PodDisruptionBudget", "metadata": {"name": "web", "namespace": "x"}}"#;
+        let budget =
+            r#"{"kind": "PodDisruptionBudget", "metadata": {"name": "web", "namespace": "x"}}"#;
         let load = |items: &[&str]| {
             let (service, mut index) = (Service::new(Policy::default()), ClusterIndex::default());
             let text = format!(r#"{{"items": [{}]}}"#, items.join(","));
-            DumpControlPlane::load(&Dump::of(text, Path::new("dump")), &service, &mut index).unwrap();
+            DumpControlPlane::load(&Dump::of(text, Path::new("dump")), &service, &mut index)
+                .unwrap();
             let budgets = service.cluster().budgets().len();
             assert!(index.complete_since().is_some() && service.cluster().budgets_known());
             (budgets, service.cluster().kube_filters().pods().count())

@@ -48,7 +48,14 @@ impl EventRecorder {
     /// Both ends.
     pub fn new(service: Arc<Service>) -> (Self, mpsc::Receiver<PodEvent>) {
         let (queue, receiver) = mpsc::channel(WAITING);
-        (Self { service, told: Mutex::default(), queue }, receiver)
+        (
+            Self {
+                service,
+                told: Mutex::default(),
+                queue,
+            },
+            receiver,
+        )
     }
 
     pub fn record_event(&self, mut notice: PodEvent) {
@@ -65,7 +72,9 @@ impl EventRecorder {
             return count(&self.service, kind, "dropped");
         }
         // What finds no place was not told.
-        let Ok(place) = self.queue.try_reserve() else { return count(&self.service, kind, "dropped") };
+        let Ok(place) = self.queue.try_reserve() else {
+            return count(&self.service, kind, "dropped");
+        };
         if !is_new {
             told.note(uid, kind, now);
         }
@@ -89,11 +98,15 @@ impl RecentEvents {
     /// Whether the pod has had such an Event recently.
     fn is_told(&mut self, uid: &PodUid, kind: PodEventReason, now: Moment) -> bool {
         self.forget_until(now);
-        self.0.get(&kind).is_some_and(|pods| pods.told.contains(uid))
+        self.0
+            .get(&kind)
+            .is_some_and(|pods| pods.told.contains(uid))
     }
 
     fn is_full(&self, kind: PodEventReason) -> bool {
-        self.0.get(&kind).is_some_and(|pods| pods.order.len() >= REMEMBERED)
+        self.0
+            .get(&kind)
+            .is_some_and(|pods| pods.order.len() >= REMEMBERED)
     }
 
     /// The pod has such an Event from now on, and had none.
@@ -146,9 +159,12 @@ pub async fn publish(
 async fn withheld(client: &Client, PodEvent { key, uid, .. }: &PodEvent) -> Option<&'static str> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), &key.namespace);
     let found = tokio::time::timeout(WRITE_TIMEOUT, pods.get_metadata(&key.name)).await;
-    let is_it = found.is_ok_and(|pod| pod.is_ok_and(|pod| pod.metadata.uid.as_deref() == Some(uid.as_str())));
+    let is_it = found
+        .is_ok_and(|pod| pod.is_ok_and(|pod| pod.metadata.uid.as_deref() == Some(uid.as_str())));
     match is_it {
-        true => sees_all_gpus(client, &key.namespace).await.then_some("exempt"),
+        true => sees_all_gpus(client, &key.namespace)
+            .await
+            .then_some("exempt"),
         false => Some("unconfirmed"),
     }
 }
@@ -156,7 +172,9 @@ async fn withheld(client: &Client, PodEvent { key, uid, .. }: &PodEvent) -> Opti
 /// Whether an administrator lets the namespace's pods see all GPUs, as the admission policy has it. Asked at that moment: labels of
 /// namespaces are watched only where a policy needs them.
 async fn sees_all_gpus(client: &Client, namespace: &str) -> bool {
-    let of_name = ListParams::default().fields(&format!("metadata.name={namespace}")).labels(SEES_ALL_GPUS);
+    let of_name = ListParams::default()
+        .fields(&format!("metadata.name={namespace}"))
+        .labels(SEES_ALL_GPUS);
     let namespaces: Api<Namespace> = Api::all(client.clone());
     let listed = tokio::time::timeout(WRITE_TIMEOUT, namespaces.list_metadata(&of_name)).await;
     namespace == SEES_ALL_GPUS_UNLABELLED
@@ -168,7 +186,10 @@ fn event(notice: &PodEvent, identity: &str, now: jiff::Timestamp) -> Event {
     let namespace = notice.key.namespace.to_string();
     Event {
         metadata: ObjectMeta {
-            name: Some(format!("{}{suffix}", cut(&notice.key.name, NAME_BYTES - suffix.len()))),
+            name: Some(format!(
+                "{}{suffix}",
+                cut(&notice.key.name, NAME_BYTES - suffix.len())
+            )),
             namespace: Some(namespace.clone()),
             ..ObjectMeta::default()
         },
@@ -183,7 +204,14 @@ fn event(notice: &PodEvent, identity: &str, now: jiff::Timestamp) -> Event {
         action: Some("Scheduling".into()),
         reason: Some(notice.kind.reason().into()),
         note: Some(cut(&notice.text, NOTE_BYTES).into()),
-        type_: Some(if notice.kind.is_warning() { "Warning" } else { "Normal" }.into()),
+        type_: Some(
+            if notice.kind.is_warning() {
+                "Warning"
+            } else {
+                "Normal"
+            }
+            .into(),
+        ),
         event_time: Some(MicroTime(now)),
         reporting_controller: Some(CONTROLLER.into()),
         reporting_instance: Some(cut(identity, INSTANCE_BYTES).into()),
@@ -197,7 +225,11 @@ fn cut(text: &str, bytes: usize) -> &str {
 }
 
 fn count(service: &Service, kind: PodEventReason, outcome: &str) {
-    service.metrics.events.with_label_values(&[kind.reason(), outcome]).inc();
+    service
+        .metrics
+        .events
+        .with_label_values(&[kind.reason(), outcome])
+        .inc();
 }
 
 #[cfg(test)]
@@ -228,7 +260,10 @@ mod tests {
         let (refused, unplaced) = (PodEventReason::Unschedulable, PodEventReason::Unplaced);
         told.note(uid(1), refused, at(0));
         assert!(told.is_told(&uid(1), refused, at(599)));
-        assert!(!told.is_told(&uid(1), unplaced, at(599)), "another kind is other news");
+        assert!(
+            !told.is_told(&uid(1), unplaced, at(599)),
+            "another kind is other news"
+        );
         assert!(!told.is_told(&uid(2), refused, at(599)), "another pod, too");
         assert!(!told.is_told(&uid(1), refused, at(600)));
     }
@@ -242,11 +277,25 @@ mod tests {
             assert!(receiver.try_recv().is_ok());
         }
         notices.record_event(refusal(REMEMBERED));
-        assert!(receiver.try_recv().is_err(), "each attempt of so many pods would be one");
-        notices.record_event(PodEvent { kind: PodEventReason::Evicted, ..refusal(REMEMBERED) });
-        assert!(receiver.try_recv().is_ok(), "many of one kind silence no other");
-        let counted =
-            |outcome| service.metrics.events.with_label_values(&["StowageUnschedulable", outcome]).get();
+        assert!(
+            receiver.try_recv().is_err(),
+            "each attempt of so many pods would be one"
+        );
+        notices.record_event(PodEvent {
+            kind: PodEventReason::Evicted,
+            ..refusal(REMEMBERED)
+        });
+        assert!(
+            receiver.try_recv().is_ok(),
+            "many of one kind silence no other"
+        );
+        let counted = |outcome| {
+            service
+                .metrics
+                .events
+                .with_label_values(&["StowageUnschedulable", outcome])
+                .get()
+        };
         assert_eq!(counted("dropped"), 1);
         notices.told.lock().forget_until(service.now() + QUIET);
         notices.record_event(refusal(REMEMBERED));
@@ -259,12 +308,21 @@ mod tests {
         let (notices, mut receiver) = EventRecorder::new(service.clone());
         (0..=WAITING).for_each(|n| notices.record_event(refusal(n)));
         notices.record_event(refusal(0));
-        let counted =
-            |outcome| service.metrics.events.with_label_values(&["StowageUnschedulable", outcome]).get();
+        let counted = |outcome| {
+            service
+                .metrics
+                .events
+                .with_label_values(&["StowageUnschedulable", outcome])
+                .get()
+        };
         assert_eq!((counted("dropped"), counted("suppressed")), (1, 1));
         receiver.try_recv().unwrap();
         notices.record_event(refusal(WAITING));
-        assert_eq!(counted("dropped"), 1, "what was dropped may be said when there is room");
+        assert_eq!(
+            counted("dropped"),
+            1,
+            "what was dropped may be said when there is room"
+        );
     }
 
     #[test]
@@ -275,23 +333,35 @@ mod tests {
         (0..2 * REMEMBERED).for_each(|_| notices.record_event(refusal(WAITING)));
         while receiver.try_recv().is_ok() {}
         (0..WAITING).for_each(|n| notices.record_event(refusal(n)));
-        let counted =
-            |outcome| service.metrics.events.with_label_values(&["StowageUnschedulable", outcome]).get();
-        assert_eq!((counted("dropped"), counted("suppressed")), (2 * REMEMBERED as u64, WAITING as u64));
+        let counted = |outcome| {
+            service
+                .metrics
+                .events
+                .with_label_values(&["StowageUnschedulable", outcome])
+                .get()
+        };
+        assert_eq!(
+            (counted("dropped"), counted("suppressed")),
+            (2 * REMEMBERED as u64, WAITING as u64)
+        );
     }
 
     /// An API server with one pod, and whose namespaces see no more GPUs than others'.
     fn api_server(writes: Arc<Mutex<Vec<String>>>) -> Client {
         let answer = move |request: http::Request<kube::client::Body>| {
-            let (path, is_read) = (request.uri().path().to_owned(), request.method() == http::Method::GET);
+            let (path, is_read) = (
+                request.uri().path().to_owned(),
+                request.method() == http::Method::GET,
+            );
             let (code, body) = match (&*path, is_read) {
                 ("/api/v1/namespaces/team-a/pods/llama", true) => (
                     200,
                     json!({ "kind": "Pod", "apiVersion": "v1", "metadata": { "name": "llama", "namespace": "team-a", "uid": "uid-1" } }),
                 ),
-                ("/api/v1/namespaces", true) => {
-                    (200, json!({ "kind": "List", "apiVersion": "v1", "metadata": {}, "items": [] }))
-                }
+                ("/api/v1/namespaces", true) => (
+                    200,
+                    json!({ "kind": "List", "apiVersion": "v1", "metadata": {}, "items": [] }),
+                ),
                 (_, true) => (
                     404,
                     json!({ "kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound", "message": "" }),
@@ -320,25 +390,57 @@ mod tests {
             (1, "team-a", "llama"),
         ] {
             let key = PodKey::parse(namespace, name).unwrap();
-            let notice = PodEvent { key, kind: PodEventReason::Ungranted, ..refusal(n) };
+            let notice = PodEvent {
+                key,
+                kind: PodEventReason::Ungranted,
+                ..refusal(n)
+            };
             recorder.record_event(notice);
         }
         drop(recorder);
         let writes = Arc::new(Mutex::new(Vec::new()));
-        publish(api_server(writes.clone()), service.clone(), "here".into(), receiver).await;
-        let counted =
-            |outcome| service.metrics.events.with_label_values(&["StowageUngranted", outcome]).get();
-        assert_eq!([counted("unconfirmed"), counted("published"), counted("failed")], [3, 1, 0]);
-        assert_eq!(*writes.lock(), ["/apis/events.k8s.io/v1/namespaces/team-a/events"]);
+        publish(
+            api_server(writes.clone()),
+            service.clone(),
+            "here".into(),
+            receiver,
+        )
+        .await;
+        let counted = |outcome| {
+            service
+                .metrics
+                .events
+                .with_label_values(&["StowageUngranted", outcome])
+                .get()
+        };
+        assert_eq!(
+            [
+                counted("unconfirmed"),
+                counted("published"),
+                counted("failed")
+            ],
+            [3, 1, 0]
+        );
+        assert_eq!(
+            *writes.lock(),
+            ["/apis/events.k8s.io/v1/namespaces/team-a/events"]
+        );
     }
 
     #[test]
     fn a_notice_waits_with_no_more_text_than_its_event_will_have() {
         let service = Service::new(Policy::default());
         let (notices, mut receiver) = EventRecorder::new(service);
-        notices.record_event(PodEvent { text: "ä".repeat(20_000), ..refusal(1) });
+        notices.record_event(PodEvent {
+            text: "ä".repeat(20_000),
+            ..refusal(1)
+        });
         let waiting = receiver.try_recv().unwrap();
-        assert!(waiting.text.capacity() <= 1024, "{}", waiting.text.capacity());
+        assert!(
+            waiting.text.capacity() <= 1024,
+            "{}",
+            waiting.text.capacity()
+        );
     }
 
     #[test]
@@ -352,14 +454,19 @@ mod tests {
                 ..refusal(1)
             });
         }
-        let told: Vec<String> = std::iter::from_fn(|| Some(receiver.try_recv().ok()?.text)).collect();
+        let told: Vec<String> =
+            std::iter::from_fn(|| Some(receiver.try_recv().ok()?.text)).collect();
         assert_eq!(told, ["first", "second"]);
     }
 
     #[test]
     fn an_event_keeps_to_the_limits_of_the_api() {
         let key = PodKey::parse("team-a", &"x".repeat(253)).unwrap();
-        let notice = PodEvent { key, text: "ä".repeat(600), ..refusal(1) };
+        let notice = PodEvent {
+            key,
+            text: "ä".repeat(600),
+            ..refusal(1)
+        };
         let event = event(&notice, &"h".repeat(200), jiff::Timestamp::now());
         assert_eq!(event.metadata.name.unwrap().len(), 253);
         assert_eq!(event.note.unwrap().len(), 1024);

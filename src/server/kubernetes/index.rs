@@ -31,7 +31,9 @@ use stowage_kubernetes_objects::ReservationMessage;
 use stowage_kubernetes_objects::port::PodEvent;
 use stowage_scheduling::ids::{NodeName, PodKey, PodUid};
 use stowage_scheduling::kube_filters::StorageKind;
-use stowage_scheduling::ledger::{Ledger, PodPhase, PodState, PodWarning, StartProgress, TimedStart};
+use stowage_scheduling::ledger::{
+    Ledger, PodPhase, PodState, PodWarning, StartProgress, TimedStart,
+};
 use stowage_scheduling::planning::WaitReason;
 use stowage_scheduling::policy::NamespaceLabels;
 use stowage_scheduling::units::Bytes;
@@ -98,7 +100,10 @@ impl ListProgress {
     /// Lists of an earlier term do not count any more.
     fn expect(&mut self, term: u64) {
         if self.term < term {
-            *self = Self { term, is_complete: false };
+            *self = Self {
+                term,
+                is_complete: false,
+            };
         }
     }
 }
@@ -145,11 +150,24 @@ impl ClusterIndex {
             return None;
         }
         self.release_predecessor(service, &uid, &key);
-        self.pods.insert(key.clone(), IndexedPod { uid: uid.clone(), version: version(pod) });
+        self.pods.insert(
+            key.clone(),
+            IndexedPod {
+                uid: uid.clone(),
+                version: version(pod),
+            },
+        );
         conflicts::see(service, &uid, &key, pod);
         let progress = self.start_progress(pod);
-        let PodSeen { warning, is_known, event, start } = see(service, pod, &uid, for_filters, progress);
-        start.iter().for_each(|start| service.metrics.starts.note(start));
+        let PodSeen {
+            warning,
+            is_known,
+            event,
+            start,
+        } = see(service, pod, &uid, for_filters, progress);
+        start
+            .iter()
+            .for_each(|start| service.metrics.starts.note(start));
         self.note_unplannable_pod(&uid, &key, pod, !is_known);
         self.note(service, &uid, warning);
         event
@@ -176,12 +194,21 @@ impl ClusterIndex {
             let cluster = service.cluster();
             (cluster.scratch(), cluster.kube_filters().snapshot())
         };
-        self.unlisted_pods = ledger.pods_in_no_order().map(|(uid, _)| uid.clone()).collect();
-        self.unlisted_pods
-            .extend(filters.pods_in_no_order().chain(ledger.placeless_members().keys()).cloned());
+        self.unlisted_pods = ledger
+            .pods_in_no_order()
+            .map(|(uid, _)| uid.clone())
+            .collect();
+        self.unlisted_pods.extend(
+            filters
+                .pods_in_no_order()
+                .chain(ledger.placeless_members().keys())
+                .cloned(),
+        );
         // A ledger that has been discarded since does not name them.
-        self.unlisted_pods.extend(self.pods.values().map(|pod| pod.uid.clone()));
-        self.unlisted_pods.extend(self.unplannable_pods.keys().cloned());
+        self.unlisted_pods
+            .extend(self.pods.values().map(|pod| pod.uid.clone()));
+        self.unlisted_pods
+            .extend(self.unplannable_pods.keys().cloned());
         service.conflicts().begin_list();
     }
 
@@ -205,7 +232,10 @@ impl ClusterIndex {
     #[cfg(test)]
     pub(crate) fn reset_pods(&mut self, service: &Service, pods: &[Pod]) -> Vec<PodEvent> {
         self.begin_pods(service);
-        let events = pods.iter().filter_map(|pod| self.apply_pod(service, pod)).collect();
+        let events = pods
+            .iter()
+            .filter_map(|pod| self.apply_pod(service, pod))
+            .collect();
         self.end_pods(service);
         events
     }
@@ -220,12 +250,18 @@ impl ClusterIndex {
         let mut index = index.lock();
         let is_unwatched =
             |key: &PodKey, uid: &PodUid| index.pods.get(key).is_none_or(|known| known.uid != *uid);
-        let unwatched_pods: BTreeSet<PodUid> =
-            waiting.into_iter().filter(|(key, uid)| is_unwatched(key, uid)).map(|(_, uid)| uid).collect();
+        let unwatched_pods: BTreeSet<PodUid> = waiting
+            .into_iter()
+            .filter(|(key, uid)| is_unwatched(key, uid))
+            .map(|(_, uid)| uid)
+            .collect();
         for uid in unwatched_pods.intersection(&index.unwatched_pods) {
             let mut cluster = service.cluster();
             // It may have been bound since the copy.
-            if cluster.pod_state(uid).is_some_and(waits_without_reservation) {
+            if cluster
+                .pod_state(uid)
+                .is_some_and(waits_without_reservation)
+            {
                 cluster.apply(PodReleased(uid.clone()));
             }
         }
@@ -235,9 +271,13 @@ impl ClusterIndex {
     /// Events for all current warnings, for a replica that has become leader.
     pub fn standing(&self, service: &Service) -> Vec<PodEvent> {
         let ledger = service.scratch_ledger();
-        let warnings =
-            self.warnings.iter().filter_map(|(uid, warning)| pod_warnings::event(&ledger, uid, *warning));
-        warnings.chain(slices::standing(&ledger, self.nodes.keys())).collect()
+        let warnings = self
+            .warnings
+            .iter()
+            .filter_map(|(uid, warning)| pod_warnings::event(&ledger, uid, *warning));
+        warnings
+            .chain(slices::standing(&ledger, self.nodes.keys()))
+            .collect()
     }
 
     // ---- nodes ----
@@ -245,9 +285,15 @@ impl ClusterIndex {
     pub fn apply_node(&mut self, service: &Service, node: &Node) {
         let Some(name) = node_name(node) else { return };
         self.unlisted_nodes.remove(&name);
-        let record = NodeOnRecord { kind: kind(node), advertised: advertised(node) };
+        let record = NodeOnRecord {
+            kind: kind(node),
+            advertised: advertised(node),
+        };
         let machine = objects::kube_filters::machine(node);
-        let labels = machine.as_ref().map(|machine| machine.labels.clone()).unwrap_or_default();
+        let labels = machine
+            .as_ref()
+            .map(|machine| machine.labels.clone())
+            .unwrap_or_default();
         let labelled = objects::devices_from_labels(node);
         let signs = objects::node_signs(node, &labelled);
         service.cluster().apply(NodeObserved {
@@ -267,7 +313,10 @@ impl ClusterIndex {
             machine,
         });
         let images = objects::node_images(node);
-        service.cluster().apply(NodeImagesObserved { node: name.clone(), images });
+        service.cluster().apply(NodeImagesObserved {
+            node: name.clone(),
+            images,
+        });
         if self.nodes.insert(name.clone(), record) != Some(record) {
             self.changed_nodes.insert(name);
         }
@@ -316,7 +365,12 @@ impl ClusterIndex {
     /// The term since which every pod, node, disruption budget and ResourceSlice has been seen once, as far as they may be read;
     /// `None` during a list.
     pub(crate) fn complete_since(&self) -> Option<u64> {
-        let lists = [self.pods_list, self.nodes_list, self.budgets_list, self.slices_list];
+        let lists = [
+            self.pods_list,
+            self.nodes_list,
+            self.budgets_list,
+            self.slices_list,
+        ];
         if lists.iter().all(|list| list.is_complete) {
             lists.iter().map(|list| list.term).min()
         } else {
@@ -357,10 +411,20 @@ impl ClusterIndex {
     /// Whether a list shows a bound pod as it was applied last. A new leader lists a million of them, of which some have changed.
     /// The ledger brings a bound pod's classification to another policy by itself; what its successor requires is read only under
     /// a policy that moves pods.
-    fn is_listed_unchanged(&self, service: &Service, uid: &PodUid, key: &PodKey, pod: &Pod) -> bool {
+    fn is_listed_unchanged(
+        &self,
+        service: &Service,
+        uid: &PodUid,
+        key: &PodKey,
+        pod: &Pod,
+    ) -> bool {
         let is_as_applied = || {
-            let known = self.pods.get(key).filter(|known| known.uid == *uid && known.version.is_some());
-            known.is_some_and(|known| known.version == version(pod)) && !self.warnings.contains_key(uid)
+            let known = self
+                .pods
+                .get(key)
+                .filter(|known| known.uid == *uid && known.version.is_some());
+            known.is_some_and(|known| known.version == version(pod))
+                && !self.warnings.contains_key(uid)
         };
         if !self.is_listing_pods || !is_as_applied() {
             return false;
@@ -370,7 +434,9 @@ impl ClusterIndex {
         };
         let cluster = service.cluster();
         // Not in a ledger that was discarded.
-        let is_bound = cluster.pod_state(uid).is_some_and(|known| matches!(known.phase, PodPhase::Bound(_)));
+        let is_bound = cluster
+            .pod_state(uid)
+            .is_some_and(|known| matches!(known.phase, PodPhase::Bound(_)));
         is_bound && !lacks_successor(&cluster)
     }
 
@@ -381,7 +447,11 @@ impl ClusterIndex {
             return;
         };
         if self.warnings.insert(uid.clone(), warning) != Some(warning) {
-            service.metrics.pod_warnings.with_label_values(&[code]).inc();
+            service
+                .metrics
+                .pod_warnings
+                .with_label_values(&[code])
+                .inc();
         }
     }
 
@@ -394,8 +464,12 @@ impl ClusterIndex {
 
 /// Pods that wait without a reservation.
 fn waiting_pods_in(ledger: &Ledger) -> Vec<(PodKey, PodUid)> {
-    let waiting = ledger.pods_in_no_order().filter(|(_, pod_state)| waits_without_reservation(pod_state));
-    waiting.map(|(uid, pod_state)| (pod_state.key.clone(), uid.clone())).collect()
+    let waiting = ledger
+        .pods_in_no_order()
+        .filter(|(_, pod_state)| waits_without_reservation(pod_state));
+    waiting
+        .map(|(uid, pod_state)| (pod_state.key.clone(), uid.clone()))
+        .collect()
 }
 
 fn waits_without_reservation(pod_state: &PodState) -> bool {
@@ -421,7 +495,9 @@ fn see(
 ) -> PodSeen {
     let reservation = recorded_reservation(service, pod);
     let has_reservation = reservation.is_some();
-    let (policy, classify) = (service.policy(), |traits: &PodTraits| service.classify(traits));
+    let (policy, classify) = (service.policy(), |traits: &PodTraits| {
+        service.classify(traits)
+    });
     let observation =
         objects::classified_observation(pod, &policy, &classify, reservation, service.clock.wall());
     let mut cluster = service.cluster();
@@ -430,7 +506,9 @@ fn see(
     // condition as true.
     if !has_reservation
         && cluster.leader().is_none()
-        && cluster.pod_state(uid).is_some_and(|entry| entry.reservation().is_some())
+        && cluster
+            .pod_state(uid)
+            .is_some_and(|entry| entry.reservation().is_some())
     {
         cluster.apply(ReservationGone(uid.clone()));
     }
@@ -438,7 +516,10 @@ fn see(
         Some(observation) => cluster.apply(PodObserved(observation)),
         None => {
             // It is pending and was edited into an invalid request: its previous request is void.
-            if cluster.pod_state(uid).is_some_and(|entry| matches!(entry.phase, PodPhase::Waiting(_))) {
+            if cluster
+                .pod_state(uid)
+                .is_some_and(|entry| matches!(entry.phase, PodPhase::Waiting(_)))
+            {
                 cluster.apply(PodReleased(uid.clone()));
             }
             PodWarning::Nothing
@@ -446,8 +527,12 @@ fn see(
     };
     let is_timed = |pod: &PodState| pod.start.as_ref().is_some_and(|start| start.took.is_none());
     let progress = progress.filter(|_| cluster.pod_state(uid).is_some_and(is_timed));
-    let start =
-        progress.and_then(|progress| cluster.apply(EngineStartObserved { uid: uid.clone(), progress }));
+    let start = progress.and_then(|progress| {
+        cluster.apply(EngineStartObserved {
+            uid: uid.clone(),
+            progress,
+        })
+    });
     PodSeen {
         warning,
         is_known: cluster.pod_state(uid).is_some(),
@@ -461,7 +546,10 @@ fn note_placeless(service: &Service, uid: &PodUid, pod: &Pod) {
     let member = objects::placeless_member(pod);
     let mut cluster = service.cluster();
     if member.is_some() || cluster.placeless_members().contains_key(uid) {
-        cluster.apply(PlacelessMemberObserved { uid: uid.clone(), member });
+        cluster.apply(PlacelessMemberObserved {
+            uid: uid.clone(),
+            member,
+        });
     }
 }
 
@@ -471,8 +559,19 @@ fn version(pod: &Pod) -> Option<u64> {
 }
 
 fn recorded_reservation(service: &Service, pod: &Pod) -> Option<Reservation> {
-    let ReservationMessage { node, devices, victims, deadline, .. } = ReservationMessage::read(pod)?;
-    Some(Reservation { node, devices, victims, deadline: service.clock.to_moment(deadline) })
+    let ReservationMessage {
+        node,
+        devices,
+        victims,
+        deadline,
+        ..
+    } = ReservationMessage::read(pod)?;
+    Some(Reservation {
+        node,
+        devices,
+        victims,
+        deadline: service.clock.to_moment(deadline),
+    })
 }
 
 fn node_name(node: &Node) -> Option<NodeName> {

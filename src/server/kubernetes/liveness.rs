@@ -28,7 +28,11 @@ pub async fn run(client: Client, service: Arc<Service>) {
         for (what, lasted) in service.refused_reads.settled(asked) {
             tracing::info!(what, seconds = lasted.0 / 1000, "the watch works again");
         }
-        if service.contact.silence(asked).is_some_and(|silence| silence < QUIET) {
+        if service
+            .contact
+            .silence(asked)
+            .is_some_and(|silence| silence < QUIET)
+        {
             continue;
         }
         if let Ok(Ok(_)) = tokio::time::timeout(PATIENCE, nodes.list_metadata(&one)).await {

@@ -85,7 +85,13 @@ pub struct ClusterOptions {
 impl ClusterOptions {
     pub fn new(lead_with: LeadWith, identity: String) -> Self {
         let (cdi_kind, times) = (CDI_KIND.into(), WriteTimes::default());
-        Self { lead_with, identity, cdi_kind, times, nonce: leader::nonce() }
+        Self {
+            lead_with,
+            identity,
+            cdi_kind,
+            times,
+            nonce: leader::nonce(),
+        }
     }
 }
 
@@ -99,13 +105,28 @@ pub fn start(
     options: ClusterOptions,
     shutdown: CancellationToken,
 ) -> (Arc<dyn ControlPlane>, JoinSet<()>) {
-    let ClusterOptions { lead_with, identity, cdi_kind, times, nonce } = options;
+    let ClusterOptions {
+        lead_with,
+        identity,
+        cdi_kind,
+        times,
+        nonce,
+    } = options;
     let (notices, told) = events::EventRecorder::new(service.clone());
-    let writer = Arc::new(ApiControlPlane::new(client.clone(), service.clone(), notices, cdi_kind, times));
+    let writer = Arc::new(ApiControlPlane::new(
+        client.clone(),
+        service.clone(),
+        notices,
+        cdi_kind,
+        times,
+    ));
     let control_plane: Arc<dyn ControlPlane> = ObservedControlPlane::new(writer, service.clone());
     let index = Arc::new(Mutex::new(ClusterIndex::default()));
-    let feed =
-        WatchFeed { service: service.clone(), index: index.clone(), control_plane: control_plane.clone() };
+    let feed = WatchFeed {
+        service: service.clone(),
+        index: index.clone(),
+        control_plane: control_plane.clone(),
+    };
     let mut tasks = JoinSet::new();
     let mut run = |task: BoxFuture<'static, ()>| {
         let shutdown = shutdown.clone();
@@ -119,14 +140,45 @@ pub fn start(
     run(Box::pin(watch::budgets(client.clone(), feed.clone())));
     run(Box::pin(watch::namespaces(client.clone(), feed.clone())));
     run(Box::pin(watch::slices(client.clone(), feed.clone())));
-    run(Box::pin(watch::storage::<PersistentVolumeClaim>(client.clone(), feed.clone(), watch::CLAIMS)));
-    run(Box::pin(watch::storage::<PersistentVolume>(client.clone(), feed.clone(), watch::VOLUMES)));
-    run(Box::pin(watch::storage::<StorageClass>(client.clone(), feed, watch::CLASSES)));
-    run(Box::pin(tick::run(service.clone(), index.clone(), control_plane.clone())));
-    run(Box::pin(conflict_audit::run(service.clone(), control_plane.clone())));
-    run(Box::pin(capacity::run(client.clone(), service.clone(), index, times)));
-    run(Box::pin(events::publish(client.clone(), service.clone(), identity, told)));
+    run(Box::pin(watch::storage::<PersistentVolumeClaim>(
+        client.clone(),
+        feed.clone(),
+        watch::CLAIMS,
+    )));
+    run(Box::pin(watch::storage::<PersistentVolume>(
+        client.clone(),
+        feed.clone(),
+        watch::VOLUMES,
+    )));
+    run(Box::pin(watch::storage::<StorageClass>(
+        client.clone(),
+        feed,
+        watch::CLASSES,
+    )));
+    run(Box::pin(tick::run(
+        service.clone(),
+        index.clone(),
+        control_plane.clone(),
+    )));
+    run(Box::pin(conflict_audit::run(
+        service.clone(),
+        control_plane.clone(),
+    )));
+    run(Box::pin(capacity::run(
+        client.clone(),
+        service.clone(),
+        index,
+        times,
+    )));
+    run(Box::pin(events::publish(
+        client.clone(),
+        service.clone(),
+        identity,
+        told,
+    )));
     // It handles the shutdown itself, because it has a Lease to give up.
-    tasks.spawn(leader::run(client, service, lead_with, times, nonce, shutdown));
+    tasks.spawn(leader::run(
+        client, service, lead_with, times, nonce, shutdown,
+    ));
     (control_plane, tasks)
 }

@@ -7,8 +7,9 @@ use futures::future::BoxFuture;
 use std::sync::Arc;
 use std::time::Duration;
 use stowage_kubernetes_objects::port::{
-    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, IsDue,
-    NominationChange, PodEvent, PodEventReason, PodOnRecord, ReservationChange, StatusChange,
+    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason,
+    IsDue, NominationChange, PodEvent, PodEventReason, PodOnRecord, ReservationChange,
+    StatusChange,
 };
 use stowage_scheduling::ids::{PodKey, PodUid};
 use stowage_scheduling::units::plural;
@@ -33,12 +34,18 @@ impl ObservedControlPlane {
             gpus: order.placement.devices.to_vec(),
             ..Activity::of(kind, &order.key, &order.uid)
         };
-        let failed = |message: &str| Activity { text: message.to_owned(), ..about(ActivityKind::NotBound) };
+        let failed = |message: &str| Activity {
+            text: message.to_owned(),
+            ..about(ActivityKind::NotBound)
+        };
         self.add(match outcome {
-            BindOutcome::Written => {
-                Activity { text: order.placement.granted.to_string(), ..about(ActivityKind::Bound) }
+            BindOutcome::Written => Activity {
+                text: order.placement.granted.to_string(),
+                ..about(ActivityKind::Bound)
+            },
+            BindOutcome::Conflict => {
+                failed("the pod has a node already, or another pod has its name now")
             }
-            BindOutcome::Conflict => failed("the pod has a node already, or another pod has its name now"),
             BindOutcome::Refused { message } | BindOutcome::Unknown { message } => failed(message),
         });
     }
@@ -54,11 +61,20 @@ impl ObservedControlPlane {
         }
         if let Some(NominationChange::To(node)) = &change.nomination {
             let node = Some(node.clone());
-            self.add(Activity { node, ..Activity::of(ActivityKind::Nominated, key, uid) });
+            self.add(Activity {
+                node,
+                ..Activity::of(ActivityKind::Nominated, key, uid)
+            });
         }
     }
 
-    fn add_eviction(&self, key: &PodKey, uid: &PodUid, why: &EvictionReason, outcome: &EvictionOutcome) {
+    fn add_eviction(
+        &self,
+        key: &PodKey,
+        uid: &PodUid,
+        why: &EvictionReason,
+        outcome: &EvictionOutcome,
+    ) {
         let (kind, text) = match outcome {
             EvictionOutcome::Evicted => (ActivityKind::Evicted, why.to_string()),
             EvictionOutcome::Refused { message } => (ActivityKind::NotEvicted, message.clone()),
@@ -68,14 +84,18 @@ impl ObservedControlPlane {
             | EvictionOutcome::CalledOff
             | EvictionOutcome::Unknown { .. } => return,
         };
-        self.add(Activity { reason: why.reason(), text, ..Activity::of(kind, key, uid) });
+        self.add(Activity {
+            reason: why.reason(),
+            text,
+            ..Activity::of(kind, key, uid)
+        });
     }
 
     fn add_event(&self, event: &PodEvent) {
         let kind = match event.kind {
-            PodEventReason::Unschedulable | PodEventReason::PlanFailed | PodEventReason::GroupFailed => {
-                ActivityKind::Refused
-            }
+            PodEventReason::Unschedulable
+            | PodEventReason::PlanFailed
+            | PodEventReason::GroupFailed => ActivityKind::Refused,
             PodEventReason::ReservationEnded => ActivityKind::ReservationEnded,
             PodEventReason::PolicyApplied | PodEventReason::PolicyRejected => ActivityKind::Policy,
             // The writes that these tell of are noted themselves.
@@ -83,7 +103,11 @@ impl ObservedControlPlane {
             _ => ActivityKind::Warning,
         };
         let (reason, text) = (event.kind.reason(), event.text.clone());
-        self.add(Activity { reason, text, ..Activity::of(kind, &event.key, &event.uid) });
+        self.add(Activity {
+            reason,
+            text,
+            ..Activity::of(kind, &event.key, &event.uid)
+        });
     }
 }
 
@@ -94,7 +118,9 @@ impl ControlPlane for ObservedControlPlane {
 
     fn bind<'a>(&'a self, order: &'a BindOrder) -> BoxFuture<'a, BindOutcome> {
         let binding = self.inner.bind(order);
-        binding.inspect(|outcome| self.add_binding(order, outcome)).boxed()
+        binding
+            .inspect(|outcome| self.add_binding(order, outcome))
+            .boxed()
     }
 
     fn read_pod<'a>(
@@ -127,7 +153,9 @@ impl ControlPlane for ObservedControlPlane {
         is_due: &'a IsDue<'a>,
     ) -> BoxFuture<'a, EvictionOutcome> {
         let evicting = self.inner.evict(key, uid, why, is_due);
-        evicting.inspect(move |outcome| self.add_eviction(key, uid, why, outcome)).boxed()
+        evicting
+            .inspect(move |outcome| self.add_eviction(key, uid, why, outcome))
+            .boxed()
     }
 
     fn remove_scheduling_gate<'a>(
@@ -158,7 +186,12 @@ mod tests {
         let observed = ObservedControlPlane::new(Arc::new(Recorder::default()), service.clone());
         let key = |name: &str| PodKey::parse("default", name).unwrap();
         let uid = |name: &str| PodUid::parse(name).unwrap();
-        let event = |kind| PodEvent { key: key("a"), uid: uid("a"), kind, text: "because".into() };
+        let event = |kind| PodEvent {
+            key: key("a"),
+            uid: uid("a"),
+            kind,
+            text: "because".into(),
+        };
         observed.record_event(event(PodEventReason::Unschedulable));
         observed.record_event(event(PodEventReason::Unschedulable));
         let reservation = Reservation {
@@ -168,9 +201,19 @@ mod tests {
             deadline: service.now(),
         };
         let change = StatusChange::reservation(reservation);
-        observed.write_status(&key("a"), &uid("a"), &change).await.unwrap();
+        observed
+            .write_status(&key("a"), &uid("a"), &change)
+            .await
+            .unwrap();
         observed.record_event(event(PodEventReason::Reserved));
-        observed.evict(&key("b"), &uid("b"), &EvictionReason::Preempted { by: key("a") }, &|| true).await;
+        observed
+            .evict(
+                &key("b"),
+                &uid("b"),
+                &EvictionReason::Preempted { by: key("a") },
+                &|| true,
+            )
+            .await;
         observed.record_event(event(PodEventReason::GpuLost));
         let entries = service.activity.after(0);
         let noted: Vec<String> = entries

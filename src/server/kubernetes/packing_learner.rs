@@ -23,7 +23,12 @@ pub(crate) struct PackingLearner {
 
 impl PackingLearner {
     pub fn new(service: Arc<Service>) -> Self {
-        Self { service, at_work: None, began: Moment::default(), rests_until: Moment::default() }
+        Self {
+            service,
+            at_work: None,
+            began: Moment::default(),
+            rests_until: Moment::default(),
+        }
     }
 
     /// Starts learning if it is due, and the previous run has ended and is some time ago.
@@ -45,15 +50,22 @@ impl PackingLearner {
         let service = &self.service;
         let (demand_history, snapshot, policy) = {
             let mut ledger = service.cluster();
-            let Some(demand_history) = ledger.demand_to_learn() else { return };
+            let Some(demand_history) = ledger.demand_to_learn() else {
+                return;
+            };
             (demand_history, ledger.snapshot(), ledger.policy().clone())
         };
         let service = service.clone();
-        self.at_work = Some(self.service.heavy_work.begin_in_background(WorkKind::PackingModel, move || {
-            let packing_model =
-                PackingModel::learn(&demand_history, snapshot.nodes().iter().map(Node::node_gpus));
-            service.set_packing_model(snapshot, &policy, packing_model);
-        }));
+        self.at_work = Some(self.service.heavy_work.begin_in_background(
+            WorkKind::PackingModel,
+            move || {
+                let packing_model = PackingModel::learn(
+                    &demand_history,
+                    snapshot.nodes().iter().map(Node::node_gpus),
+                );
+                service.set_packing_model(snapshot, &policy, packing_model);
+            },
+        ));
     }
 }
 
@@ -74,8 +86,7 @@ mod tests {
     }
 
     fn arrive(index: &mut ClusterIndex, service: &Service, n: usize) {
-        let containers =
-            json!([{ "name": "engine", "resources": { "limits": { "stowage.dev/vram": "20Gi" } } }]);
+        let containers = json!([{ "name": "engine", "resources": { "limits": { "stowage.dev/vram": "20Gi" } } }]);
         let pod = json!({ "metadata": { "name": format!("p-{n}"), "uid": format!("{n}") }, "spec": { "containers": containers } });
         index.apply_pod(service, &serde_json::from_value(pod).unwrap());
     }
@@ -90,7 +101,12 @@ mod tests {
             arrive(&mut index, &service, n);
         }
         learning.tick();
-        learning.at_work.as_mut().expect("ten pods are enough").await.unwrap();
+        learning
+            .at_work
+            .as_mut()
+            .expect("ten pods are enough")
+            .await
+            .unwrap();
         assert!(service.cluster().snapshot().packing_model().is_learned());
         learning.tick();
         learning.rests_until = service.now();
@@ -104,11 +120,19 @@ mod tests {
         let (mut index, mut learning) = (watched(&service), PackingLearner::new(service.clone()));
         (0..10).for_each(|n| arrive(&mut index, &service, n));
         learning.tick();
-        learning.at_work.as_mut().expect("ten pods are enough").await.unwrap();
+        learning
+            .at_work
+            .as_mut()
+            .expect("ten pods are enough")
+            .await
+            .unwrap();
         learning.began = learning.began.before(Millis::seconds(2));
         (10..100).for_each(|n| arrive(&mut index, &service, n));
         learning.tick();
-        assert!(learning.at_work.is_none(), "it took two seconds, and is due again at once");
+        assert!(
+            learning.at_work.is_none(),
+            "it took two seconds, and is due again at once"
+        );
         assert!(learning.rests_until.since(service.now()) > Millis::seconds(15));
         assert!(learning.rests_until.since(service.now()) <= LONGEST_REST);
         learning.rests_until = service.now();

@@ -30,7 +30,11 @@ impl Default for PageRetry {
 impl<B, E> Policy<Request<Body>, Response<B>, E> for PageRetry {
     type Future = Sleep;
 
-    fn retry(&mut self, request: &mut Request<Body>, answer: &mut Result<Response<B>, E>) -> Option<Sleep> {
+    fn retry(
+        &mut self,
+        request: &mut Request<Body>,
+        answer: &mut Result<Response<B>, E>,
+    ) -> Option<Sleep> {
         let asked = match answer {
             Ok(answer) if may_pass(answer.status()) => retry_after(answer),
             Ok(_) => return None,
@@ -41,7 +45,9 @@ impl<B, E> Policy<Request<Body>, Response<B>, E> for PageRetry {
         }
         let pause = FIRST_PAUSE * 2_u32.pow(TRIES - self.left);
         self.left -= 1;
-        Some(tokio::time::sleep(asked.unwrap_or_default().clamp(pause, LONGEST_PAUSE)))
+        Some(tokio::time::sleep(
+            asked.unwrap_or_default().clamp(pause, LONGEST_PAUSE),
+        ))
     }
 
     fn clone_request(&mut self, request: &Request<Body>) -> Option<Request<Body>> {
@@ -85,31 +91,59 @@ mod tests {
         uri: &str,
         answers: &[Option<(u16, &str)>],
     ) -> (Option<u16>, usize, Duration) {
-        let left = Rc::new(RefCell::new(answers.iter().rev().copied().collect::<Vec<_>>()));
+        let left = Rc::new(RefCell::new(
+            answers.iter().rev().copied().collect::<Vec<_>>(),
+        ));
         let count = left.clone();
         let server = service_fn(move |_: Request<Body>| {
             let answer = left.borrow_mut().pop().expect("it is not asked any more");
             async move {
-                let Some((status, after)) = answer else { return Err("the connection broke") };
-                let answer = Response::builder().status(status).header(header::RETRY_AFTER, after);
+                let Some((status, after)) = answer else {
+                    return Err("the connection broke");
+                };
+                let answer = Response::builder()
+                    .status(status)
+                    .header(header::RETRY_AFTER, after);
                 Ok(answer.body(()).unwrap())
             }
         });
-        let mut client = ServiceBuilder::new().retry(PageRetry::default()).service(server);
-        let request = Request::builder().method(method).uri(uri).body(Body::empty()).unwrap();
+        let mut client = ServiceBuilder::new()
+            .retry(PageRetry::default())
+            .service(server);
+        let request = Request::builder()
+            .method(method)
+            .uri(uri)
+            .body(Body::empty())
+            .unwrap();
         let begun = Instant::now();
-        let answer = client.call(request).await.ok().map(|answer| answer.status().as_u16());
-        (answer, answers.len() - count.borrow().len(), begun.elapsed())
+        let answer = client
+            .call(request)
+            .await
+            .ok()
+            .map(|answer| answer.status().as_u16());
+        (
+            answer,
+            answers.len() - count.borrow().len(),
+            begun.elapsed(),
+        )
     }
 
     const PAGE: &str = "http://x/api/v1/pods?&limit=250&continue=abc";
 
     #[tokio::test(start_paused = true)]
     async fn a_page_is_asked_for_again_until_it_comes() {
-        let (status, times, took) =
-            asked(Method::GET, PAGE, &[None, Some((429, "2")), Some((500, "")), Some((200, ""))]).await;
+        let (status, times, took) = asked(
+            Method::GET,
+            PAGE,
+            &[None, Some((429, "2")), Some((500, "")), Some((200, ""))],
+        )
+        .await;
         assert_eq!((status, times), (Some(200), 4));
-        assert_eq!(took.as_millis() / 10 * 10, 250 + 2000 + 1000, "and the server says when");
+        assert_eq!(
+            took.as_millis() / 10 * 10,
+            250 + 2000 + 1000,
+            "and the server says when"
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -125,9 +159,21 @@ mod tests {
             (Method::GET, PAGE, 410),
             (Method::GET, PAGE, 403),
             (Method::GET, "http://x/api/v1/pods?&limit=250", 503),
-            (Method::GET, "http://x/api/v1/pods?&watch=true&timeoutSeconds=60", 503),
-            (Method::GET, "http://x/apis/coordination.k8s.io/v1/namespaces/a/leases/b", 503),
-            (Method::POST, "http://x/api/v1/namespaces/a/pods/b/binding?continue=1", 429),
+            (
+                Method::GET,
+                "http://x/api/v1/pods?&watch=true&timeoutSeconds=60",
+                503,
+            ),
+            (
+                Method::GET,
+                "http://x/apis/coordination.k8s.io/v1/namespaces/a/leases/b",
+                503,
+            ),
+            (
+                Method::POST,
+                "http://x/api/v1/namespaces/a/pods/b/binding?continue=1",
+                429,
+            ),
         ] {
             let answers = [Some((status, "1")), Some((200, ""))];
             assert_eq!(asked(method, uri, &answers).await.1, 1, "{uri}");

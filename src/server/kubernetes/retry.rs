@@ -53,7 +53,10 @@ mod tests {
 
     #[test]
     fn pauses_double_up_to_the_longest_and_one_that_is_asked_for_counts() {
-        let pauses = Backoff { first: Millis(500), longest: Millis::seconds(10) };
+        let pauses = Backoff {
+            first: Millis(500),
+            longest: Millis::seconds(10),
+        };
         let millis: Vec<u64> = (0..7).map(|failed| pauses.after(failed).0).collect();
         assert_eq!(millis, [500, 1000, 2000, 4000, 8000, 10_000, 10_000]);
         assert_eq!(pauses.after(u32::MAX), pauses.longest);
@@ -61,6 +64,8 @@ mod tests {
         attempt.begin();
         assert!(!attempt.is_due(now), "it is under way");
         attempt.failed(now, pauses, Millis::seconds(30));
-        assert!(!attempt.is_due(now + Millis::seconds(29)) && attempt.is_due(now + Millis::seconds(30)));
+        assert!(
+            !attempt.is_due(now + Millis::seconds(29)) && attempt.is_due(now + Millis::seconds(30))
+        );
     }
 }

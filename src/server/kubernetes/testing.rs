@@ -43,7 +43,10 @@ impl Recorder {
 
     /// Reasons of the Events since the last call.
     pub fn told(&self) -> Vec<&'static str> {
-        std::mem::take(&mut *self.told.lock()).into_iter().map(|event| event.kind.reason()).collect()
+        std::mem::take(&mut *self.told.lock())
+            .into_iter()
+            .map(|event| event.kind.reason())
+            .collect()
     }
 
     fn write(&self, key: &PodKey, what: &str) {
@@ -52,14 +55,20 @@ impl Recorder {
 }
 
 fn said(change: &StatusChange) -> String {
-    let reservation = change.reservation.as_ref().map(|reservation| match reservation {
-        ReservationChange::Set(reservation) => format!("hold {}", reservation.node),
-        ReservationChange::Ended => "end hold".into(),
-    });
-    let nomination = change.nomination.as_ref().map(|nomination| match nomination {
-        NominationChange::To(node) => format!("nominate {node}"),
-        NominationChange::Cleared => "clear nomination".into(),
-    });
+    let reservation = change
+        .reservation
+        .as_ref()
+        .map(|reservation| match reservation {
+            ReservationChange::Set(reservation) => format!("hold {}", reservation.node),
+            ReservationChange::Ended => "end hold".into(),
+        });
+    let nomination = change
+        .nomination
+        .as_ref()
+        .map(|nomination| match nomination {
+            NominationChange::To(node) => format!("nominate {node}"),
+            NominationChange::Cleared => "clear nomination".into(),
+        });
     let plan = change.plan.as_ref().map(|plan| match plan {
         PlanState::Nominated { .. } => "placed".into(),
         PlanState::Preempting { .. } => "making room".into(),
@@ -72,7 +81,11 @@ fn said(change: &StatusChange) -> String {
         EvictionCondition::Cancelled => "stays".into(),
     });
     let touch = change.touch.map(|_| "touch".to_owned());
-    [reservation, nomination, plan, eviction, touch].into_iter().flatten().collect::<Vec<_>>().join(", ")
+    [reservation, nomination, plan, eviction, touch]
+        .into_iter()
+        .flatten()
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 impl ControlPlane for Recorder {
@@ -108,12 +121,18 @@ impl ControlPlane for Recorder {
             let is_deaf = *self.deaf.lock();
             self.write(key, &said(change));
             if let Some(ReservationChange::Set(reservation)) = &change.reservation {
-                self.reservations.lock().insert(key.name.to_string(), reservation.clone());
+                self.reservations
+                    .lock()
+                    .insert(key.name.to_string(), reservation.clone());
             }
             if self.gone.lock().contains(&*key.name) {
                 return Err(ControlPlaneError::Gone);
             }
-            if is_deaf { Err(ControlPlaneError::Unknown("no answer".into())) } else { Ok(()) }
+            if is_deaf {
+                Err(ControlPlaneError::Unknown("no answer".into()))
+            } else {
+                Ok(())
+            }
         })
     }
 
@@ -131,7 +150,12 @@ impl ControlPlane for Recorder {
             return Box::pin(std::future::ready(EvictionOutcome::CalledOff));
         }
         self.write(key, &format!("evict {}", why.reason()));
-        let outcome = self.evictions.lock().get(&*key.name).cloned().unwrap_or(EvictionOutcome::Evicted);
+        let outcome = self
+            .evictions
+            .lock()
+            .get(&*key.name)
+            .cloned()
+            .unwrap_or(EvictionOutcome::Evicted);
         Box::pin(std::future::ready(outcome))
     }
 
@@ -142,7 +166,11 @@ impl ControlPlane for Recorder {
     ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
         self.write(key, "lift");
         let is_deaf = *self.deaf.lock();
-        let lifted = if is_deaf { Err(ControlPlaneError::Unknown("no answer".into())) } else { Ok(()) };
+        let lifted = if is_deaf {
+            Err(ControlPlaneError::Unknown("no answer".into()))
+        } else {
+            Ok(())
+        };
         Box::pin(std::future::ready(lifted))
     }
 

@@ -73,8 +73,10 @@ impl LedgerUpkeep {
                 let unknown = self.service.cluster().apply(TakeUnknownReservations);
                 self.planner.end_unknown(unknown);
                 let after = self.planner.unplannable_pods_after().cloned();
-                let unplannable_pods =
-                    self.index.lock().unplannable_pods_after(after.as_ref(), UNPLANNABLE_AT_ONCE);
+                let unplannable_pods = self
+                    .index
+                    .lock()
+                    .unplannable_pods_after(after.as_ref(), UNPLANNABLE_AT_ONCE);
                 self.planner.released(unplannable_pods, now);
                 self.planner.tick(now);
             }
@@ -87,7 +89,9 @@ impl LedgerUpkeep {
         if is_open && !self.was_open {
             self.suppose_refused();
             let standing = self.index.lock().standing(&self.service);
-            standing.into_iter().for_each(|event| self.control_plane.record_event(event));
+            standing
+                .into_iter()
+                .for_each(|event| self.control_plane.record_event(event));
         }
         self.was_open = is_open;
         if now >= self.next_sweep && self.service.leadership.is_synced() {
@@ -99,12 +103,16 @@ impl LedgerUpkeep {
     /// A previous leader or process may have refused every pending pod.
     fn suppose_refused(&self) {
         let copy = self.service.ledger_to_read();
-        let (pods, then): (Vec<PodUid>, _) = (copy.may_be_refused().into_iter().collect(), copy.now());
+        let (pods, then): (Vec<PodUid>, _) =
+            (copy.may_be_refused().into_iter().collect(), copy.now());
         // What is changed while there is a copy has to be copied.
         drop(copy);
         let mut cluster = self.service.cluster();
         for some in pods.chunks(REFUSED_AT_ONCE) {
-            cluster.apply(MayBeRefused { pods: some.to_vec(), then });
+            cluster.apply(MayBeRefused {
+                pods: some.to_vec(),
+                then,
+            });
             cluster.give_way();
         }
     }
@@ -137,10 +145,8 @@ mod tests {
         let mut index = ClusterIndex::default();
         let resources = json!({ "limits": { "stowage.dev/vram": "40Gi" } });
         let containers = json!([{ "name": "engine", "resources": resources }]);
-        let message =
-            json!({ "node": "a", "devices": [], "victims": [], "deadline": "2020-01-01T00:00:00Z" });
-        let condition =
-            json!({ "type": "stowage.dev/Reserved", "status": "True", "message": message.to_string() });
+        let message = json!({ "node": "a", "devices": [], "victims": [], "deadline": "2020-01-01T00:00:00Z" });
+        let condition = json!({ "type": "stowage.dev/Reserved", "status": "True", "message": message.to_string() });
         let holder = json!({
             "metadata": { "name": "holder", "uid": "1" },
             "spec": { "containers": containers },
@@ -172,7 +178,10 @@ mod tests {
         upkeep.tick(now);
         upkeep.tick(now);
         upkeep.planner.settle().await;
-        assert_eq!(recorder.told(), ["StowageReservationEnded", "StowageUnplaced"]);
+        assert_eq!(
+            recorder.told(),
+            ["StowageReservationEnded", "StowageUnplaced"]
+        );
         assert_eq!(recorder.written(), ["holder: end hold"]);
     }
 
@@ -208,11 +217,18 @@ mod tests {
         let looked_at = || PODS_LOOKED_AT_UNDER_LOCK.get();
         let before = looked_at();
         upkeep.tick(upkeep.service.now());
-        assert!(looked_at() - before < bound, "{} pods", looked_at() - before);
+        assert!(
+            looked_at() - before < bound,
+            "{} pods",
+            looked_at() - before
+        );
         let cluster = upkeep.service.cluster();
         for nth in more_than_one_part {
             let waiting = PodUid::parse(&format!("waiting-{nth}")).unwrap();
-            assert!(cluster.pod_state(&waiting).unwrap().refused().is_some(), "{waiting}");
+            assert!(
+                cluster.pod_state(&waiting).unwrap().refused().is_some(),
+                "{waiting}"
+            );
         }
     }
 
@@ -239,7 +255,10 @@ mod tests {
         upkeep.tick(upkeep.service.now());
         upkeep.planner.settle().await;
         assert_eq!(upkeep.service.cluster().totals().reservations, 0);
-        assert_eq!(recorder.told(), ["StowageReservationEnded", "StowageUnplaced"]);
+        assert_eq!(
+            recorder.told(),
+            ["StowageReservationEnded", "StowageUnplaced"]
+        );
         assert_eq!(recorder.written(), ["holder: end hold"]);
     }
 }

@@ -5,7 +5,9 @@
 use super::request::within;
 use futures::future::BoxFuture;
 use k8s_openapi::ByteString;
-use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus, UserInfo};
+use k8s_openapi::api::authentication::v1::{
+    TokenReview, TokenReviewSpec, TokenReviewStatus, UserInfo,
+};
 use kube::api::PostParams;
 use kube::{Api, Client};
 use serde::Deserialize;
@@ -30,7 +32,10 @@ pub struct AgentAccount {
 
 impl AgentAccount {
     pub fn new(audience: &str, namespace: &str, name: &str) -> Self {
-        Self { audience: audience.into(), user: format!("system:serviceaccount:{namespace}:{name}") }
+        Self {
+            audience: audience.into(),
+            user: format!("system:serviceaccount:{namespace}:{name}"),
+        }
     }
 }
 
@@ -52,9 +57,16 @@ impl TokenReviews {
             },
             ..TokenReview::default()
         };
-        let (reviews, params) = (Api::<TokenReview>::all(self.client.clone()), PostParams::default());
-        let answer = within(LIMIT, reviews.create(&params, &question)).await.map_err(unavailable)?;
-        answer.status.ok_or_else(|| unavailable("the API server's answer has no status"))
+        let (reviews, params) = (
+            Api::<TokenReview>::all(self.client.clone()),
+            PostParams::default(),
+        );
+        let answer = within(LIMIT, reviews.create(&params, &question))
+            .await
+            .map_err(unavailable)?;
+        answer
+            .status
+            .ok_or_else(|| unavailable("the API server's answer has no status"))
     }
 }
 
@@ -65,8 +77,14 @@ impl AgentAuthority for TokenReviews {
 
     fn review<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<AgentIdentity, AuthError>> {
         Box::pin(async move {
-            let node = AgentNode { issued: issued(token), ..node_of(self.ask(token).await?, &self.account)? };
-            Ok(AgentIdentity { node, remaining: remaining(token, jiff::Timestamp::now()) })
+            let node = AgentNode {
+                issued: issued(token),
+                ..node_of(self.ask(token).await?, &self.account)?
+            };
+            Ok(AgentIdentity {
+                node,
+                remaining: remaining(token, jiff::Timestamp::now()),
+            })
         })
     }
 }
@@ -78,22 +96,42 @@ pub(super) fn unavailable(why: impl std::fmt::Display) -> AuthError {
 fn node_of(status: TokenReviewStatus, account: &AgentAccount) -> Result<AgentNode, AuthError> {
     if status.authenticated != Some(true) {
         let why = status.error.filter(|error| !error.is_empty());
-        return Err(AuthError::Invalid(why.unwrap_or_else(|| "it gives no reason".into())));
+        return Err(AuthError::Invalid(
+            why.unwrap_or_else(|| "it gives no reason".into()),
+        ));
     }
     // An API server without audience support returns none, and has checked none.
     let audiences = status.audiences.unwrap_or_default();
     if !audiences.contains(&account.audience) {
-        return Err(AuthError::WrongAudience { expected: account.audience.clone(), actual: audiences });
+        return Err(AuthError::WrongAudience {
+            expected: account.audience.clone(),
+            actual: audiences,
+        });
     }
-    let UserInfo { username, extra, .. } = status.user.unwrap_or_default();
+    let UserInfo {
+        username, extra, ..
+    } = status.user.unwrap_or_default();
     let actual = username.unwrap_or_default();
     if actual != account.user {
-        return Err(AuthError::WrongAccount { expected: account.user.clone(), actual });
+        return Err(AuthError::WrongAccount {
+            expected: account.user.clone(),
+            actual,
+        });
     }
     let mut extra = extra.unwrap_or_default();
-    let mut only = |claim| extra.remove(claim).and_then(|values| <[String; 1]>::try_from(values).ok());
-    let name = only(NODE_CLAIM).and_then(|[name]| NodeName::parse(&name).ok()).ok_or(AuthError::NoNode)?;
-    Ok(AgentNode { name, uid: only(NODE_UID_CLAIM).map(|[uid]| uid.into()), issued: None })
+    let mut only = |claim| {
+        extra
+            .remove(claim)
+            .and_then(|values| <[String; 1]>::try_from(values).ok())
+    };
+    let name = only(NODE_CLAIM)
+        .and_then(|[name]| NodeName::parse(&name).ok())
+        .ok_or(AuthError::NoNode)?;
+    Ok(AgentNode {
+        name,
+        uid: only(NODE_UID_CLAIM).map(|[uid]| uid.into()),
+        issued: None,
+    })
 }
 
 /// How wrong this machine's clock may be before it rejects valid tokens.
@@ -103,17 +141,33 @@ const CLOCK_ERROR: i64 = 3600;
 /// audience or a time in the past. The API server verifies its signature, so this saves reviews and proves nothing.
 fn refuses(token: &str, account: &AgentAccount, now: jiff::Timestamp) -> Option<AuthError> {
     let Some([_, claims, _]) = parts(token) else {
-        return Some(AuthError::Malformed("it has not the three parts of a JSON Web Token"));
+        return Some(AuthError::Malformed(
+            "it has not the three parts of a JSON Web Token",
+        ));
     };
-    let Some(Claims { aud: Some(audiences), exp: Some(exp), sub: Some(user), .. }) = claims_of(claims) else {
-        return Some(AuthError::Malformed("it lacks its audience, its subject or its expiry"));
+    let Some(Claims {
+        aud: Some(audiences),
+        exp: Some(exp),
+        sub: Some(user),
+        ..
+    }) = claims_of(claims)
+    else {
+        return Some(AuthError::Malformed(
+            "it lacks its audience, its subject or its expiry",
+        ));
     };
     let audiences = audiences.all();
     if !audiences.contains(&account.audience) {
-        return Some(AuthError::WrongAudience { expected: account.audience.clone(), actual: audiences });
+        return Some(AuthError::WrongAudience {
+            expected: account.audience.clone(),
+            actual: audiences,
+        });
     }
     if user != account.user {
-        return Some(AuthError::WrongAccount { expected: account.user.clone(), actual: user });
+        return Some(AuthError::WrongAccount {
+            expected: account.user.clone(),
+            actual: user,
+        });
     }
     (exp.saturating_add(CLOCK_ERROR) < now.as_second()).then_some(AuthError::Expired)
 }
@@ -161,7 +215,9 @@ fn claims_of(claims: &str) -> Option<Claims> {
 pub(super) fn remaining(token: &str, now: jiff::Timestamp) -> Option<Millis> {
     let [_, claims, _] = parts(token)?;
     let exp = claims_of(claims)?.exp?;
-    Some(Millis::seconds(u64::try_from(exp.saturating_sub(now.as_second())).unwrap_or(0)))
+    Some(Millis::seconds(
+        u64::try_from(exp.saturating_sub(now.as_second())).unwrap_or(0),
+    ))
 }
 
 /// When a token that the API server has verified was issued, if it says.
@@ -198,7 +254,11 @@ mod tests {
             let AgentNode { name, uid, .. } = node_of(status(edit), &account()).unwrap();
             (name.to_string(), uid.as_deref().map(str::to_owned))
         };
-        assert_eq!(node(&|_| {}), ("node-a".into(), None), "the Node was gone when the token was issued");
+        assert_eq!(
+            node(&|_| {}),
+            ("node-a".into(), None),
+            "the Node was gone when the token was issued"
+        );
         let with_uid = |status: &mut serde_json::Value| {
             status["user"]["extra"][NODE_UID_CLAIM] = json!(["uid-a"]);
         };
@@ -208,27 +268,57 @@ mod tests {
     #[test]
     fn a_token_that_lacks_anything_opens_nothing() {
         let code = |edit: &dyn Fn(&mut serde_json::Value)| {
-            node_of(status(edit), &account()).map_err(|error| error.code()).unwrap_err()
+            node_of(status(edit), &account())
+                .map_err(|error| error.code())
+                .unwrap_err()
         };
-        assert_eq!(code(&|s| s["authenticated"] = json!(false)), "invalid-token");
-        assert_eq!(code(&|s| drop(s.as_object_mut().unwrap().remove("authenticated"))), "invalid-token");
-        assert_eq!(code(&|s| s["audiences"] = json!(["https://kubernetes.default.svc"])), "wrong-audience");
-        assert_eq!(code(&|s| drop(s.as_object_mut().unwrap().remove("audiences"))), "wrong-audience");
-        assert_eq!(code(&|s| s["user"]["username"] = json!("system:admin")), "wrong-account");
+        assert_eq!(
+            code(&|s| s["authenticated"] = json!(false)),
+            "invalid-token"
+        );
+        assert_eq!(
+            code(&|s| drop(s.as_object_mut().unwrap().remove("authenticated"))),
+            "invalid-token"
+        );
+        assert_eq!(
+            code(&|s| s["audiences"] = json!(["https://kubernetes.default.svc"])),
+            "wrong-audience"
+        );
+        assert_eq!(
+            code(&|s| drop(s.as_object_mut().unwrap().remove("audiences"))),
+            "wrong-audience"
+        );
+        assert_eq!(
+            code(&|s| s["user"]["username"] = json!("system:admin")),
+            "wrong-account"
+        );
         assert_eq!(
             code(&|s| s["user"]["username"] = json!("system:serviceaccount:team-a:stowage-agent")),
             "wrong-account"
         );
-        assert_eq!(code(&|s| s["user"]["extra"] = json!({})), "no-node-in-token");
-        assert_eq!(code(&|s| s["user"]["extra"][NODE_CLAIM] = json!(["a", "b"])), "no-node-in-token");
-        assert_eq!(code(&|s| s["user"]["extra"][NODE_CLAIM] = json!([""])), "no-node-in-token");
+        assert_eq!(
+            code(&|s| s["user"]["extra"] = json!({})),
+            "no-node-in-token"
+        );
+        assert_eq!(
+            code(&|s| s["user"]["extra"][NODE_CLAIM] = json!(["a", "b"])),
+            "no-node-in-token"
+        );
+        assert_eq!(
+            code(&|s| s["user"]["extra"][NODE_CLAIM] = json!([""])),
+            "no-node-in-token"
+        );
     }
 
     fn signed_by_nobody(claims: &serde_json::Value) -> String {
-        let serde_json::Value::String(text) = json!(ByteString(claims.to_string().into_bytes())) else {
+        let serde_json::Value::String(text) = json!(ByteString(claims.to_string().into_bytes()))
+        else {
             unreachable!("bytes are text in JSON")
         };
-        format!("h.{}.s", text.replace('+', "-").replace('/', "_").replace('=', ""))
+        format!(
+            "h.{}.s",
+            text.replace('+', "-").replace('/', "_").replace('=', "")
+        )
     }
 
     #[test]
@@ -238,8 +328,14 @@ mod tests {
         let code = |claims: serde_json::Value| {
             refuses(&signed_by_nobody(&claims), &account(), now).map(|error| error.code())
         };
-        assert_eq!(code(json!({ "aud": ["stowage.dev/reports"], "exp": 1_000_600, "sub": user })), None);
-        assert_eq!(code(json!({ "aud": "stowage.dev/reports", "exp": 1_000_600, "sub": user })), None);
+        assert_eq!(
+            code(json!({ "aud": ["stowage.dev/reports"], "exp": 1_000_600, "sub": user })),
+            None
+        );
+        assert_eq!(
+            code(json!({ "aud": "stowage.dev/reports", "exp": 1_000_600, "sub": user })),
+            None
+        );
         assert_eq!(
             code(json!({ "aud": ["stowage.dev/reports"], "exp": 999_000, "sub": user })),
             None,
@@ -249,12 +345,20 @@ mod tests {
             code(json!({ "aud": ["stowage.dev/reports"], "exp": 996_000, "sub": user })),
             Some("expired-token")
         );
-        assert_eq!(code(json!({ "aud": ["vault"], "exp": 1_000_600, "sub": user })), Some("wrong-audience"));
         assert_eq!(
-            code(json!({ "aud": ["stowage.dev/reports"], "exp": 1_000_600, "sub": "system:admin" })),
+            code(json!({ "aud": ["vault"], "exp": 1_000_600, "sub": user })),
+            Some("wrong-audience")
+        );
+        assert_eq!(
+            code(
+                json!({ "aud": ["stowage.dev/reports"], "exp": 1_000_600, "sub": "system:admin" })
+            ),
             Some("wrong-account")
         );
-        assert_eq!(code(json!({ "exp": 1_000_600, "sub": user })), Some("malformed-token"));
+        assert_eq!(
+            code(json!({ "exp": 1_000_600, "sub": user })),
+            Some("malformed-token")
+        );
         for token in ["", "secret", "a.b", "a.b.c", "a.b.c.d", "a..c"] {
             let refused = refuses(token, &account(), now).map(|error| error.code());
             assert_eq!(refused, Some("malformed-token"), "{token}");
@@ -263,8 +367,15 @@ mod tests {
 
     #[test]
     fn a_token_says_when_it_was_issued_or_does_not() {
-        assert_eq!(issued(&signed_by_nobody(&json!({ "iat": 1_000_000 }))), Some(1_000_000));
-        for token in [&signed_by_nobody(&json!({})), &signed_by_nobody(&json!({ "iat": "now" })), "opaque"] {
+        assert_eq!(
+            issued(&signed_by_nobody(&json!({ "iat": 1_000_000 }))),
+            Some(1_000_000)
+        );
+        for token in [
+            &signed_by_nobody(&json!({})),
+            &signed_by_nobody(&json!({ "iat": "now" })),
+            "opaque",
+        ] {
             assert_eq!(issued(token), None);
         }
     }
@@ -273,9 +384,19 @@ mod tests {
     fn a_token_that_says_when_it_ends_is_not_good_for_longer() {
         let now = jiff::Timestamp::from_second(1_000_000).unwrap();
         // {"exp":1000030} and {"exp":999999}, as base64url without padding.
-        assert_eq!(remaining("h.eyJleHAiOjEwMDAwMzB9.s", now), Some(Millis::seconds(30)));
+        assert_eq!(
+            remaining("h.eyJleHAiOjEwMDAwMzB9.s", now),
+            Some(Millis::seconds(30))
+        );
         assert_eq!(remaining("h.eyJleHAiOjk5OTk5OX0.s", now), Some(Millis(0)));
-        for opaque in ["secret", "a.b.c", "a..c", "", "h.e30.s", "h.eyJleHAiOiJub3cifQ.s"] {
+        for opaque in [
+            "secret",
+            "a.b.c",
+            "a..c",
+            "",
+            "h.e30.s",
+            "h.eyJleHAiOiJub3cifQ.s",
+        ] {
             assert_eq!(remaining(opaque, now), None, "{opaque}");
         }
     }

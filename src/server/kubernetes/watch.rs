@@ -170,7 +170,12 @@ fn retry_or_relist(_: &WatchFeed, error: &watcher::Error) -> WatchEnd {
 /// Feeds the events of a watch, and starts it again with a list whenever leadership asks for one.
 async fn watch<K>(client: Client, feed: &WatchFeed, what: &'static str, taking: WatchHandler<K>)
 where
-    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
+    K: Resource<DynamicType = ()>
+        + Clone
+        + std::fmt::Debug
+        + serde::de::DeserializeOwned
+        + Send
+        + 'static,
 {
     let mut terms = feed.service.leadership.terms();
     loop {
@@ -181,7 +186,9 @@ where
             WatchEnd::RelistNow => {
                 tracing::info!(what, "relisting: the earlier list is no longer valid")
             }
-            WatchEnd::RelistAfterPause => drop(tokio::time::timeout(REFUSED_PAUSE, terms.changed()).await),
+            WatchEnd::RelistAfterPause => {
+                drop(tokio::time::timeout(REFUSED_PAUSE, terms.changed()).await)
+            }
             WatchEnd::Retry | WatchEnd::NotServed | WatchEnd::Ended => return,
         }
     }
@@ -195,7 +202,12 @@ async fn one_watch<K>(
     terms: &mut SeenCount,
 ) -> WatchEnd
 where
-    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
+    K: Resource<DynamicType = ()>
+        + Clone
+        + std::fmt::Debug
+        + serde::de::DeserializeOwned
+        + Send
+        + 'static,
 {
     let mut events = read_ahead(events::<K>(client, taking.page));
     let mut named = BTreeSet::new();
@@ -268,7 +280,9 @@ impl WatchFeed {
         let mut index = self.index.lock();
         match event {
             Event::Init => index.begin_budgets(&self.service),
-            Event::InitApply(budget) | Event::Apply(budget) => index.apply_budget(&self.service, &budget),
+            Event::InitApply(budget) | Event::Apply(budget) => {
+                index.apply_budget(&self.service, &budget)
+            }
             Event::Delete(budget) => index.delete_budget(&self.service, &budget),
             Event::InitDone => index.end_budgets(&self.service),
         }
@@ -277,7 +291,9 @@ impl WatchFeed {
 
     /// Placement needs no budgets: if they may not be read it continues, and no pod is evicted.
     fn budgets_failed(&self, error: &watcher::Error) -> WatchEnd {
-        let Some(after) = after_refusal(error) else { return WatchEnd::Retry };
+        let Some(after) = after_refusal(error) else {
+            return WatchEnd::Retry;
+        };
         let mut index = self.index.lock();
         index.forbid_budgets(&self.service);
         self.note_sync(&index);
@@ -309,9 +325,17 @@ impl WatchFeed {
     fn note_failed(&self, what: &'static str, error: &watcher::Error, unread: &str) {
         let refused = refusal_code(error).filter(|code| *code != 404);
         if refused.is_some() {
-            self.service.metrics.refused_watches.with_label_values(&[what]).set(1);
+            self.service
+                .metrics
+                .refused_watches
+                .with_label_values(&[what])
+                .set(1);
         }
-        match self.service.refused_reads.note(what, refused, self.service.now()) {
+        match self
+            .service
+            .refused_reads
+            .note(what, refused, self.service.now())
+        {
             ReadFailure::Begins => tracing::warn!(what, %error, "the watch failed and is retried"),
             ReadFailure::Lasts => tracing::error!(
                 what, %error,
@@ -322,8 +346,17 @@ impl WatchFeed {
     }
 
     /// `named` are those of this watch that the log has named.
-    fn note_bound_reached(&self, what: &'static str, object: &ObjectMeta, named: &mut BTreeSet<String>) {
-        self.service.metrics.bounds_reached.with_label_values(&[what]).inc();
+    fn note_bound_reached(
+        &self,
+        what: &'static str,
+        object: &ObjectMeta,
+        named: &mut BTreeSet<String>,
+    ) {
+        self.service
+            .metrics
+            .bounds_reached
+            .with_label_values(&[what])
+            .inc();
         let [namespace, name] =
             [&object.namespace, &object.name].map(|part| part.as_deref().unwrap_or_default());
         let object = format!("{namespace}/{name}");
@@ -337,8 +370,16 @@ impl WatchFeed {
     }
 
     fn note_shown(&self, what: &'static str) {
-        if let Some(lasted) = self.service.refused_reads.note_shown(what, self.service.now()) {
-            self.service.metrics.refused_watches.with_label_values(&[what]).set(0);
+        if let Some(lasted) = self
+            .service
+            .refused_reads
+            .note_shown(what, self.service.now())
+        {
+            self.service
+                .metrics
+                .refused_watches
+                .with_label_values(&[what])
+                .set(0);
             tracing::info!(what, seconds = lasted.0 / 1000, "the watch works again");
         }
     }
@@ -348,10 +389,12 @@ impl WatchFeed {
         if leadership.is_synced() {
             return;
         }
-        let all = index.complete_since().and_then(|term| match self.service.reads_namespaces() {
-            true => Some(index.namespaces_since()?.min(term)),
-            false => Some(term),
-        });
+        let all = index
+            .complete_since()
+            .and_then(|term| match self.service.reads_namespaces() {
+                true => Some(index.namespaces_since()?.min(term)),
+                false => Some(term),
+            });
         let caught_up = index.pods_caught_up();
         if let Some(term) = all {
             // Otherwise the first request makes it, and all others wait meanwhile.
@@ -386,9 +429,16 @@ fn events<K>(
     page: u32,
 ) -> impl Stream<Item = watcher::Result<Event<K>>> + Unpin + Send + 'static
 where
-    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
+    K: Resource<DynamicType = ()>
+        + Clone
+        + std::fmt::Debug
+        + serde::de::DeserializeOwned
+        + Send
+        + 'static,
 {
-    let config = watcher::Config::default().page_size(page).timeout(WATCH_SECONDS);
+    let config = watcher::Config::default()
+        .page_size(page)
+        .timeout(WATCH_SECONDS);
     watcher(Api::<K>::all(client), config)
         // `managedFields` are half of an object and not needed here.
         .modify(|object| object.meta_mut().managed_fields = None)
@@ -400,7 +450,13 @@ where
 /// the watcher; a refused watch would continue as if it had shown everything meanwhile.
 fn after_refusal(error: &watcher::Error) -> Option<WatchEnd> {
     let is_list = matches!(error, watcher::Error::InitialListFailed(_));
-    refusal_code(error).map(|_| if is_list { WatchEnd::Retry } else { WatchEnd::RelistAfterPause })
+    refusal_code(error).map(|_| {
+        if is_list {
+            WatchEnd::Retry
+        } else {
+            WatchEnd::RelistAfterPause
+        }
+    })
 }
 
 /// With which status the API server refuses to show the resource, if that is the failure.
@@ -423,9 +479,15 @@ mod takeover_tests;
 impl WatchFeed {
     /// Empty lists of pods, nodes and disruption budgets come.
     fn list_nothing(&self) {
-        [Event::Init, Event::InitDone].into_iter().for_each(|event| self.pod(event));
-        [Event::Init, Event::InitDone].into_iter().for_each(|event| self.node(event));
-        [Event::Init, Event::InitDone].into_iter().for_each(|event| self.budget(event));
+        [Event::Init, Event::InitDone]
+            .into_iter()
+            .for_each(|event| self.pod(event));
+        [Event::Init, Event::InitDone]
+            .into_iter()
+            .for_each(|event| self.node(event));
+        [Event::Init, Event::InitDone]
+            .into_iter()
+            .for_each(|event| self.budget(event));
     }
 }
 
@@ -444,15 +506,35 @@ mod tests {
     #[test]
     fn lists_from_before_this_replica_leads_do_not_make_it_act() {
         let service = Service::new(Policy::default());
-        let feed = WatchFeed { service, index: Arc::default(), control_plane: Arc::new(Recorder::default()) };
+        let feed = WatchFeed {
+            service,
+            index: Arc::default(),
+            control_plane: Arc::new(Recorder::default()),
+        };
         let leadership = &feed.service.leadership;
         let list = |feed: &WatchFeed, kind| {
             for is_done in [false, true] {
                 match kind {
-                    0 => feed.pod(if is_done { Event::InitDone } else { Event::Init }),
-                    1 => feed.node(if is_done { Event::InitDone } else { Event::Init }),
-                    2 => feed.slice(if is_done { Event::InitDone } else { Event::Init }),
-                    _ => feed.budget(if is_done { Event::InitDone } else { Event::Init }),
+                    0 => feed.pod(if is_done {
+                        Event::InitDone
+                    } else {
+                        Event::Init
+                    }),
+                    1 => feed.node(if is_done {
+                        Event::InitDone
+                    } else {
+                        Event::Init
+                    }),
+                    2 => feed.slice(if is_done {
+                        Event::InitDone
+                    } else {
+                        Event::Init
+                    }),
+                    _ => feed.budget(if is_done {
+                        Event::InitDone
+                    } else {
+                        Event::Init
+                    }),
                 }
             }
         };
@@ -471,7 +553,11 @@ mod tests {
             // Events that the old watches still deliver.
             feed.pod(Event::Delete(Pod::default()));
             assert!(!leadership.is_open(), "{kind} of four lists are new");
-            assert_eq!(feed.service.cluster().leader(), None, "b5: holds are taken over from the new lists");
+            assert_eq!(
+                feed.service.cluster().leader(),
+                None,
+                "b5: holds are taken over from the new lists"
+            );
             expect(&mut feed.index.lock(), term);
             list(&feed, kind);
         }
@@ -480,21 +566,33 @@ mod tests {
 
     fn namespace(name: &str, team: &str) -> PartialObjectMeta<Namespace> {
         let labels = Some([("team".to_owned(), team.to_owned())].into());
-        let metadata = ObjectMeta { name: Some(name.into()), labels, ..ObjectMeta::default() };
-        PartialObjectMeta { types: None, metadata, _phantom: std::marker::PhantomData }
+        let metadata = ObjectMeta {
+            name: Some(name.into()),
+            labels,
+            ..ObjectMeta::default()
+        };
+        PartialObjectMeta {
+            types: None,
+            metadata,
+            _phantom: std::marker::PhantomData,
+        }
     }
 
     #[test]
     fn f_readiness_waits_for_the_labels_of_namespaces_only_if_the_policy_asks_for_them() {
         let text = "classes: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n";
-        let selecting = stowage_policy_file::load(&[stowage_policy_file::SourceText::new("p.yaml", text)])
-            .unwrap()
-            .policy;
+        let selecting =
+            stowage_policy_file::load(&[stowage_policy_file::SourceText::new("p.yaml", text)])
+                .unwrap()
+                .policy;
         for (policy, waits) in [(Policy::default(), false), (selecting, true)] {
             let service = Service::new(policy);
             assert_eq!(*service.namespaces_wanted().borrow(), waits);
-            let feed =
-                WatchFeed { service, index: Arc::default(), control_plane: Arc::new(Recorder::default()) };
+            let feed = WatchFeed {
+                service,
+                index: Arc::default(),
+                control_plane: Arc::new(Recorder::default()),
+            };
             feed.index.lock().lack_slices();
             feed.list_nothing();
             let leadership = &feed.service.leadership;
@@ -514,7 +612,11 @@ mod tests {
     #[test]
     fn pods_are_shown_while_what_follows_from_the_labels_of_a_namespace_is_prepared() {
         let service = Service::new(Policy::default());
-        let feed = WatchFeed { service, index: Arc::default(), control_plane: Arc::new(Recorder::default()) };
+        let feed = WatchFeed {
+            service,
+            index: Arc::default(),
+            control_plane: Arc::new(Recorder::default()),
+        };
         // As long as this is held, the labels are not prepared.
         let cluster = feed.service.cluster();
         let (begins, begun) = std::sync::mpsc::channel();
@@ -542,10 +644,16 @@ mod tests {
         let notify = asked.clone();
         let unreachable = tower::service_fn(move |_: http::Request<kube::client::Body>| {
             notify.notify_one();
-            std::future::ready(Err::<http::Response<kube::client::Body>, _>(std::io::Error::other("down")))
+            std::future::ready(Err::<http::Response<kube::client::Body>, _>(
+                std::io::Error::other("down"),
+            ))
         });
         let service = Service::new(Policy::default());
-        let feed = WatchFeed { service, index: Arc::default(), control_plane: Arc::new(Recorder::default()) };
+        let feed = WatchFeed {
+            service,
+            index: Arc::default(),
+            control_plane: Arc::new(Recorder::default()),
+        };
         let task = tokio::spawn(pods(Client::new(unreachable, "default"), feed.clone()));
         for _ in 0..2 {
             asked.notified().await;
@@ -560,15 +668,21 @@ mod tests {
         let lists = Arc::new(AtomicU32::new(0));
         let (listed, uid) = (lists.clone(), PodUid::parse("a").unwrap());
         let server = tower::service_fn(move |request: http::Request<kube::client::Body>| {
-            let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
-            let pods = json!({"metadata": {"resourceVersion": "1"}, "items": [bound_pod("a")]}).to_string();
+            let is_watch = request
+                .uri()
+                .query()
+                .is_some_and(|query| query.contains("watch=true"));
+            let pods = json!({"metadata": {"resourceVersion": "1"}, "items": [bound_pod("a")]})
+                .to_string();
             let listed = listed.clone();
             async move {
                 if is_watch {
                     std::future::pending::<()>().await;
                 }
                 listed.fetch_add(1, Ordering::Relaxed);
-                Ok::<_, std::io::Error>(http::Response::new(kube::client::Body::from(pods.into_bytes())))
+                Ok::<_, std::io::Error>(http::Response::new(kube::client::Body::from(
+                    pods.into_bytes(),
+                )))
             }
         });
         let service = Service::new(Policy::default());
@@ -584,7 +698,9 @@ mod tests {
 
         let moving = || {
             let mut policy = Policy::default();
-            policy.planning.consolidation = Some(Consolidation { gain: Millis::seconds(600) });
+            policy.planning.consolidation = Some(Consolidation {
+                gain: Millis::seconds(600),
+            });
             policy
         };
         service.set_policy(moving());
@@ -592,7 +708,11 @@ mod tests {
         service.set_policy(moving());
         service.set_policy(Policy::default());
         tokio::time::sleep(Duration::from_secs(20)).await;
-        assert_eq!(lists.load(Ordering::Relaxed), 2, "nothing more is needed then");
+        assert_eq!(
+            lists.load(Ordering::Relaxed),
+            2,
+            "nothing more is needed then"
+        );
         service.set_policy(moving());
         until(|| lists.load(Ordering::Relaxed) == 3).await;
         watching.abort();
@@ -618,7 +738,9 @@ mod tests {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(20), holds).await.expect("it holds in the end");
+        tokio::time::timeout(Duration::from_secs(20), holds)
+            .await
+            .expect("it holds in the end");
     }
 
     fn refusal(code: u16) -> kube::Error {

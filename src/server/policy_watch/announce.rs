@@ -26,8 +26,16 @@ pub(super) struct Announcer {
 }
 
 impl Announcer {
-    pub fn new(service: Arc<Service>, control_plane: Arc<dyn ControlPlane>, own_pod: Option<OwnPod>) -> Self {
-        Self { service, control_plane, own_pod }
+    pub fn new(
+        service: Arc<Service>,
+        control_plane: Arc<dyn ControlPlane>,
+        own_pod: Option<OwnPod>,
+    ) -> Self {
+        Self {
+            service,
+            control_plane,
+            own_pod,
+        }
     }
 
     /// Another policy than `before` is current.
@@ -50,12 +58,20 @@ impl Announcer {
 
     /// The files are no valid policy now.
     pub fn refused(&self, problems: &Problems) {
-        self.refused_for(problems, &problems.headline, "the previous policy stays in force");
+        self.refused_for(
+            problems,
+            &problems.headline,
+            "the previous policy stays in force",
+        );
     }
 
     /// They were none when this process began. `acting` says what decides instead.
     pub(crate) fn refused_at_start(&self, problems: &Problems, acting: &str) {
-        self.refused_for(problems, &format!("{} ({acting})", problems.headline), acting);
+        self.refused_for(
+            problems,
+            &format!("{} ({acting})", problems.headline),
+            acting,
+        );
     }
 
     fn refused_for(&self, problems: &Problems, headline: &str, acting: &str) {
@@ -69,7 +85,10 @@ impl Announcer {
         error!(policy = %digest, "policy files rejected; {acting}\n{}", problems.whole.trim_end());
         self.tell(
             PodEventReason::PolicyRejected,
-            format!("The policy files are rejected; {acting} ({digest}). {}", problems.headline),
+            format!(
+                "The policy files are rejected; {acting} ({digest}). {}",
+                problems.headline
+            ),
         );
         self.count("rejected");
     }
@@ -85,7 +104,12 @@ impl Announcer {
     }
 
     fn count(&self, outcome: &str) {
-        self.service.metrics.policy.reloads.with_label_values(&[outcome]).inc();
+        self.service
+            .metrics
+            .policy
+            .reloads
+            .with_label_values(&[outcome])
+            .inc();
     }
 
     /// For the current policy.
@@ -95,7 +119,12 @@ impl Announcer {
 
     fn tell(&self, kind: PodEventReason, text: String) {
         if let Some(OwnPod { key, uid }) = self.own_pod.clone() {
-            self.control_plane.record_event(PodEvent { key, uid, kind, text });
+            self.control_plane.record_event(PodEvent {
+                key,
+                uid,
+                kind,
+                text,
+            });
         }
     }
 }

@@ -66,12 +66,20 @@ impl LastGood {
             let name = text.name.clone();
             Ok(KeptFile {
                 name,
-                text: std::str::from_utf8(&text.bytes).map_err(io::Error::other)?.to_owned(),
+                text: std::str::from_utf8(&text.bytes)
+                    .map_err(io::Error::other)?
+                    .to_owned(),
             })
         };
         let files = texts.iter().map(file).collect::<io::Result<_>>()?;
-        let policy = KeptPolicy { path: path.display().to_string(), files };
-        let kept = SavedPolicy { sha256: checksum(&policy), policy };
+        let policy = KeptPolicy {
+            path: path.display().to_string(),
+            files,
+        };
+        let kept = SavedPolicy {
+            sha256: checksum(&policy),
+            policy,
+        };
         std::fs::create_dir_all(&self.directory)?;
         let new = self.directory.join(NEW);
         let mut file = std::fs::File::create(&new)?;
@@ -82,7 +90,10 @@ impl LastGood {
 
     /// The files of the last good policy of this path.
     pub fn of(&self, path: &Path) -> Result<Vec<SourceText>, LastGoodError> {
-        let unreadable = |reason: String| LastGoodError::Unreadable { path: self.file(), reason };
+        let unreadable = |reason: String| LastGoodError::Unreadable {
+            path: self.file(),
+            reason,
+        };
         let file = match std::fs::File::open(self.file()) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(LastGoodError::None(self.directory.clone()));
@@ -90,16 +101,27 @@ impl LastGood {
             file => file.map_err(|error| unreadable(error.to_string()))?,
         };
         let mut bytes = Vec::new();
-        file.take(MAX_BYTES).read_to_end(&mut bytes).map_err(|error| unreadable(error.to_string()))?;
+        file.take(MAX_BYTES)
+            .read_to_end(&mut bytes)
+            .map_err(|error| unreadable(error.to_string()))?;
         let SavedPolicy { sha256, policy }: SavedPolicy =
             serde_json::from_slice(&bytes).map_err(|error| unreadable(error.to_string()))?;
         if checksum(&policy) != sha256 {
-            return Err(unreadable("its checksum is another: it was changed or cut off".into()));
+            return Err(unreadable(
+                "its checksum is another: it was changed or cut off".into(),
+            ));
         }
         if policy.path != path.display().to_string() {
-            return Err(LastGoodError::OfAnotherPath { path: self.file(), other: policy.path });
+            return Err(LastGoodError::OfAnotherPath {
+                path: self.file(),
+                other: policy.path,
+            });
         }
-        Ok(policy.files.into_iter().map(|file| SourceText::new(file.name, file.text)).collect())
+        Ok(policy
+            .files
+            .into_iter()
+            .map(|file| SourceText::new(file.name, file.text))
+            .collect())
     }
 
     fn file(&self) -> PathBuf {
@@ -109,7 +131,10 @@ impl LastGood {
 
 fn checksum(policy: &KeptPolicy) -> String {
     let text = serde_json::to_vec(policy).expect("texts are always JSON");
-    Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
+    Sha256::digest(text)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }
 
 #[cfg(test)]
@@ -123,14 +148,28 @@ mod tests {
         let last_good = LastGood::in_directory(folder.path().join("made/on/the/way"));
         let path = Path::new("/etc/stowage-policy");
         assert!(matches!(last_good.of(path), Err(LastGoodError::None(_))));
-        let texts = vec![SourceText::new("a.yaml", "mode: shadow\n"), SourceText::new("b.yaml", "{}")];
+        let texts = vec![
+            SourceText::new("a.yaml", "mode: shadow\n"),
+            SourceText::new("b.yaml", "{}"),
+        ];
         last_good.keep(path, &texts).unwrap();
         assert_eq!(last_good.of(path).unwrap(), texts);
-        assert!(matches!(last_good.of(Path::new("/other")), Err(LastGoodError::OfAnotherPath { .. })));
+        assert!(matches!(
+            last_good.of(Path::new("/other")),
+            Err(LastGoodError::OfAnotherPath { .. })
+        ));
         let whole = fs::read_to_string(last_good.file()).unwrap();
-        for broken in [&whole[..whole.len() / 2], "", &whole.replace("shadow", "enforce"), "[]"] {
+        for broken in [
+            &whole[..whole.len() / 2],
+            "",
+            &whole.replace("shadow", "enforce"),
+            "[]",
+        ] {
             fs::write(last_good.file(), broken).unwrap();
-            assert!(matches!(last_good.of(path), Err(LastGoodError::Unreadable { .. })), "{broken}");
+            assert!(
+                matches!(last_good.of(path), Err(LastGoodError::Unreadable { .. })),
+                "{broken}"
+            );
         }
         last_good.keep(path, &texts[..1]).unwrap();
         assert_eq!(last_good.of(path).unwrap(), texts[..1]);
@@ -144,7 +183,11 @@ mod tests {
         let last_good = LastGood::in_directory(folder.path().into());
         let (path, texts) = (Path::new("p"), vec![SourceText::new("a.yaml", "{}")]);
         last_good.keep(path, &texts).unwrap();
-        assert!(last_good.keep(path, &[SourceText::new("b.yaml", [0xff])]).is_err());
+        assert!(
+            last_good
+                .keep(path, &[SourceText::new("b.yaml", [0xff])])
+                .is_err()
+        );
         fs::create_dir(folder.path().join(NEW)).unwrap();
         assert!(last_good.keep(path, &[]).is_err());
         assert_eq!(last_good.of(path).unwrap(), texts);

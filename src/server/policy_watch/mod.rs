@@ -93,12 +93,21 @@ struct AwaitingPolicy {
 /// there can be read and there is no last good one: then the path is wrong.
 ///
 /// The policy's windows are those that are open by this machine's clock.
-pub fn open(path: PathBuf, last_good: Option<LastGood>) -> Result<(Policy, PolicyWatch), OpenError> {
+pub fn open(
+    path: PathBuf,
+    last_good: Option<LastGood>,
+) -> Result<(Policy, PolicyWatch), OpenError> {
     let (policy, watch) = open_files(path, last_good)?;
-    Ok((stowage_policy_file::windows::at(policy, jiff::Timestamp::now()), watch))
+    Ok((
+        stowage_policy_file::windows::at(policy, jiff::Timestamp::now()),
+        watch,
+    ))
 }
 
-fn open_files(path: PathBuf, last_good: Option<LastGood>) -> Result<(Policy, PolicyWatch), OpenError> {
+fn open_files(
+    path: PathBuf,
+    last_good: Option<LastGood>,
+) -> Result<(Policy, PolicyWatch), OpenError> {
     let seen = read(&path);
     let problems = match seen.as_ref().map(|texts| load(texts)) {
         Ok(Ok(found)) => return Ok(good(path, last_good, seen, found)),
@@ -108,11 +117,23 @@ fn open_files(path: PathBuf, last_good: Option<LastGood>) -> Result<(Policy, Pol
     let (policy, acting) = match (last_good_of(&path, last_good.as_ref()), &seen) {
         (Ok(policy), _) => (policy, "the last good policy decides".to_owned()),
         (Err(_), Err(error)) => return Err(error.clone().into()),
-        (Err(why), Ok(texts)) => (instead_of(texts), format!("the built-in policy decides: {why}")),
+        (Err(why), Ok(texts)) => (
+            instead_of(texts),
+            format!("the built-in policy decides: {why}"),
+        ),
     };
     let watching = Watching::from(seen);
     let refused = Some((problems, acting));
-    Ok((policy, PolicyWatch { path, watching, last_good, refused, awaiting: None }))
+    Ok((
+        policy,
+        PolicyWatch {
+            path,
+            watching,
+            last_good,
+            refused,
+            awaiting: None,
+        },
+    ))
 }
 
 fn good(
@@ -128,7 +149,16 @@ fn good(
         keep(last_good.as_ref(), &path, texts);
     }
     let watching = Watching::from(seen);
-    (found.policy, PolicyWatch { path, watching, last_good, refused: None, awaiting: None })
+    (
+        found.policy,
+        PolicyWatch {
+            path,
+            watching,
+            last_good,
+            refused: None,
+            awaiting: None,
+        },
+    )
 }
 
 /// The last good policy of that path, or why there is none.
@@ -136,8 +166,8 @@ fn last_good_of(path: &Path, last_good: Option<&LastGood>) -> Result<Policy, Str
     let last_good = last_good.ok_or("no --policy-cache keeps a last good one")?;
     let texts = last_good.of(path).map_err(|error| error.to_string())?;
     // Another version of Stowage stored it, and this one may reject it.
-    let found =
-        load(&texts).map_err(|problems| format!("the last good one is refused: {}", problems.headline))?;
+    let found = load(&texts)
+        .map_err(|problems| format!("the last good one is refused: {}", problems.headline))?;
     Ok(found.policy)
 }
 
@@ -146,11 +176,16 @@ fn last_good_of(path: &Path, last_good: Option<&LastGood>) -> Result<Policy, Str
 fn instead_of(texts: &[SourceText]) -> Policy {
     let says_shadow = |text: &SourceText| {
         let text = String::from_utf8_lossy(&text.bytes);
-        text.lines()
-            .any(|line| line.trim_start().strip_prefix("mode:").is_some_and(|mode| mode.contains("shadow")))
+        text.lines().any(|line| {
+            line.trim_start()
+                .strip_prefix("mode:")
+                .is_some_and(|mode| mode.contains("shadow"))
+        })
     };
     let policy = match texts.iter().any(says_shadow) {
-        true => load(&[SourceText::new("built in", "mode: shadow\n")]).map(|found| found.policy).ok(),
+        true => load(&[SourceText::new("built in", "mode: shadow\n")])
+            .map(|found| found.policy)
+            .ok(),
         false => None,
     };
     policy.unwrap_or_else(built_in)
@@ -159,7 +194,9 @@ fn instead_of(texts: &[SourceText]) -> Policy {
 /// Without the copy the next start may find no good policy; this process has it in memory.
 fn keep(last_good: Option<&LastGood>, path: &Path, texts: &[SourceText]) {
     if let Some(Err(error)) = last_good.map(|last_good| last_good.keep(path, texts)) {
-        tracing::warn!("--policy-cache: the policy in force cannot be kept for the next start: {error}");
+        tracing::warn!(
+            "--policy-cache: the policy in force cannot be kept for the next start: {error}"
+        );
     }
 }
 
@@ -179,7 +216,10 @@ impl PolicyWatch {
     ) {
         let change = ChangeOfPolicy::default();
         let windows = windows::watch(service.clone(), change.clone());
-        futures::join!(self.watch_files(service, control_plane, own_pod, change), windows);
+        futures::join!(
+            self.watch_files(service, control_plane, own_pod, change),
+            windows
+        );
     }
 
     async fn watch_files(
@@ -189,7 +229,9 @@ impl PolicyWatch {
         own_pod: Option<OwnPod>,
         change: ChangeOfPolicy,
     ) {
-        service.policy_status.set_source(&self.path.display().to_string());
+        service
+            .policy_status
+            .set_source(&self.path.display().to_string());
         let announcer = Announcer::new(service.clone(), control_plane, own_pod);
         if let Some((problems, acting)) = self.refused.take() {
             announcer.refused_at_start(&problems, &acting);
@@ -199,19 +241,28 @@ impl PolicyWatch {
             tokio::time::sleep(pause).await;
             let path = self.path.clone();
             // A file system that hangs takes up one thread in the background, and only the next policy waits for it.
-            let read = service.heavy_work.begin_in_background(WorkKind::Policy, move || read(&path));
+            let read = service
+                .heavy_work
+                .begin_in_background(WorkKind::Policy, move || read(&path));
             let Ok(seen) = read.await else { continue };
             pause = LOOK_EVERY;
             match self.watching.look(seen) {
                 ReloadStep::Nothing => {
                     if let Some(awaiting) = self.awaiting.take_if(|_| service.namespaces_known()) {
-                        self.take_over(&service, &announcer, awaiting.texts, &change).await;
-                    } else if self.awaiting.as_mut().is_some_and(AwaitingPolicy::is_overdue) {
+                        self.take_over(&service, &announcer, awaiting.texts, &change)
+                            .await;
+                    } else if self
+                        .awaiting
+                        .as_mut()
+                        .is_some_and(AwaitingPolicy::is_overdue)
+                    {
                         announcer.refused(&Problems::of_unknown_namespaces());
                     }
                 }
                 ReloadStep::LookAgain => pause = SETTLES_IN,
-                ReloadStep::Load(texts) => self.take_over(&service, &announcer, texts, &change).await,
+                ReloadStep::Load(texts) => {
+                    self.take_over(&service, &announcer, texts, &change).await
+                }
                 ReloadStep::Refuse(error) => {
                     // What waited for namespaces is not what the files say any more.
                     self.awaiting = None;
@@ -230,21 +281,34 @@ impl PolicyWatch {
         texts: Vec<SourceText>,
         change: &ChangeOfPolicy,
     ) {
-        let (taking, last_good, path) = (service.clone(), self.last_good.clone(), self.path.clone());
+        let (taking, last_good, path) =
+            (service.clone(), self.last_good.clone(), self.path.clone());
         let (given, change) = (texts.clone(), change.clone());
-        let taken = service.heavy_work.begin_in_background(WorkKind::Policy, move || {
-            let outcome = take(&taking, &texts, &change);
-            if !matches!(outcome, ReloadOutcome::Refused(_) | ReloadOutcome::Awaits) {
-                keep(last_good.as_ref(), &path, &texts);
-            }
-            outcome
-        });
+        let taken = service
+            .heavy_work
+            .begin_in_background(WorkKind::Policy, move || {
+                let outcome = take(&taking, &texts, &change);
+                if !matches!(outcome, ReloadOutcome::Refused(_) | ReloadOutcome::Awaits) {
+                    keep(last_good.as_ref(), &path, &texts);
+                }
+                outcome
+            });
         self.awaiting = None;
-        match taken.await.unwrap_or_else(|_| ReloadOutcome::Refused(Problems::of_a_panic())) {
-            ReloadOutcome::InForce { warnings, before } => announcer.in_force(&before, warnings.as_deref()),
+        match taken
+            .await
+            .unwrap_or_else(|_| ReloadOutcome::Refused(Problems::of_a_panic()))
+        {
+            ReloadOutcome::InForce { warnings, before } => {
+                announcer.in_force(&before, warnings.as_deref())
+            }
             ReloadOutcome::Unchanged { warnings } => announcer.unchanged(warnings.as_deref()),
             ReloadOutcome::Refused(problems) => announcer.refused(&problems),
-            ReloadOutcome::Awaits => self.awaiting = Some(AwaitingPolicy { texts: given, looks: 0 }),
+            ReloadOutcome::Awaits => {
+                self.awaiting = Some(AwaitingPolicy {
+                    texts: given,
+                    looks: 0,
+                })
+            }
         }
     }
 }
@@ -282,7 +346,10 @@ fn take(service: &Service, texts: &[SourceText], change: &ChangeOfPolicy) -> Rel
 }
 
 fn try_to_take(service: &Service, texts: &[SourceText], change: &ChangeOfPolicy) -> ReloadOutcome {
-    let LoadedPolicy { mut policy, warnings } = match load(texts) {
+    let LoadedPolicy {
+        mut policy,
+        warnings,
+    } = match load(texts) {
         Ok(found) => found,
         Err(problems) => return ReloadOutcome::Refused(problems),
     };
@@ -306,27 +373,40 @@ fn try_to_take(service: &Service, texts: &[SourceText], change: &ChangeOfPolicy)
 }
 
 fn load(texts: &[SourceText]) -> Result<LoadedPolicy, Problems> {
-    let describe = |diagnostics: &[Diagnostic]| render(diagnostics, &PolicySources::new(texts), Colors::Off);
+    let describe =
+        |diagnostics: &[Diagnostic]| render(diagnostics, &PolicySources::new(texts), Colors::Off);
     match policy_file::load(texts) {
         Ok(loaded) => {
             let warnings = (!loaded.warnings.is_empty()).then(|| describe(&loaded.warnings));
-            Ok(LoadedPolicy { policy: loaded.policy, warnings })
+            Ok(LoadedPolicy {
+                policy: loaded.policy,
+                warnings,
+            })
         }
-        Err(diagnostics) => {
-            Err(Problems { headline: headline(&diagnostics, texts), whole: describe(&diagnostics) })
-        }
+        Err(diagnostics) => Err(Problems {
+            headline: headline(&diagnostics, texts),
+            whole: describe(&diagnostics),
+        }),
     }
 }
 
 /// `policies/a.yaml:7: there is no class `chta` (and 2 more)`.
 fn headline(diagnostics: &[Diagnostic], texts: &[SourceText]) -> String {
-    let mut errors = diagnostics.iter().filter(|one| one.severity == Severity::Error);
-    let Some(first) = errors.next() else { return "it is refused without a word".into() };
+    let mut errors = diagnostics
+        .iter()
+        .filter(|one| one.severity == Severity::Error);
+    let Some(first) = errors.next() else {
+        return "it is refused without a word".into();
+    };
     let more = match errors.count() {
         0 => String::new(),
         more => format!(" (and {more} more)"),
     };
-    format!("{}: {}{more}", PolicySources::new(texts).line_of(first.span), first.message)
+    format!(
+        "{}: {}{more}",
+        PolicySources::new(texts).line_of(first.span),
+        first.message
+    )
 }
 
 impl Problems {
@@ -334,19 +414,29 @@ impl Problems {
     fn of_unknown_namespaces() -> Self {
         let text = "it selects namespaces by label (namespaceSelector), and these could not be listed for ten seconds; it comes \
                     into force when they can. May Stowage's service account list and watch namespaces?";
-        Self { headline: text.into(), whole: text.into() }
+        Self {
+            headline: text.into(),
+            whole: text.into(),
+        }
     }
 
     /// A defect of Stowage's own. Serving the last good policy is better than ending the process.
     fn of_a_panic() -> Self {
-        let text = "Stowage failed on this policy, which is a defect of its own; its log says where";
-        Self { headline: text.into(), whole: text.into() }
+        let text =
+            "Stowage failed on this policy, which is a defect of its own; its log says where";
+        Self {
+            headline: text.into(),
+            whole: text.into(),
+        }
     }
 }
 
 impl From<ReadError> for Problems {
     fn from(error: ReadError) -> Self {
-        Self { headline: error.to_string(), whole: error.to_string() }
+        Self {
+            headline: error.to_string(),
+            whole: error.to_string(),
+        }
     }
 }
 
@@ -360,14 +450,33 @@ mod tests {
         let text = "classes: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n";
         let texts = [SourceText::new("policy.yaml", text)];
         let (before, change) = (service.cluster().policy().digest, ChangeOfPolicy::default());
-        assert!(matches!(take(&service, &texts, &change), ReloadOutcome::Awaits));
-        assert_eq!(service.cluster().policy().digest, before, "the policy before stays in force");
-        assert!(*service.namespaces_wanted().borrow(), "and the namespaces are asked for");
+        assert!(matches!(
+            take(&service, &texts, &change),
+            ReloadOutcome::Awaits
+        ));
+        assert_eq!(
+            service.cluster().policy().digest,
+            before,
+            "the policy before stays in force"
+        );
+        assert!(
+            *service.namespaces_wanted().borrow(),
+            "and the namespaces are asked for"
+        );
         let labels = Arc::new([("team".to_owned(), "a".to_owned())].into());
         service.list_namespaces([("chat".to_owned(), labels)].into());
-        assert!(matches!(take(&service, &texts, &change), ReloadOutcome::InForce { .. }));
-        assert!(matches!(take(&service, &texts, &change), ReloadOutcome::Unchanged { .. }));
-        let mut awaiting = AwaitingPolicy { texts: texts.to_vec(), looks: 0 };
+        assert!(matches!(
+            take(&service, &texts, &change),
+            ReloadOutcome::InForce { .. }
+        ));
+        assert!(matches!(
+            take(&service, &texts, &change),
+            ReloadOutcome::Unchanged { .. }
+        ));
+        let mut awaiting = AwaitingPolicy {
+            texts: texts.to_vec(),
+            looks: 0,
+        };
         let announced = (0..100).filter(|_| awaiting.is_overdue()).count();
         assert_eq!(announced, 1, "it is said once that it takes long");
     }
@@ -375,13 +484,21 @@ mod tests {
     #[test]
     fn a_policy_that_is_withdrawn_before_it_came_into_force_leaves_no_watch_of_namespaces() {
         let service = Service::with_stopped_clock(built_in());
-        let selects = "classes: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n";
+        let selects =
+            "classes: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n";
         let change = ChangeOfPolicy::default();
         for then in ["", "classes: [{nmae: typo}]\n"] {
-            let [selects, then] = [selects, then].map(|text| [SourceText::new("policy.yaml", text)]);
-            assert!(matches!(take(&service, &selects, &change), ReloadOutcome::Awaits));
+            let [selects, then] =
+                [selects, then].map(|text| [SourceText::new("policy.yaml", text)]);
+            assert!(matches!(
+                take(&service, &selects, &change),
+                ReloadOutcome::Awaits
+            ));
             take(&service, &then, &change);
-            assert!(!*service.namespaces_wanted().borrow(), "nothing asks for them any more");
+            assert!(
+                !*service.namespaces_wanted().borrow(),
+                "nothing asks for them any more"
+            );
         }
     }
 }

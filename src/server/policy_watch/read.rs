@@ -51,23 +51,34 @@ pub fn read(path: &Path) -> Result<Vec<SourceText>, ReadError> {
 /// As [`read`], where a command line says `-` for standard input.
 pub fn given(path: &Path) -> Result<Vec<SourceText>, ReadError> {
     match path == Path::new(STANDARD_INPUT) {
-        true => Ok(vec![read_to_the_end("standard input", path, io::stdin().lock())?]),
+        true => Ok(vec![read_to_the_end(
+            "standard input",
+            path,
+            io::stdin().lock(),
+        )?]),
         false => read(path),
     }
 }
 
 /// As [`read`]; without any file it is the empty policy.
 pub fn read_dir(path: &Path) -> Result<Vec<SourceText>, ReadError> {
-    let files: Vec<PathBuf> =
-        entries(path)?.into_iter().filter(|entry| is_yaml(entry) && !entry.is_dir()).collect();
+    let files: Vec<PathBuf> = entries(path)?
+        .into_iter()
+        .filter(|entry| is_yaml(entry) && !entry.is_dir())
+        .collect();
     if files.len() > MAX_FILES {
-        return Err(ReadError::TooManyFiles { path: path.into(), count: files.len() });
+        return Err(ReadError::TooManyFiles {
+            path: path.into(),
+            count: files.len(),
+        });
     }
     let mut left = MAX_TOTAL;
     let mut texts = Vec::with_capacity(files.len());
     for file in &files {
         let text = read_file(file)?;
-        left = left.checked_sub(text.bytes.len()).ok_or_else(|| ReadError::TooLarge { path: path.into() })?;
+        left = left
+            .checked_sub(text.bytes.len())
+            .ok_or_else(|| ReadError::TooLarge { path: path.into() })?;
         texts.push(text);
     }
     Ok(texts)
@@ -86,7 +97,11 @@ pub fn policies(path: &Path) -> Result<Vec<(PathBuf, Vec<SourceText>)>, ReadErro
             found.push((directory, files));
         }
     }
-    if found.is_empty() { Err(ReadError::NoPolicy { path: path.into() }) } else { Ok(found) }
+    if found.is_empty() {
+        Err(ReadError::NoPolicy { path: path.into() })
+    } else {
+        Ok(found)
+    }
 }
 
 /// In order of name.
@@ -94,14 +109,18 @@ fn entries(path: &Path) -> Result<Vec<PathBuf>, ReadError> {
     let listed = std::fs::read_dir(path).and_then(Iterator::collect::<io::Result<Vec<_>>>);
     let listed = listed.map_err(|error| unreadable(path, &error))?;
     let hidden = |entry: &std::fs::DirEntry| entry.file_name().as_encoded_bytes().starts_with(b".");
-    let mut paths: Vec<PathBuf> =
-        listed.into_iter().filter(|entry| !hidden(entry)).map(|entry| entry.path()).collect();
+    let mut paths: Vec<PathBuf> = listed
+        .into_iter()
+        .filter(|entry| !hidden(entry))
+        .map(|entry| entry.path())
+        .collect();
     paths.sort();
     Ok(paths)
 }
 
 fn is_yaml(path: &Path) -> bool {
-    path.extension().is_some_and(|ending| ending == "yaml" || ending == "yml")
+    path.extension()
+        .is_some_and(|ending| ending == "yaml" || ending == "yml")
 }
 
 fn read_file(path: &Path) -> Result<SourceText, ReadError> {
@@ -114,7 +133,11 @@ fn read_file(path: &Path) -> Result<SourceText, ReadError> {
     read_to_the_end(path.display().to_string(), path, file)
 }
 
-fn read_to_the_end(name: impl AsRef<str>, path: &Path, text: impl Read) -> Result<SourceText, ReadError> {
+fn read_to_the_end(
+    name: impl AsRef<str>,
+    path: &Path,
+    text: impl Read,
+) -> Result<SourceText, ReadError> {
     let mut bytes = Vec::new();
     let read = text.take(MAX_FILE as u64 + 1).read_to_end(&mut bytes);
     read.map_err(|error| unreadable(path, &error))?;
@@ -122,7 +145,10 @@ fn read_to_the_end(name: impl AsRef<str>, path: &Path, text: impl Read) -> Resul
 }
 
 fn unreadable(path: &Path, error: &io::Error) -> ReadError {
-    ReadError::Unreadable { path: path.into(), reason: error.to_string() }
+    ReadError::Unreadable {
+        path: path.into(),
+        reason: error.to_string(),
+    }
 }
 
 #[cfg(test)]
@@ -132,7 +158,10 @@ mod tests {
 
     fn names(files: &[SourceText], root: &Path) -> Vec<String> {
         let shown = format!("{}/", root.display());
-        files.iter().map(|file| file.name.replace(&shown, "")).collect()
+        files
+            .iter()
+            .map(|file| file.name.replace(&shown, ""))
+            .collect()
     }
 
     #[test]
@@ -162,8 +191,10 @@ mod tests {
             fs::write(dir.path().join(name), "").unwrap();
         }
         let found = policies(dir.path()).unwrap();
-        let found: Vec<_> =
-            found.iter().map(|(path, _)| path.file_name().unwrap().to_str().unwrap()).collect();
+        let found: Vec<_> = found
+            .iter()
+            .map(|(path, _)| path.file_name().unwrap().to_str().unwrap())
+            .collect();
         assert_eq!(found, ["one", "two"]);
     }
 
@@ -171,10 +202,19 @@ mod tests {
     fn a_path_without_a_policy_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         assert!(matches!(read(dir.path()), Err(ReadError::NoPolicy { .. })));
-        assert!(matches!(policies(dir.path()), Err(ReadError::NoPolicy { .. })));
-        assert!(matches!(read(&dir.path().join("x.yaml")), Err(ReadError::Unreadable { .. })));
+        assert!(matches!(
+            policies(dir.path()),
+            Err(ReadError::NoPolicy { .. })
+        ));
+        assert!(matches!(
+            read(&dir.path().join("x.yaml")),
+            Err(ReadError::Unreadable { .. })
+        ));
         std::os::unix::fs::symlink("nowhere", dir.path().join("dangling.yaml")).unwrap();
-        assert!(matches!(read(dir.path()), Err(ReadError::Unreadable { .. })));
+        assert!(matches!(
+            read(dir.path()),
+            Err(ReadError::Unreadable { .. })
+        ));
     }
 
     #[test]
@@ -199,9 +239,15 @@ mod tests {
             read(dir.path())
         };
         assert_eq!(fill(MAX_FILES, "").unwrap().len(), MAX_FILES);
-        assert!(matches!(fill(MAX_FILES + 1, ""), Err(ReadError::TooManyFiles { .. })));
+        assert!(matches!(
+            fill(MAX_FILES + 1, ""),
+            Err(ReadError::TooManyFiles { .. })
+        ));
         fs::remove_file(dir.path().join(format!("{MAX_FILES}.yaml"))).unwrap();
         assert!(fill(8, &"#".repeat(MAX_FILE)).is_ok());
-        assert!(matches!(fill(9, &"#".repeat(MAX_FILE)), Err(ReadError::TooLarge { .. })));
+        assert!(matches!(
+            fill(9, &"#".repeat(MAX_FILE)),
+            Err(ReadError::TooLarge { .. })
+        ));
     }
 }

@@ -39,7 +39,10 @@ pub(crate) enum ReloadStep {
 impl Watching {
     /// The state after the start.
     pub fn from(settled: PolicyTexts) -> Self {
-        Self { settled, changing: None }
+        Self {
+            settled,
+            changing: None,
+        }
     }
 
     pub fn look(&mut self, seen: PolicyTexts) -> ReloadStep {
@@ -69,7 +72,9 @@ mod tests {
     }
 
     fn gone() -> ReadError {
-        ReadError::NoPolicy { path: "policies".into() }
+        ReadError::NoPolicy {
+            path: "policies".into(),
+        }
     }
 
     #[test]
@@ -91,10 +96,17 @@ mod tests {
     fn a_file_that_is_still_being_written_is_not_loaded() {
         let mut watching = Watching::from(Ok(texts("whole")));
         for part in ["", "c", "ch", "chan"] {
-            assert_eq!(watching.look(Ok(texts(part))), ReloadStep::LookAgain, "{part:?}");
+            assert_eq!(
+                watching.look(Ok(texts(part))),
+                ReloadStep::LookAgain,
+                "{part:?}"
+            );
         }
         assert_eq!(watching.look(Ok(texts("changed"))), ReloadStep::LookAgain);
-        assert_eq!(watching.look(Ok(texts("changed"))), ReloadStep::Load(texts("changed")));
+        assert_eq!(
+            watching.look(Ok(texts("changed"))),
+            ReloadStep::Load(texts("changed"))
+        );
     }
 
     #[test]
@@ -116,7 +128,11 @@ mod tests {
         assert_eq!(watching.look(Err(gone())), ReloadStep::Refuse(gone()));
         assert_eq!(watching.look(Err(gone())), ReloadStep::Nothing);
         assert_eq!(watching.look(Ok(texts("a"))), ReloadStep::LookAgain);
-        assert_eq!(watching.look(Ok(texts("a"))), ReloadStep::Load(texts("a")), "it clears the refusal");
+        assert_eq!(
+            watching.look(Ok(texts("a"))),
+            ReloadStep::Load(texts("a")),
+            "it clears the refusal"
+        );
     }
 
     #[test]
@@ -124,6 +140,9 @@ mod tests {
         let mut watching = Watching::from(Ok(texts("a")));
         let renamed = vec![SourceText::new("other.yaml", "a")];
         assert_eq!(watching.look(Ok(renamed.clone())), ReloadStep::LookAgain);
-        assert_eq!(watching.look(Ok(renamed.clone())), ReloadStep::Load(renamed));
+        assert_eq!(
+            watching.look(Ok(renamed.clone())),
+            ReloadStep::Load(renamed)
+        );
     }
 }

@@ -49,7 +49,11 @@ pub async fn watch(service: Arc<Service>, change: ChangeOfPolicy) {
 }
 
 /// The windows of a policy that are open by the wall clock.
-pub(crate) fn open_now(service: &Service, zones: &mut TimeZones, policy: &Policy) -> BTreeSet<Window> {
+pub(crate) fn open_now(
+    service: &Service,
+    zones: &mut TimeZones,
+    policy: &Policy,
+) -> BTreeSet<Window> {
     zones.open_at(policy, service.clock.to_wall(service.now()))
 }
 
@@ -62,10 +66,17 @@ fn step(service: &Service, change: &ChangeOfPolicy) {
     if open == *before.open_windows() {
         return;
     }
-    let listed =
-        |windows: Vec<&Window>| windows.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-    let (opened, closed) =
-        (open.difference(before.open_windows()).collect(), before.open_windows().difference(&open).collect());
+    let listed = |windows: Vec<&Window>| {
+        windows
+            .iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>()
+            .join("; ")
+    };
+    let (opened, closed) = (
+        open.difference(before.open_windows()).collect(),
+        before.open_windows().difference(&open).collect(),
+    );
     let (opened, closed) = (listed(opened), listed(closed));
     if !service.set_policy(Policy::clone(&before).with_open_windows(open)) {
         // What it asks of namespaces is not known yet: the next look tries again.
@@ -94,7 +105,10 @@ mod tests {
     }
 
     fn by_wall() -> TimeSource {
-        TimeSource { wall: || Timestamp::from_second(WALL.get()).unwrap(), ..TimeSource::SYSTEM }
+        TimeSource {
+            wall: || Timestamp::from_second(WALL.get()).unwrap(),
+            ..TimeSource::SYSTEM
+        }
     }
 
     const NIGHTS: &str = r#"
@@ -128,9 +142,21 @@ classes:
         };
         assert_eq!(look("2026-11-23T19:59:59+01:00"), (0, 0));
         assert_eq!(look("2026-11-23T20:00:00+01:00"), (1, 1), "at its minute");
-        assert_eq!(look("2026-11-24T02:00:00+01:00"), (1, 1), "as long as nothing changes, nothing is set");
-        assert_eq!(look("2026-11-23T19:59:00+01:00"), (2, 0), "the clock was set back");
-        assert_eq!(look("2026-11-27T23:00:00+01:00"), (3, 1), "the machine was suspended for four days");
+        assert_eq!(
+            look("2026-11-24T02:00:00+01:00"),
+            (1, 1),
+            "as long as nothing changes, nothing is set"
+        );
+        assert_eq!(
+            look("2026-11-23T19:59:00+01:00"),
+            (2, 0),
+            "the clock was set back"
+        );
+        assert_eq!(
+            look("2026-11-27T23:00:00+01:00"),
+            (3, 1),
+            "the machine was suspended for four days"
+        );
         assert_eq!(look("2026-11-28T06:00:00+01:00"), (4, 0));
         assert_eq!(service.metrics.policy.window_changes.get(), 4);
     }
@@ -140,7 +166,10 @@ classes:
         at("2026-11-23T12:00:00+01:00");
         let (service, change) = (service("{}"), ChangeOfPolicy::default());
         at("2026-11-23T23:00:00+01:00");
-        assert!(matches!(take(&service, &sources(NIGHTS), &change), ReloadOutcome::InForce { .. }));
+        assert!(matches!(
+            take(&service, &sources(NIGHTS), &change),
+            ReloadOutcome::InForce { .. }
+        ));
         assert_eq!(standing(&service), (1, 1));
         step(&service, &change);
         assert_eq!(standing(&service), (1, 1));
@@ -157,23 +186,37 @@ classes:
     fn a_window_that_opens_builds_on_the_files_that_were_read_last() {
         at("2026-11-23T12:00:00+01:00");
         let (service, change) = (service(NIGHTS), ChangeOfPolicy::default());
-        take(&service, &sources(&format!("mode: shadow\n{NIGHTS}")), &change);
+        take(
+            &service,
+            &sources(&format!("mode: shadow\n{NIGHTS}")),
+            &change,
+        );
         at("2026-11-23T23:00:00+01:00");
         step(&service, &change);
         let policy = service.cluster().policy().clone();
-        assert_eq!((policy.mode, policy.open_windows().len()), (stowage_scheduling::policy::Mode::Shadow, 1));
+        assert_eq!(
+            (policy.mode, policy.open_windows().len()),
+            (stowage_scheduling::policy::Mode::Shadow, 1)
+        );
     }
 
     #[test]
     fn a_policy_that_waits_for_namespaces_still_waits_for_them_when_a_window_opens() {
         at("2026-11-23T12:00:00+01:00");
         let (service, change) = (service(NIGHTS), ChangeOfPolicy::default());
-        let selects = "classes: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n";
-        assert!(matches!(take(&service, &sources(selects), &change), ReloadOutcome::Awaits));
+        let selects =
+            "classes: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n";
+        assert!(matches!(
+            take(&service, &sources(selects), &change),
+            ReloadOutcome::Awaits
+        ));
         at("2026-11-23T23:00:00+01:00");
         step(&service, &change);
         assert_eq!(standing(&service), (1, 1));
-        assert!(*service.namespaces_wanted().borrow(), "otherwise nothing shows them, and it waits for good");
+        assert!(
+            *service.namespaces_wanted().borrow(),
+            "otherwise nothing shows them, and it waits for good"
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -182,10 +225,17 @@ classes:
         // A look is on one thread and the step on another.
         static JUMPS: AtomicI64 = AtomicI64::new(0);
         fn jumping() -> Timestamp {
-            let hour = if JUMPS.fetch_add(1, Ordering::Relaxed) % 2 == 0 { "12" } else { "22" };
+            let hour = if JUMPS.fetch_add(1, Ordering::Relaxed) % 2 == 0 {
+                "12"
+            } else {
+                "22"
+            };
             format!("2026-11-23T{hour}:00:00Z").parse().unwrap()
         }
-        let source = TimeSource { wall: jumping, ..TimeSource::SYSTEM };
+        let source = TimeSource {
+            wall: jumping,
+            ..TimeSource::SYSTEM
+        };
         let service = Service::timed_by(source, load(&sources(NIGHTS)).unwrap().policy);
         let watching = watch(service.clone(), ChangeOfPolicy::default());
         let _ = tokio::time::timeout(Duration::from_secs(60), watching).await;

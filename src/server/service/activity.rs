@@ -72,7 +72,15 @@ impl Activity {
     /// With nothing said but what happened to which pod.
     pub fn of(kind: ActivityKind, pod: &PodKey, uid: &PodUid) -> Self {
         let (pod, uid) = (pod.clone(), uid.clone());
-        Self { kind, pod, uid, node: None, gpus: Vec::new(), reason: "", text: String::new() }
+        Self {
+            kind,
+            pod,
+            uid,
+            node: None,
+            gpus: Vec::new(),
+            reason: "",
+            text: String::new(),
+        }
     }
 }
 
@@ -104,9 +112,14 @@ impl RecentActivity {
     /// refused a thousand times in a row has one, and so has each of two warnings that take turns. Each change of the policy is
     /// another.
     pub fn add(&self, at: Moment, mut what: Activity) {
-        what.text.truncate(what.text.floor_char_boundary(TEXT_BYTES));
+        what.text
+            .truncate(what.text.floor_char_boundary(TEXT_BYTES));
         let mut entries = self.entries.lock();
-        let fresh = || LatestOfPod { kind: what.kind, reasons: Vec::new(), entries: 0 };
+        let fresh = || LatestOfPod {
+            kind: what.kind,
+            reasons: Vec::new(),
+            entries: 0,
+        };
         let latest = entries.latest.entry(what.uid.clone()).or_insert_with(fresh);
         if !latest.is_news(&what) {
             return;
@@ -114,7 +127,9 @@ impl RecentActivity {
         latest.entries += 1;
         entries.numbers += 1;
         let number = entries.numbers;
-        entries.entries.push_back(Arc::new(ActivityEntry { number, at, what }));
+        entries
+            .entries
+            .push_back(Arc::new(ActivityEntry { number, at, what }));
         if entries.entries.len() > KEPT {
             entries.forget_oldest();
         }
@@ -123,19 +138,25 @@ impl RecentActivity {
     /// The entries after the one of this number, oldest first.
     pub fn after(&self, number: u64) -> Vec<Arc<ActivityEntry>> {
         let entries = self.entries.lock();
-        let first = entries.entries.partition_point(|entry| entry.number <= number);
+        let first = entries
+            .entries
+            .partition_point(|entry| entry.number <= number);
         entries.entries.range(first..).cloned().collect()
     }
 }
 
 impl ActivityEntries {
     fn forget_oldest(&mut self) {
-        let Some(oldest) = self.entries.pop_front() else { return };
+        let Some(oldest) = self.entries.pop_front() else {
+            return;
+        };
         if let Some(latest) = self.latest.get_mut(&oldest.what.uid) {
             latest.entries -= 1;
             // What is shown no more is news when it comes again.
             if latest.kind == oldest.what.kind {
-                latest.reasons.retain(|reason| *reason != oldest.what.reason);
+                latest
+                    .reasons
+                    .retain(|reason| *reason != oldest.what.reason);
             }
             if latest.entries == 0 {
                 self.latest.remove(&oldest.what.uid);
@@ -164,9 +185,16 @@ mod tests {
 
     fn refusal(pod: usize) -> Activity {
         let name = format!("pod-{pod}");
-        let (key, uid) = (PodKey::parse("default", &name).unwrap(), PodUid::parse(&name).unwrap());
+        let (key, uid) = (
+            PodKey::parse("default", &name).unwrap(),
+            PodUid::parse(&name).unwrap(),
+        );
         let (reason, text) = ("StowageUnschedulable", "ä".repeat(1000));
-        Activity { reason, text, ..Activity::of(ActivityKind::Refused, &key, &uid) }
+        Activity {
+            reason,
+            text,
+            ..Activity::of(ActivityKind::Refused, &key, &uid)
+        }
     }
 
     #[test]
@@ -174,21 +202,39 @@ mod tests {
         let recent = RecentActivity::default();
         (0..KEPT + 3).for_each(|pod| recent.add(Moment(pod as u64), refusal(pod)));
         let all = recent.after(0);
-        assert_eq!((all.len(), all[0].number, all[0].what.text.len()), (KEPT, 4, TEXT_BYTES));
-        let last: Vec<u64> = recent.after(KEPT as u64 + 1).iter().map(|entry| entry.number).collect();
+        assert_eq!(
+            (all.len(), all[0].number, all[0].what.text.len()),
+            (KEPT, 4, TEXT_BYTES)
+        );
+        let last: Vec<u64> = recent
+            .after(KEPT as u64 + 1)
+            .iter()
+            .map(|entry| entry.number)
+            .collect();
         assert_eq!(last, [KEPT as u64 + 2, KEPT as u64 + 3]);
-        assert_eq!(recent.entries.lock().latest.len(), KEPT, "what is forgotten takes no memory");
+        assert_eq!(
+            recent.entries.lock().latest.len(),
+            KEPT,
+            "what is forgotten takes no memory"
+        );
     }
 
     #[test]
     fn the_same_of_a_pod_in_a_row_is_one_entry() {
         let recent = RecentActivity::default();
-        let reserved = || Activity { kind: ActivityKind::Reserved, reason: "StowageReserved", ..refusal(1) };
+        let reserved = || Activity {
+            kind: ActivityKind::Reserved,
+            reason: "StowageReserved",
+            ..refusal(1)
+        };
         for what in [refusal(1), refusal(2), refusal(1), reserved(), refusal(1)] {
             recent.add(Moment(0), what);
         }
-        let kinds: Vec<_> =
-            recent.after(0).iter().map(|entry| (entry.what.kind, entry.what.pod.name.clone())).collect();
+        let kinds: Vec<_> = recent
+            .after(0)
+            .iter()
+            .map(|entry| (entry.what.kind, entry.what.pod.name.clone()))
+            .collect();
         let (refused, reserved) = (ActivityKind::Refused, ActivityKind::Reserved);
         let pod = |name: &str| -> Arc<str> { name.into() };
         assert_eq!(
@@ -205,12 +251,20 @@ mod tests {
     #[test]
     fn warnings_of_a_pod_that_alternate_are_one_entry_each() {
         let recent = RecentActivity::default();
-        let warning = |reason| Activity { kind: ActivityKind::Warning, reason, ..refusal(1) };
+        let warning = |reason| Activity {
+            kind: ActivityKind::Warning,
+            reason,
+            ..refusal(1)
+        };
         for _ in 0..KEPT {
             recent.add(Moment(0), warning("StowageDrift"));
             recent.add(Moment(0), warning("StowageOverGrant"));
         }
-        let reasons: Vec<_> = recent.after(0).iter().map(|entry| entry.what.reason).collect();
+        let reasons: Vec<_> = recent
+            .after(0)
+            .iter()
+            .map(|entry| entry.what.reason)
+            .collect();
         assert_eq!(reasons, ["StowageDrift", "StowageOverGrant"]);
     }
 
@@ -219,9 +273,21 @@ mod tests {
         let recent = RecentActivity::default();
         for text in ["first", "second"] {
             let (reason, text) = ("StowagePolicyApplied", text.to_owned());
-            recent.add(Moment(0), Activity { kind: ActivityKind::Policy, reason, text, ..refusal(1) });
+            recent.add(
+                Moment(0),
+                Activity {
+                    kind: ActivityKind::Policy,
+                    reason,
+                    text,
+                    ..refusal(1)
+                },
+            );
         }
-        let texts: Vec<_> = recent.after(0).iter().map(|entry| entry.what.text.clone()).collect();
+        let texts: Vec<_> = recent
+            .after(0)
+            .iter()
+            .map(|entry| entry.what.text.clone())
+            .collect();
         assert_eq!(texts, ["first", "second"]);
     }
 }

@@ -40,7 +40,9 @@ mod tests {
 
     #[test]
     fn the_api_server_is_gone_when_it_has_been_silent_for_long_enough() {
-        let (contact, at) = (ApiServerContact::default(), |seconds| Moment(0) + Millis::seconds(seconds));
+        let (contact, at) = (ApiServerContact::default(), |seconds| {
+            Moment(0) + Millis::seconds(seconds)
+        });
         assert_eq!(contact.lost_for(at(1000)), None, "there is none");
         contact.heard(at(100));
         contact.heard(at(90));

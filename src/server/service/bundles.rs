@@ -12,5 +12,10 @@ pub enum BundleNames {
 
 pub trait BundleSource: Send + Sync {
     /// Writes the segments of the last time, whole entries only. May take a while: not on a thread that answers requests.
-    fn write_bundle(&self, last: Duration, names: BundleNames, out: &mut dyn Write) -> io::Result<()>;
+    fn write_bundle(
+        &self,
+        last: Duration,
+        names: BundleNames,
+        out: &mut dyn Write,
+    ) -> io::Result<()>;
 }

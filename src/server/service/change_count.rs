@@ -29,7 +29,10 @@ impl ChangeCount {
 
     /// The number as one task knows it: it has seen the present one.
     pub fn seen(&self) -> SeenCount {
-        SeenCount { count: self.clone(), seen: self.get() }
+        SeenCount {
+            count: self.clone(),
+            seen: self.get(),
+        }
     }
 }
 

@@ -34,25 +34,45 @@ pub struct Remembered(DashMap<PodTraits, Classification, FxBuildHasher>);
 
 impl Remembered {
     pub fn of(classified: &Classifications) -> Self {
-        let known = classified.iter().filter(|(traits, _)| is_remembered(traits)).take(REMEMBERED);
-        Self(known.map(|(traits, classification)| (PodTraits::clone(traits), *classification)).collect())
+        let known = classified
+            .iter()
+            .filter(|(traits, _)| is_remembered(traits))
+            .take(REMEMBERED);
+        Self(
+            known
+                .map(|(traits, classification)| (PodTraits::clone(traits), *classification))
+                .collect(),
+        )
     }
 }
 
 impl Classifier {
     pub fn of(policy: Arc<Policy>) -> Self {
-        Self { in_force: RwLock::new(Arc::new(ActivePolicy { policy, known: DashMap::default() })) }
+        Self {
+            in_force: RwLock::new(Arc::new(ActivePolicy {
+                policy,
+                known: DashMap::default(),
+            })),
+        }
     }
 
     pub fn set(&self, policy: Arc<Policy>, remembered: Remembered) {
-        *self.in_force.write() = Arc::new(ActivePolicy { policy, known: remembered.0 });
+        *self.in_force.write() = Arc::new(ActivePolicy {
+            policy,
+            known: remembered.0,
+        });
     }
 
     /// Sets the same policy, in another version by which pods of some namespaces are something else.
     pub(crate) fn reclassify(&self, policy: Arc<Policy>, is_concerned: impl Fn(&str) -> bool) {
         let before = self.in_force.read().clone();
-        let kept = before.known.iter().filter(|known| !is_concerned(&known.key().namespace));
-        let known = kept.map(|known| (known.key().clone(), *known.value())).collect();
+        let kept = before
+            .known
+            .iter()
+            .filter(|known| !is_concerned(&known.key().namespace));
+        let known = kept
+            .map(|known| (known.key().clone(), *known.value()))
+            .collect();
         *self.in_force.write() = Arc::new(ActivePolicy { policy, known });
     }
 
@@ -80,8 +100,14 @@ impl Classifier {
 }
 
 fn is_remembered(traits: &PodTraits) -> bool {
-    let labels = traits.labels.iter().flat_map(|(key, value)| [key.len(), value.len()]);
-    labels.chain(traits.resources.iter().map(String::len)).sum::<usize>() <= LARGEST
+    let labels = traits
+        .labels
+        .iter()
+        .flat_map(|(key, value)| [key.len(), value.len()]);
+    labels
+        .chain(traits.resources.iter().map(String::len))
+        .sum::<usize>()
+        <= LARGEST
 }
 
 #[cfg(test)]
@@ -92,20 +118,31 @@ mod tests {
     /// For policies in which pods of that namespace have a class of their own.
     fn policy(version: u64, namespace: &str) -> Arc<Policy> {
         let own = Class {
-            matches: Match { namespaces: vec![namespace.into()], ..Match::default() },
+            matches: Match {
+                namespaces: vec![namespace.into()],
+                ..Match::default()
+            },
             ..Class::named("own")
         };
-        let mut policy = Policy::default().with_classes(vec![own, Class::named("serving")]).unwrap();
+        let mut policy = Policy::default()
+            .with_classes(vec![own, Class::named("serving")])
+            .unwrap();
         policy.version = version;
         Arc::new(policy)
     }
 
     fn pod(namespace: &str) -> PodTraits {
-        PodTraits { namespace: namespace.into(), ..PodTraits::default() }
+        PodTraits {
+            namespace: namespace.into(),
+            ..PodTraits::default()
+        }
     }
 
     fn class_of(policy: &Policy, classification: Classification) -> (String, u64) {
-        (policy.class(classification.class).name.clone(), classification.version)
+        (
+            policy.class(classification.class).name.clone(),
+            classification.version,
+        )
     }
 
     #[test]
@@ -113,36 +150,61 @@ mod tests {
         let (first, second) = (policy(1, "chat"), policy(2, "search"));
         let classify = Classifier::of(first.clone());
         for _ in 0..2 {
-            assert_eq!(class_of(&first, classify.classify(&pod("chat"))), ("own".into(), 1));
+            assert_eq!(
+                class_of(&first, classify.classify(&pod("chat"))),
+                ("own".into(), 1)
+            );
         }
         classify.set(second.clone(), Remembered::of(&Classifications::default()));
         for _ in 0..2 {
-            assert_eq!(class_of(&second, classify.classify(&pod("chat"))), ("serving".into(), 2));
-            assert_eq!(class_of(&second, classify.classify(&pod("search"))), ("own".into(), 2));
+            assert_eq!(
+                class_of(&second, classify.classify(&pod("chat"))),
+                ("serving".into(), 2)
+            );
+            assert_eq!(
+                class_of(&second, classify.classify(&pod("search"))),
+                ("own".into(), 2)
+            );
         }
     }
 
     #[test]
     fn classifications_made_in_advance_get_the_new_policys_version() {
-        let classified: Classifications =
-            [(Arc::new(pod("chat")), policy(0, "chat").classify(&pod("chat")))].into_iter().collect();
+        let classified: Classifications = [(
+            Arc::new(pod("chat")),
+            policy(0, "chat").classify(&pod("chat")),
+        )]
+        .into_iter()
+        .collect();
         let in_force = policy(7, "chat");
         let classify = Classifier::of(policy(6, "search"));
         classify.set(in_force.clone(), Remembered::of(&classified));
-        assert_eq!(class_of(&in_force, classify.classify(&pod("chat"))), ("own".into(), 7));
+        assert_eq!(
+            class_of(&in_force, classify.classify(&pod("chat"))),
+            ("own".into(), 7)
+        );
     }
 
     #[test]
     fn a_pod_with_very_many_labels_is_classified_and_not_cached() {
         let policy = policy(1, "chat");
-        let labels = (0..10_000).map(|n| (format!("label-{n}"), "x".repeat(63))).collect();
-        let large = PodTraits { labels, ..pod("chat") };
+        let labels = (0..10_000)
+            .map(|n| (format!("label-{n}"), "x".repeat(63)))
+            .collect();
+        let large = PodTraits {
+            labels,
+            ..pod("chat")
+        };
         let classify = Classifier::of(policy.clone());
-        assert_eq!(class_of(&policy, classify.classify(&large)), ("own".into(), 1));
+        assert_eq!(
+            class_of(&policy, classify.classify(&large)),
+            ("own".into(), 1)
+        );
         classify.classify(&pod("chat"));
         assert_eq!(classify.in_force.read().known.len(), 1);
-        let classified: Classifications =
-            [(Arc::new(large), policy.classify(&pod("chat")))].into_iter().collect();
+        let classified: Classifications = [(Arc::new(large), policy.classify(&pod("chat")))]
+            .into_iter()
+            .collect();
         assert!(Remembered::of(&classified).0.is_empty());
     }
 
@@ -154,6 +216,9 @@ mod tests {
             classify.classify(&pod(&format!("team-{n}")));
         }
         assert!(classify.in_force.read().known.len() <= REMEMBERED);
-        assert_eq!(class_of(&policy, classify.classify(&pod("chat"))), ("own".into(), 1));
+        assert_eq!(
+            class_of(&policy, classify.classify(&pod("chat"))),
+            ("own".into(), 1)
+        );
     }
 }

@@ -44,7 +44,11 @@ thread_local! {
 /// temporary lives until the end of its statement, which is easily overlooked.
 pub(crate) fn assert_not_held() {
     #[cfg(debug_assertions)]
-    assert_eq!(HELD.get(), 0, "the ledger is locked while something is done that takes time");
+    assert_eq!(
+        HELD.get(),
+        0,
+        "the ledger is locked while something is done that takes time"
+    );
 }
 
 impl<'a> ClusterGuard<'a> {
@@ -69,7 +73,11 @@ impl<'a> ClusterGuard<'a> {
     }
 
     /// The same for a change of which less is recorded than is there, because the rest follows from it.
-    pub(super) fn apply_as<C: Change>(&mut self, change: C, recorded: impl FnOnce(&C) -> Input) -> C::Output {
+    pub(super) fn apply_as<C: Change>(
+        &mut self,
+        change: C,
+        recorded: impl FnOnce(&C) -> Input,
+    ) -> C::Output {
         if let Some(tap) = self.service.recording.get() {
             tap.input(|| recorded(&change));
         }
@@ -93,7 +101,10 @@ impl<'a> ClusterGuard<'a> {
     /// The change that was applied last, for the record of its answer; `None` if it is not recorded.
     pub fn asked(&self) -> Option<Asked> {
         let number = self.service.recording.get()?.latest()?;
-        Some(Asked { number, generation: self.cluster.generation() })
+        Some(Asked {
+            number,
+            generation: self.cluster.generation(),
+        })
     }
 
     /// Brings the state as it is to the recorder, which goes on from here.
@@ -141,10 +152,15 @@ impl Drop for ClusterGuard<'_> {
         }
         self.advance(self.service.now());
         self.service.metrics.ledgers_discarded.inc();
-        error!("a panic while the ledger was locked: the ledger is discarded, and the cluster is relisted");
+        error!(
+            "a panic while the ledger was locked: the ledger is discarded, and the cluster is relisted"
+        );
         if let Tenure::Succeeding { from } = self.service.leadership.tenure() {
             let seconds = from.since(self.service.now()).0.div_ceil(1000);
-            info!(seconds, "this replica waits until no earlier write can take effect");
+            info!(
+                seconds,
+                "this replica waits until no earlier write can take effect"
+            );
         }
     }
 }
@@ -183,7 +199,10 @@ mod tests {
             panic!("in the middle of a change");
         }));
         assert!(result.is_err());
-        assert!(!service.leadership.is_synced(), "nobody is answered from half a change");
+        assert!(
+            !service.leadership.is_synced(),
+            "nobody is answered from half a change"
+        );
         assert!(terms.has_changed(), "everything is relisted");
         assert_eq!(service.cluster().totals().nodes, 0);
         assert_eq!(service.cluster().now(), service.now());
@@ -194,7 +213,11 @@ mod tests {
     fn begin_binding(cluster: &mut ClusterGuard<'_>) {
         add_node(cluster);
         cluster
-            .apply(DevicesReported { node: node("a"), devices: [h100("a", 0)].into(), are_all: true })
+            .apply(DevicesReported {
+                node: node("a"),
+                devices: [h100("a", 0)].into(),
+                are_all: true,
+            })
             .unwrap();
         cluster.apply(PodObserved(PodObservation {
             uid: uid("x"),
@@ -203,12 +226,17 @@ mod tests {
             state: ObservedPhase::Waiting(ObservedWaiting::default()),
             observed: None,
         }));
-        let bound = cluster.apply(BindAsked { uid: uid("x"), key: key("x"), node: node("a") });
+        let bound = cluster.apply(BindAsked {
+            uid: uid("x"),
+            key: key("x"),
+            node: node("a"),
+        });
         assert!(matches!(bound, Ok(BindAnswer::Write(_))), "{bound:?}");
     }
 
     #[test]
-    fn read_after_a_panic_a_replica_acts_only_once_no_binding_of_the_discarded_ledger_can_land_any_more() {
+    fn read_after_a_panic_a_replica_acts_only_once_no_binding_of_the_discarded_ledger_can_land_any_more()
+     {
         let after_a_panic = |before: fn(&mut ClusterGuard<'_>)| {
             let service = synced();
             before(&mut service.cluster());
@@ -219,15 +247,25 @@ mod tests {
             }));
             assert!(result.is_err());
             let is_new = service.cluster().generation() > generation;
-            assert!(is_new, "what was kept of another state is not taken for this one");
+            assert!(
+                is_new,
+                "what was kept of another state is not taken for this one"
+            );
             // It holds the Lease all the time, and has listed everything again.
             service.lead_from_the_start();
             service
         };
-        assert!(after_a_panic(add_node).leadership.is_open(), "nothing was under way");
+        assert!(
+            after_a_panic(add_node).leadership.is_open(),
+            "nothing was under way"
+        );
         let service = after_a_panic(begin_binding);
-        assert!(!service.leadership.is_open(), "the pod may be bound on a GPU that the lists show free");
-        let from = service.now() + Millis(WriteTimes::default().latest_landing().as_millis() as u64);
+        assert!(
+            !service.leadership.is_open(),
+            "the pod may be bound on a GPU that the lists show free"
+        );
+        let from =
+            service.now() + Millis(WriteTimes::default().latest_landing().as_millis() as u64);
         assert_eq!(service.leadership.tenure(), Tenure::Succeeding { from });
     }
 

@@ -20,8 +20,12 @@ use tokio::task::{AbortHandle, JoinHandle};
 /// Threads for what nobody waits for. As a static it is never dropped: what still runs when the process ends holds nothing up.
 static BACKGROUND: LazyLock<Runtime> = LazyLock::new(|| {
     let mut threads = tokio::runtime::Builder::new_current_thread();
-    let threads = threads.max_blocking_threads(BACKGROUND_THREADS).on_thread_start(niceness::step_back);
-    threads.build().expect("it asks the system for nothing before the first work")
+    let threads = threads
+        .max_blocking_threads(BACKGROUND_THREADS)
+        .on_thread_start(niceness::step_back);
+    threads
+        .build()
+        .expect("it asks the system for nothing before the first work")
 });
 
 /// More than there are kinds of such work. What finds none free waits for one.
@@ -51,7 +55,11 @@ pub struct SimulatedThreads {
 impl SimulatedThreads {
     /// `lasts` says for each computation how long it lasts.
     pub fn new(lasts: impl Fn(WorkKind) -> Duration + Send + Sync + 'static) -> Self {
-        Self { lasts: Arc::new(lasts), at_work: Arc::default(), begun: Arc::default() }
+        Self {
+            lasts: Arc::new(lasts),
+            at_work: Arc::default(),
+            begun: Arc::default(),
+        }
     }
 
     /// The process is killed, and its threads with it.
@@ -89,7 +97,9 @@ impl SimulatedThreads {
 
 impl fmt::Debug for SimulatedThreads {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SimulatedThreads").field("at_work", &self.at_work).finish_non_exhaustive()
+        f.debug_struct("SimulatedThreads")
+            .field("at_work", &self.at_work)
+            .finish_non_exhaustive()
     }
 }
 
@@ -235,7 +245,10 @@ mod tests {
         let plan = heavy_work.begin_until(WorkKind::Plan, stop.clone(), || "stopped");
         let search = heavy_work.begin(WorkKind::Preempt, || "found");
         assert_eq!(threads.at_work(), 2);
-        assert_eq!((search.await.unwrap(), began.elapsed()), ("found", Duration::from_millis(250)));
+        assert_eq!(
+            (search.await.unwrap(), began.elapsed()),
+            ("found", Duration::from_millis(250))
+        );
         assert_eq!(threads.at_work(), 1);
         stop.store(true, Ordering::Relaxed);
         assert_eq!(plan.await.unwrap(), "stopped");

@@ -38,7 +38,10 @@ pub enum Tenure {
 impl Tenure {
     /// For a replica without a Lease, which cannot lose it.
     pub fn without_end() -> Self {
-        Self::Leading { epoch: LeaderEpoch::new("no-lease", 0, "no-nonce"), until: Moment(u64::MAX) }
+        Self::Leading {
+            epoch: LeaderEpoch::new("no-lease", 0, "no-nonce"),
+            until: Moment(u64::MAX),
+        }
     }
 
     pub fn epoch(&self) -> Option<&LeaderEpoch> {
@@ -108,7 +111,9 @@ impl Leadership {
     /// when none of them can take effect any more, as the successor of another leader does, and relists the cluster meanwhile.
     pub(super) fn succeed_itself(&self) {
         let mut held = self.tenure.lock();
-        let landing = *self.latest_landing.get_or_init(|| WriteTimes::default().latest_landing());
+        let landing = *self
+            .latest_landing
+            .get_or_init(|| WriteTimes::default().latest_landing());
         let from = self.clock.now() + Millis(landing.as_millis() as u64);
         self.succeeds_itself_from.store(from.0, Ordering::Release);
         *held = self.not_too_early(held.clone());
@@ -158,7 +163,11 @@ impl Leadership {
     /// The host name of the replica that holds the Lease, as it was last read: a pod's name, if that is one.
     pub fn leader(&self) -> Option<Arc<str>> {
         let holder = self.holder.lock().clone()?;
-        Some(holder.rsplit_once('_').map_or(holder.clone(), |(hostname, _)| hostname.into()))
+        Some(
+            holder
+                .rsplit_once('_')
+                .map_or(holder.clone(), |(hostname, _)| hostname.into()),
+        )
     }
 
     /// The epoch as which this replica acts; `None` while it does not lead.
@@ -233,12 +242,16 @@ impl Leadership {
         // Locked before the lists are looked at: with its leadership a takeover begins that nothing has shown yet.
         let tenure = self.tenure.lock();
         if matches!(*tenure, Tenure::Succeeding { .. }) {
-            return Err("this replica is about to lead: it waits until no earlier write can take effect");
+            return Err(
+                "this replica is about to lead: it waits until no earlier write can take effect",
+            );
         }
         match (self.is_synced(), self.leading(&tenure)) {
             (true, Some(epoch)) => Ok(epoch.clone()),
             (false, _) => Err("the watches have not synced yet"),
-            (true, None) => Err("this replica does not lead: its kube-scheduler does not hold the Lease"),
+            (true, None) => {
+                Err("this replica does not lead: its kube-scheduler does not hold the Lease")
+            }
         }
     }
 }
@@ -250,12 +263,18 @@ mod tests {
 
     fn leadership() -> Leadership {
         let clock = Clock::start(super::super::TimeSource::SYSTEM);
-        Leadership::new(Clock { stopped_at: Some(clock.now()), ..clock })
+        Leadership::new(Clock {
+            stopped_at: Some(clock.now()),
+            ..clock
+        })
     }
 
     fn leading(leadership: &Leadership, nonce: &str, lasts: u64) -> Tenure {
         let until = leadership.clock.now() + Millis::seconds(lasts);
-        Tenure::Leading { epoch: LeaderEpoch::new("lease", 1, nonce), until }
+        Tenure::Leading {
+            epoch: LeaderEpoch::new("lease", 1, nonce),
+            until,
+        }
     }
 
     #[test]
@@ -267,13 +286,20 @@ mod tests {
         assert_eq!((leadership.term(), leadership.takeover()), (1, 1));
         assert!(terms.has_changed());
         leadership.set_synced_in(0, 0);
-        assert!(!leadership.is_open(), "a list that began before may show the cluster as it was then");
+        assert!(
+            !leadership.is_open(),
+            "a list that began before may show the cluster as it was then"
+        );
         leadership.set_synced_in(1, 0);
         assert!(!leadership.is_open(), "pods as they were before");
         leadership.set_synced_in(1, 1);
         assert!(leadership.is_open());
         leadership.set_tenure(leading(&leadership, "a", 12));
-        assert_eq!((leadership.term(), leadership.is_open()), (1, true), "a renewal lists nothing");
+        assert_eq!(
+            (leadership.term(), leadership.is_open()),
+            (1, true),
+            "a renewal lists nothing"
+        );
         leadership.set_tenure(Tenure::Standby);
         leadership.set_tenure(leading(&leadership, "a", 12));
         assert_eq!((leadership.term(), leadership.is_open()), (2, false));
@@ -315,12 +341,20 @@ mod tests {
         leadership.set_synced_in(1, 1);
         leadership.succeed_itself();
         leadership.set_tenure(leading(&leadership, "a", 100));
-        assert!(leadership.is_succeeding(), "it holds the Lease all the time");
+        assert!(
+            leadership.is_succeeding(),
+            "it holds the Lease all the time"
+        );
         leadership.set_synced_in(leadership.term(), leadership.takeover());
         assert_eq!((leadership.term(), leadership.is_open()), (2, false));
         let landed = leadership.clock.now() + Millis::seconds(16);
-        let leadership =
-            Leadership { clock: Clock { stopped_at: Some(landed), ..leadership.clock }, ..leadership };
+        let leadership = Leadership {
+            clock: Clock {
+                stopped_at: Some(landed),
+                ..leadership.clock
+            },
+            ..leadership
+        };
         leadership.set_tenure(leading(&leadership, "a", 100));
         assert_eq!((leadership.term(), leadership.takeover()), (2, 2));
         assert!(!leadership.is_open());
@@ -336,7 +370,8 @@ mod tests {
             for _ in 0..2 {
                 scope.spawn(|| {
                     while !is_over.load(Ordering::Acquire) {
-                        let is_open = leadership.is_open() || leadership.reason_not_leading().is_none();
+                        let is_open =
+                            leadership.is_open() || leadership.reason_not_leading().is_none();
                         seen.fetch_add(u64::from(is_open), Ordering::AcqRel);
                     }
                 });
@@ -358,11 +393,21 @@ mod tests {
         leadership.set_tenure(leading(&leadership, "a", 10));
         leadership.set_synced_in(leadership.term(), leadership.takeover());
         assert!(leadership.is_open() && leadership.epoch().is_some());
-        let later =
-            Clock { stopped_at: Some(leadership.clock.now() + Millis::seconds(10)), ..leadership.clock };
-        let leadership = Leadership { clock: later, ..leadership };
+        let later = Clock {
+            stopped_at: Some(leadership.clock.now() + Millis::seconds(10)),
+            ..leadership.clock
+        };
+        let leadership = Leadership {
+            clock: later,
+            ..leadership
+        };
         assert!(!leadership.is_open() && leadership.epoch().is_none());
-        assert!(leadership.reason_not_leading().unwrap().contains("does not lead"));
+        assert!(
+            leadership
+                .reason_not_leading()
+                .unwrap()
+                .contains("does not lead")
+        );
     }
 
     #[test]
@@ -372,7 +417,13 @@ mod tests {
         for synced in [false, true] {
             leadership.set_tenure(Tenure::Succeeding { from });
             assert!(!leadership.is_open() && leadership.epoch().is_none());
-            assert!(leadership.reason_not_leading().unwrap().contains("can take effect"), "synced: {synced}");
+            assert!(
+                leadership
+                    .reason_not_leading()
+                    .unwrap()
+                    .contains("can take effect"),
+                "synced: {synced}"
+            );
             leadership.set_synced_in(leadership.term(), leadership.takeover());
         }
     }

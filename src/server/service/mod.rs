@@ -48,7 +48,9 @@ use stowage_scheduling::placing::score_cache::{CachedScores, ScoreCache};
 use stowage_scheduling::placing::snapshot::Snapshot;
 use stowage_scheduling::policy::{NamespaceLabels, Policy};
 use stowage_scheduling::units::{Millis, Moment};
-use stowage_scheduling::verbs::namespaces::{NamespaceChange, NamespacesListed, NamespacesPrepared};
+use stowage_scheduling::verbs::namespaces::{
+    NamespaceChange, NamespacesListed, NamespacesPrepared,
+};
 use stowage_scheduling::verbs::tick::{
     LeadershipBegan, LeadershipEnded, PackingModelLearned, PackingModelPrepared, PolicySet,
 };
@@ -107,7 +109,14 @@ impl Service {
     #[cfg(test)]
     pub(crate) fn with_stopped_clock(policy: Policy) -> Arc<Self> {
         let clock = Clock::start(TimeSource::SYSTEM);
-        Self::by(Clock { stopped_at: Some(clock.now()), ..clock }, WorkPlace::OnThreads, policy)
+        Self::by(
+            Clock {
+                stopped_at: Some(clock.now()),
+                ..clock
+            },
+            WorkPlace::OnThreads,
+            policy,
+        )
     }
 
     fn by(clock: Clock, work: WorkPlace, policy: Policy) -> Arc<Self> {
@@ -175,7 +184,8 @@ impl Service {
 
     #[cfg(test)]
     fn count_lock(&self) {
-        self.locks.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        self.locks
+            .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     }
 
     #[cfg(not(test))]
@@ -255,7 +265,11 @@ impl Service {
             cluster.policy().planning.scheduler_names != prepared.policy().planning.scheduler_names;
         let retired = cluster.apply_as(PolicySet::from(prepared), |set| {
             // What is prepared follows from the rest, and is much.
-            PolicySet { policy: set.policy.clone(), prepared: None }.into()
+            PolicySet {
+                policy: set.policy.clone(),
+                prepared: None,
+            }
+            .into()
         });
         let policy = cluster.policy().clone();
         // All of it under the lock: two concurrent policy changes must not leave a mixture.
@@ -265,8 +279,9 @@ impl Service {
         if *policy.selections() != selections {
             // Labels changed since the pods were classified beforehand.
             let before = |namespace: &str| selections.get(namespace).copied().unwrap_or_default();
-            self.classify
-                .reclassify(policy.clone(), |namespace| before(namespace) != policy.selection(namespace));
+            self.classify.reclassify(policy.clone(), |namespace| {
+                before(namespace) != policy.selection(namespace)
+            });
         }
         drop(cluster);
         drop(retired);
@@ -282,12 +297,19 @@ impl Service {
 
     /// From here on placements are scored by this model. All nodes are summarized by it first, as they are in this snapshot, which
     /// is of this policy: do not call it on a thread that answers requests.
-    pub fn set_packing_model(&self, snapshot: Arc<Snapshot>, policy: &Policy, packing_model: PackingModel) {
+    pub fn set_packing_model(
+        &self,
+        snapshot: Arc<Snapshot>,
+        policy: &Policy,
+        packing_model: PackingModel,
+    ) {
         let summarized = Snapshot::clone(&snapshot).with_packing_model(Arc::new(packing_model));
         summarized.sum_up();
         // Otherwise the first request about many nodes would have to score all of them.
         let demands = self.score_cache().demands();
-        let scores = demands.iter().map(|demand| CachedScores::of_all(&summarized, demand, policy));
+        let scores = demands
+            .iter()
+            .map(|demand| CachedScores::of_all(&summarized, demand, policy));
         let scores: Vec<CachedScores> = scores.collect();
         // Before the ledger changes: it copies a snapshot that is still in use.
         drop(snapshot);
@@ -302,7 +324,9 @@ impl Service {
         drop(retired);
         // The ledger has not taken it if the policy packs by best fit by now.
         if after != before {
-            scores.into_iter().for_each(|scores| self.score_cache().put(scores.by_model(after)));
+            scores
+                .into_iter()
+                .for_each(|scores| self.score_cache().put(scores.by_model(after)));
         }
         // So that the first request finds the nodes that have changed meanwhile summarized, too.
         let snapshot = self.cluster().snapshot();
@@ -325,7 +349,8 @@ impl Service {
         let retired = cluster.apply_as(prepared, |prepared| prepared.change.clone().into());
         if retired.is_some() {
             // Under the lock, as another policy is set.
-            self.classify.reclassify(cluster.policy().clone(), is_concerned);
+            self.classify
+                .reclassify(cluster.policy().clone(), is_concerned);
         }
         drop(cluster);
         drop(retired);
@@ -338,7 +363,8 @@ impl Service {
 
     /// Starts or ends the watch of namespaces, for a policy that is in force or shall be.
     pub fn want_namespaces(&self, is_wanted: bool) {
-        self.namespaces_wanted.send_if_modified(|wanted| std::mem::replace(wanted, is_wanted) != is_wanted);
+        self.namespaces_wanted
+            .send_if_modified(|wanted| std::mem::replace(wanted, is_wanted) != is_wanted);
     }
 
     /// Whether namespaces are to be watched.
@@ -439,12 +465,17 @@ impl Clock {
     pub fn to_wall(&self, moment: Moment) -> jiff::Timestamp {
         let ahead = i128::from(moment.0) - i128::from(self.now().0);
         let ahead = jiff::SignedDuration::from_millis(ahead.clamp(-MAX_MILLIS, MAX_MILLIS) as i64);
-        (self.source.wall)().saturating_add(ahead).expect("a duration in milliseconds always adds")
+        (self.source.wall)()
+            .saturating_add(ahead)
+            .expect("a duration in milliseconds always adds")
     }
 
     /// The moment of a wall time; a wall time in the past is now.
     pub(crate) fn to_moment(&self, wall: jiff::Timestamp) -> Moment {
-        let ahead = wall.duration_since((self.source.wall)()).as_millis().clamp(0, MAX_MILLIS);
+        let ahead = wall
+            .duration_since((self.source.wall)())
+            .as_millis()
+            .clamp(0, MAX_MILLIS);
         self.now() + Millis(ahead as u64)
     }
 }
@@ -458,7 +489,10 @@ pub struct TimeSource {
 }
 
 impl TimeSource {
-    pub const SYSTEM: Self = Self { monotonic: since_boot, wall: jiff::Timestamp::now };
+    pub const SYSTEM: Self = Self {
+        monotonic: since_boot,
+        wall: jiff::Timestamp::now,
+    };
 }
 
 /// The monotonic clock that continues while the machine is suspended, because a Lease expires meanwhile.
@@ -488,7 +522,10 @@ mod tests {
 
     #[test]
     fn a_pod_that_ran_for_a_month_before_this_process_began_has_run_for_a_month() {
-        let (now, month) = (Clock::start(TimeSource::SYSTEM).now(), Millis::seconds(30 * 24 * 3600));
+        let (now, month) = (
+            Clock::start(TimeSource::SYSTEM).now(),
+            Millis::seconds(30 * 24 * 3600),
+        );
         assert_eq!(now.since(now.before(month)), month);
     }
 
@@ -499,47 +536,85 @@ mod tests {
         service.record_with(tap);
         service.record_checkpoint();
         (0..10).for_each(|_| service.set_tenure(Tenure::Standby));
-        assert_eq!(service.recording().unwrap().latest(), None, "nothing has changed");
-        service.cluster().apply(LeadershipBegan(LeaderEpoch::new("lease", 1, "nonce")));
+        assert_eq!(
+            service.recording().unwrap().latest(),
+            None,
+            "nothing has changed"
+        );
+        service
+            .cluster()
+            .apply(LeadershipBegan(LeaderEpoch::new("lease", 1, "nonce")));
         (0..10).for_each(|_| service.set_tenure(Tenure::Standby));
-        assert_eq!(service.recording().unwrap().latest(), Some(1), "it began to lead, and stopped");
+        assert_eq!(
+            service.recording().unwrap().latest(),
+            Some(1),
+            "it began to lead, and stopped"
+        );
         assert_eq!(service.cluster().leader(), None);
     }
 
     fn selecting() -> Policy {
-        let selector =
-            NamespaceSelector { match_labels: [("team".into(), "a".into())].into(), ..Default::default() };
-        let matches = Match { namespace_selector: Some(selector), ..Match::default() };
-        let own = Class { matches, ..Class::named("own") };
-        Policy::default().with_classes(vec![own, Class::named("serving")]).unwrap()
+        let selector = NamespaceSelector {
+            match_labels: [("team".into(), "a".into())].into(),
+            ..Default::default()
+        };
+        let matches = Match {
+            namespace_selector: Some(selector),
+            ..Match::default()
+        };
+        let own = Class {
+            matches,
+            ..Class::named("own")
+        };
+        Policy::default()
+            .with_classes(vec![own, Class::named("serving")])
+            .unwrap()
     }
 
     fn labelled(namespaces: &[(&str, &str)]) -> NamespaceLabels {
         let labels = |team: &str| Arc::new([("team".to_owned(), team.to_owned())].into());
-        namespaces.iter().map(|(name, team)| ((*name).to_owned(), labels(team))).collect()
+        namespaces
+            .iter()
+            .map(|(name, team)| ((*name).to_owned(), labels(team)))
+            .collect()
     }
 
     fn class_in(service: &Service, namespace: &str) -> String {
-        let traits = PodTraits { namespace: namespace.into(), ..PodTraits::default() };
+        let traits = PodTraits {
+            namespace: namespace.into(),
+            ..PodTraits::default()
+        };
         let classified = service.classify(&traits);
         let policy = service.cluster().policy().clone();
-        assert_eq!((classified.version, classified.class), (policy.version, policy.classify(&traits).class));
+        assert_eq!(
+            (classified.version, classified.class),
+            (policy.version, policy.classify(&traits).class)
+        );
         policy.class(classified.class).name.clone()
     }
 
     #[test]
     fn f_a_policy_with_selectors_comes_into_force_when_the_labels_of_namespaces_are_known() {
         let service = Service::with_stopped_clock(Policy::default());
-        assert!(!*service.namespaces_wanted().borrow(), "nothing asks for them");
+        assert!(
+            !*service.namespaces_wanted().borrow(),
+            "nothing asks for them"
+        );
         assert!(!service.set_policy(selecting()), "the policy before stays");
         assert!(!service.reads_namespaces());
         service.list_namespaces(labelled(&[("chat", "a"), ("jobs", "b")]));
         assert!(service.set_policy(selecting()));
         assert!(*service.namespaces_wanted().borrow());
-        assert_eq!([class_in(&service, "chat"), class_in(&service, "jobs")], ["own", "serving"]);
+        assert_eq!(
+            [class_in(&service, "chat"), class_in(&service, "jobs")],
+            ["own", "serving"]
+        );
         assert!(!service.forget_namespaces(), "it is in force");
         service.set_policy(Policy::default());
-        assert!(*service.namespaces_wanted().borrow(), "who reads policies knows whether another one waits");
+        assert!(
+            *service.namespaces_wanted().borrow(),
+            "who reads policies knows whether another one waits"
+        );
         service.want_namespaces(service.reads_namespaces());
         assert!(!*service.namespaces_wanted().borrow());
         assert!(service.forget_namespaces() && !service.set_policy(selecting()));
@@ -551,19 +626,38 @@ mod tests {
         service.list_namespaces(labelled(&[("chat", "a"), ("jobs", "b")]));
         service.set_policy(selecting());
         let version = service.cluster().policy().version;
-        assert_eq!([class_in(&service, "chat"), class_in(&service, "jobs")], ["own", "serving"]);
+        assert_eq!(
+            [class_in(&service, "chat"), class_in(&service, "jobs")],
+            ["own", "serving"]
+        );
         let observed = |name: &str, team: &str| {
             let labels = labelled(&[(name, team)]).remove(name).unwrap();
-            service.apply_namespaces(NamespaceObserved { name: name.into(), labels }, |namespace| {
-                namespace == name
-            });
+            service.apply_namespaces(
+                NamespaceObserved {
+                    name: name.into(),
+                    labels,
+                },
+                |namespace| namespace == name,
+            );
         };
         observed("jobs", "c");
-        assert_eq!(service.cluster().policy().version, version, "no selector asks for it");
+        assert_eq!(
+            service.cluster().policy().version,
+            version,
+            "no selector asks for it"
+        );
         observed("jobs", "a");
         assert_eq!(service.cluster().policy().version, version + 1);
-        assert_eq!([class_in(&service, "chat"), class_in(&service, "jobs")], ["own", "own"]);
-        service.apply_namespaces(NamespaceDeleted("chat".into()), |namespace| namespace == "chat");
-        assert_eq!([class_in(&service, "chat"), class_in(&service, "jobs")], ["serving", "own"]);
+        assert_eq!(
+            [class_in(&service, "chat"), class_in(&service, "jobs")],
+            ["own", "own"]
+        );
+        service.apply_namespaces(NamespaceDeleted("chat".into()), |namespace| {
+            namespace == "chat"
+        });
+        assert_eq!(
+            [class_in(&service, "chat"), class_in(&service, "jobs")],
+            ["serving", "own"]
+        );
     }
 }

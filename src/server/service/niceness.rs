@@ -13,7 +13,8 @@ pub(crate) fn step_back() {
     // On Linux each thread has a niceness of its own, and a thread begins with that of the one that starts it. That of the
     // process is its first thread's.
     let of_process = getpriority_process(Some(getpid()));
-    if let Err(error) = of_process.and_then(|niceness| setpriority_process(None, niceness + NICER)) {
+    if let Err(error) = of_process.and_then(|niceness| setpriority_process(None, niceness + NICER))
+    {
         tracing::warn!(
             "background work may delay the scheduler: could not lower the priority of its thread: {error}"
         );

@@ -34,8 +34,14 @@ pub struct RefusedPolicy {
 
 impl SharedPolicyStatus {
     pub fn new(now: Moment) -> Self {
-        let standing = PolicyStatus { source: BUILT_IN.into(), in_force_since: now, refused: None };
-        Self { state: Mutex::new(standing) }
+        let standing = PolicyStatus {
+            source: BUILT_IN.into(),
+            in_force_since: now,
+            refused: None,
+        };
+        Self {
+            state: Mutex::new(standing),
+        }
     }
 
     pub fn get(&self) -> PolicyStatus {

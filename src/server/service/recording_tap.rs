@@ -28,7 +28,11 @@ pub enum Tapped {
     Clock(Moment),
     Input(Numbered, WaitingBytes),
     Answer(Asked, Box<Decision>, WaitingBytes),
-    Checkpoint { next: u64, after: Gap, copy: Box<ClusterCopy> },
+    Checkpoint {
+        next: u64,
+        after: Gap,
+        copy: Box<ClusterCopy>,
+    },
 }
 
 /// The memory of an input or an answer that waits. It counts until this is dropped.
@@ -69,9 +73,23 @@ impl RecordingTap {
     fn holding(waiting: usize, metrics: RecordingMetrics) -> (Self, Receiver<Tapped>) {
         let (queue, out) = sync_channel(waiting);
         let (now, recorded_now) = (Moment::default(), Moment::default());
-        let state = TapState { next: 0, gap: Some(Gap::Start), now, recorded_now };
+        let state = TapState {
+            next: 0,
+            gap: Some(Gap::Start),
+            now,
+            recorded_now,
+        };
         let (waiting_inputs, waiting_answers) = Default::default();
-        (Self { queue, waiting_inputs, waiting_answers, state: Mutex::new(state), metrics }, out)
+        (
+            Self {
+                queue,
+                waiting_inputs,
+                waiting_answers,
+                state: Mutex::new(state),
+                metrics,
+            },
+            out,
+        )
     }
 
     /// The present. It is recorded with the next input.
@@ -90,7 +108,10 @@ impl RecordingTap {
         let input = input();
         if self.send_clock(&mut state)
             && let Some(bytes) = WaitingBytes::add(&self.waiting_inputs, input.bytes())
-            && self.queue.try_send(Tapped::Input(Numbered { number, input }, bytes)).is_ok()
+            && self
+                .queue
+                .try_send(Tapped::Input(Numbered { number, input }, bytes))
+                .is_ok()
         {
             self.metrics.inputs.inc();
         } else {
@@ -101,14 +122,21 @@ impl RecordingTap {
     /// The number of the latest input, if it was recorded.
     pub fn latest(&self) -> Option<u64> {
         let state = self.state.lock();
-        if state.gap.is_none() { state.next.checked_sub(1) } else { None }
+        if state.gap.is_none() {
+            state.next.checked_sub(1)
+        } else {
+            None
+        }
     }
 
     /// A verb has answered. An answer that finds no place in the queue is missing; replay goes on without it.
     pub fn answer(&self, asked: Asked, decision: Decision) {
-        let is_sent = WaitingBytes::add(&self.waiting_answers, decision.bytes()).is_some_and(|bytes| {
-            self.queue.try_send(Tapped::Answer(asked, Box::new(decision), bytes)).is_ok()
-        });
+        let is_sent =
+            WaitingBytes::add(&self.waiting_answers, decision.bytes()).is_some_and(|bytes| {
+                self.queue
+                    .try_send(Tapped::Answer(asked, Box::new(decision), bytes))
+                    .is_ok()
+            });
         if !is_sent {
             self.metrics.dropped_answers.inc();
         }
@@ -121,7 +149,15 @@ impl RecordingTap {
             state.gap = Some(Gap::Dropped(0));
         }
         let (next, after) = (state.next, state.gap.unwrap_or(Gap::None));
-        if self.queue.try_send(Tapped::Checkpoint { next, after, copy: Box::new(copy) }).is_ok() {
+        if self
+            .queue
+            .try_send(Tapped::Checkpoint {
+                next,
+                after,
+                copy: Box::new(copy),
+            })
+            .is_ok()
+        {
             (state.gap, state.recorded_now) = (None, state.now);
         } else if state.gap.is_none() {
             state.gap = Some(Gap::Dropped(0));
@@ -169,7 +205,10 @@ impl WaitingBytes {
     /// `None` if they would be too many. Alone there may be any number of them.
     fn add(of_all: &Arc<AtomicUsize>, of_this: usize) -> Option<Self> {
         // Dropped at once if there is no room for it.
-        let added = Self { of_all: of_all.clone(), of_this };
+        let added = Self {
+            of_all: of_all.clone(),
+            of_this,
+        };
         let before = of_all.fetch_add(of_this, Ordering::Relaxed);
         (before == 0 || before + of_this <= WAITING_BYTES).then_some(added)
     }
@@ -210,7 +249,9 @@ mod tests {
             Tapped::Clock(now) => format!("clock {}", now.0),
             Tapped::Input(numbered, _) => format!("{}", numbered.number),
             Tapped::Answer(asked, ..) => format!("answer of {}", asked.number),
-            Tapped::Checkpoint { next, after, .. } => format!("checkpoint before {next} after {after:?}"),
+            Tapped::Checkpoint { next, after, .. } => {
+                format!("checkpoint before {next} after {after:?}")
+            }
         };
         queue.try_iter().map(shown).collect()
     }
@@ -226,7 +267,10 @@ mod tests {
         assert_eq!(tap.latest(), Some(1));
         input(&tap);
         input(&tap);
-        assert_eq!(out(&queue), ["checkpoint before 1 after Start", "1", "clock 5", "2", "3"]);
+        assert_eq!(
+            out(&queue),
+            ["checkpoint before 1 after Start", "1", "clock 5", "2", "3"]
+        );
         assert_eq!(tap.metrics.dropped_inputs.get(), 0);
     }
 
@@ -240,7 +284,11 @@ mod tests {
         assert!(!tap.is_recording(), "the queue is full still");
         assert_eq!(out(&queue), ["checkpoint before 0 after Start", "0", "1"]);
         input(&tap);
-        assert_eq!(out(&queue), Vec::<String>::new(), "a change without those before it is of no use");
+        assert_eq!(
+            out(&queue),
+            Vec::<String>::new(),
+            "a change without those before it is of no use"
+        );
         tap.checkpoint(copy());
         input(&tap);
         assert_eq!(out(&queue), ["checkpoint before 6 after Dropped(4)", "6"]);
@@ -248,20 +296,37 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_wait_take_no_more_memory_than_so_much_and_are_taken_again_once_some_are_written() {
+    fn answers_that_wait_take_no_more_memory_than_so_much_and_are_taken_again_once_some_are_written()
+     {
         let (tap, queue) = RecordingTap::new(RecordingMetrics::detached());
         tap.checkpoint(copy());
         // Of ten million names that are no node's.
         let answer = || {
-            let list = Shortlist { places: vec![UNKNOWN_PLACE; 10_000_000], ..Shortlist::default() };
-            tap.answer(Asked { number: 0, generation: 0 }, Decision::Filter(list));
+            let list = Shortlist {
+                places: vec![UNKNOWN_PLACE; 10_000_000],
+                ..Shortlist::default()
+            };
+            tap.answer(
+                Asked {
+                    number: 0,
+                    generation: 0,
+                },
+                Decision::Filter(list),
+            );
             tap.metrics.dropped_answers.get()
         };
         assert_eq!([answer(), answer()], [0, 1]);
-        assert_eq!(out(&queue), ["checkpoint before 0 after Start", "answer of 0"]);
+        assert_eq!(
+            out(&queue),
+            ["checkpoint before 0 after Start", "answer of 0"]
+        );
         assert_eq!([answer(), answer()], [1, 2]);
         input(&tap);
-        assert_eq!(out(&queue), ["answer of 0", "0"], "an input is not kept out by answers");
+        assert_eq!(
+            out(&queue),
+            ["answer of 0", "0"],
+            "an input is not kept out by answers"
+        );
     }
 
     /// kube-scheduler names the pods that it would evict on every node, call after call, while a disk hangs.
@@ -273,10 +338,24 @@ mod tests {
             let key = PodKey::parse("default", "p").unwrap();
             let demand = demand_of(1 << 30, 1, Sharing::Shared, 0);
             let waiting = ObservedWaiting::default();
-            let request = VerbRequest { uid: uid("p"), key, demand, waiting, disruption: None };
+            let request = VerbRequest {
+                uid: uid("p"),
+                key,
+                demand,
+                waiting,
+                disruption: None,
+            };
             let victims = vec!["0".repeat(100); 400_000];
-            let offered = vec![OfferedNode { node: "n".into(), victims, pdb_violations: 0 }];
-            let asked = PreemptAsked { request, wants: Requirements::default(), offered };
+            let offered = vec![OfferedNode {
+                node: "n".into(),
+                victims,
+                pdb_violations: 0,
+            }];
+            let asked = PreemptAsked {
+                request,
+                wants: Requirements::default(),
+                offered,
+            };
             tap.input(|| asked.into());
             tap.metrics.dropped_inputs.get()
         };
@@ -294,6 +373,12 @@ mod tests {
         tap.interrupt(Gap::Discarded);
         input(&tap);
         tap.checkpoint(copy());
-        assert_eq!(out(&queue), ["checkpoint before 0 after Start", "checkpoint before 1 after Discarded"]);
+        assert_eq!(
+            out(&queue),
+            [
+                "checkpoint before 0 after Start",
+                "checkpoint before 1 after Discarded"
+            ]
+        );
     }
 }

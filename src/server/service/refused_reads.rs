@@ -27,7 +27,8 @@ struct FailedRead {
 impl FailedRead {
     /// It has been refused for so long that permissions are missing.
     fn is_lasting(&self) -> bool {
-        self.refused.is_some_and(|(_, since)| self.last.since(since) >= LASTING)
+        self.refused
+            .is_some_and(|(_, since)| self.last.since(since) >= LASTING)
     }
 }
 
@@ -45,7 +46,10 @@ impl RefusedReads {
     pub fn note(&self, what: &'static str, refused: Option<u16>, now: Moment) -> ReadFailure {
         let mut reads = self.0.lock();
         let read = reads.entry(what).or_default();
-        let (since, was_lasting) = (read.refused.map_or(now, |(_, since)| since), read.is_lasting());
+        let (since, was_lasting) = (
+            read.refused.map_or(now, |(_, since)| since),
+            read.is_lasting(),
+        );
         (read.last, read.refused) = (now, refused.map(|status| (status, since)));
         match read.trouble.begin(now) {
             true => ReadFailure::Begins,
@@ -62,25 +66,40 @@ impl RefusedReads {
     /// Forgets the failures that have not recurred, and returns how long they lasted. A refusal ends with a list.
     pub fn settled(&self, now: Moment) -> Vec<(&'static str, Millis)> {
         let mut reads = self.0.lock();
-        let settled =
-            reads.extract_if(.., |_, read| read.refused.is_none() && now.since(read.last) >= SETTLED);
-        settled.filter_map(|(what, mut read)| Some((what, read.trouble.end(read.last)?))).collect()
+        let settled = reads.extract_if(.., |_, read| {
+            read.refused.is_none() && now.since(read.last) >= SETTLED
+        });
+        settled
+            .filter_map(|(what, mut read)| Some((what, read.trouble.end(read.last)?)))
+            .collect()
     }
 
     pub fn is_refused(&self, what: &str) -> bool {
-        self.0.lock().get(what).is_some_and(|read| read.refused.is_some())
+        self.0
+            .lock()
+            .get(what)
+            .is_some_and(|read| read.refused.is_some())
     }
 
     /// What is refused and how that ends; `None` if nothing is.
     pub fn describe(&self) -> Option<String> {
         let reads = self.0.lock();
-        let named = reads.iter().filter_map(|(what, read)| Some(format!("{what} ({})", read.refused?.0)));
+        let named = reads
+            .iter()
+            .filter_map(|(what, read)| Some(format!("{what} ({})", read.refused?.0)));
         let named: Vec<String> = named.collect();
         let remedy = match reads.values().any(FailedRead::is_lasting) {
-            true => "let Stowage's service account list and watch them, as manifests/base/rbac.yaml does",
+            true => {
+                "let Stowage's service account list and watch them, as manifests/base/rbac.yaml does"
+            }
             false => "one that has just started refuses all for a moment",
         };
-        (!named.is_empty()).then(|| format!("the API server does not show {}; {remedy}", named.join(", ")))
+        (!named.is_empty()).then(|| {
+            format!(
+                "the API server does not show {}; {remedy}",
+                named.join(", ")
+            )
+        })
     }
 }
 
@@ -96,12 +115,23 @@ mod tests {
     fn what_is_refused_is_named_until_it_is_shown() {
         let reads = RefusedReads::default();
         assert_eq!(reads.describe(), None);
-        assert_eq!(reads.note("resourceslices", Some(403), at(1)), ReadFailure::Begins);
-        assert_eq!(reads.note("resourceslices", Some(403), at(2)), ReadFailure::Known);
+        assert_eq!(
+            reads.note("resourceslices", Some(403), at(1)),
+            ReadFailure::Begins
+        );
+        assert_eq!(
+            reads.note("resourceslices", Some(403), at(2)),
+            ReadFailure::Known
+        );
         reads.note("pods", Some(401), at(2));
         let text = reads.describe().unwrap();
-        assert!(text.contains("does not show pods (401), resourceslices (403); one that"), "{text}");
-        assert!(reads.is_refused("pods") && reads.note_shown("pods", at(5)) == Some(Millis::seconds(3)));
+        assert!(
+            text.contains("does not show pods (401), resourceslices (403); one that"),
+            "{text}"
+        );
+        assert!(
+            reads.is_refused("pods") && reads.note_shown("pods", at(5)) == Some(Millis::seconds(3))
+        );
         assert_eq!(reads.note_shown("pods", at(6)), None);
         assert!(!reads.is_refused("pods") && reads.is_refused("resourceslices"));
     }
@@ -110,16 +140,26 @@ mod tests {
     fn permissions_are_blamed_only_for_a_refusal_that_lasts_and_once() {
         let reads = RefusedReads::default();
         let refused = |seconds| reads.note("pods", Some(403), at(seconds));
-        assert_eq!([1, 10, 15].map(refused), [ReadFailure::Begins, ReadFailure::Known, ReadFailure::Known]);
+        assert_eq!(
+            [1, 10, 15].map(refused),
+            [ReadFailure::Begins, ReadFailure::Known, ReadFailure::Known]
+        );
         assert!(!reads.describe().unwrap().contains("rbac"));
-        assert_eq!([16, 30].map(refused), [ReadFailure::Lasts, ReadFailure::Known]);
+        assert_eq!(
+            [16, 30].map(refused),
+            [ReadFailure::Lasts, ReadFailure::Known]
+        );
         assert!(reads.describe().unwrap().contains("rbac.yaml"));
         // An API server that is gone first and refuses when it comes back has just started.
         let reads = RefusedReads::default();
         for seconds in [1, 20, 40] {
             assert_ne!(reads.note("pods", None, at(seconds)), ReadFailure::Lasts);
         }
-        assert_eq!(reads.note("pods", Some(403), at(41)), ReadFailure::Known, "refused for the first time");
+        assert_eq!(
+            reads.note("pods", Some(403), at(41)),
+            ReadFailure::Known,
+            "refused for the first time"
+        );
         assert_eq!(reads.note("pods", Some(403), at(56)), ReadFailure::Lasts);
     }
 
@@ -130,7 +170,10 @@ mod tests {
         reads.note("storageclasses", None, at(40));
         reads.note("pods", Some(403), at(10));
         assert_eq!(reads.settled(at(99)), []);
-        assert_eq!(reads.settled(at(100)), [("storageclasses", Millis::seconds(30))]);
+        assert_eq!(
+            reads.settled(at(100)),
+            [("storageclasses", Millis::seconds(30))]
+        );
         assert_eq!(reads.settled(at(1000)), [], "a refusal ends with a list");
         assert!(reads.is_refused("pods"));
     }

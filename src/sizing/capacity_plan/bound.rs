@@ -34,14 +34,21 @@ pub fn lower_bound(question: &CapacityQuestion, pods: &[usize]) -> LowerBound {
 }
 
 /// The same with these kinds of nodes in place of the question's.
-pub fn bound_with(kinds: &[NodeTemplate], question: &CapacityQuestion, pods: &[usize]) -> LowerBound {
+pub fn bound_with(
+    kinds: &[NodeTemplate],
+    question: &CapacityQuestion,
+    pods: &[usize],
+) -> LowerBound {
     let pods = pods.iter().map(|place| &question.pods[*place]);
-    let (plugin, vram): (Vec<&PodToPlace>, Vec<&PodToPlace>) = pods.partition(|pod| pod.demand.asks_plugin());
+    let (plugin, vram): (Vec<&PodToPlace>, Vec<&PodToPlace>) =
+        pods.partition(|pod| pod.demand.asks_plugin());
     if kinds.is_empty() {
         return LowerBound::default();
     }
-    let (of_vram, of_plugin) =
-        (vram_bound(&vram, kinds, &question.policy.headroom), plugin_bound(&plugin, kinds));
+    let (of_vram, of_plugin) = (
+        vram_bound(&vram, kinds, &question.policy.headroom),
+        plugin_bound(&plugin, kinds),
+    );
     LowerBound {
         gpus: of_vram.gpus + of_plugin.gpus,
         nodes: of_vram.nodes + of_plugin.nodes,
@@ -55,20 +62,34 @@ fn vram_bound(pods: &[&PodToPlace], kinds: &[NodeTemplate], headroom: &Headroom)
     }
     let sizes: Vec<Vec<Bytes>> = kinds.iter().map(|kind| slices(kind, headroom)).collect();
     let each: BTreeSet<Bytes> = sizes.iter().flatten().copied().collect();
-    let tier = |size: &Bytes| tier_bound(pods, &sizes, *size, each.range(..*size).next_back().copied());
+    let tier = |size: &Bytes| {
+        tier_bound(
+            pods,
+            &sizes,
+            *size,
+            each.range(..*size).next_back().copied(),
+        )
+    };
     // Of equal ones that of all pods, which is the first.
     let by_tiers = each.iter().rev().map(tier).max_by_key(|(gpus, _)| *gpus);
     let (mut gpus, mut because) = by_tiers.unwrap_or_default();
     let (by_sum, total) = sum_bound(pods, &sizes);
     if by_sum > gpus {
-        (gpus, because) = (by_sum, vec![format!("{total} shared need {}", plural(by_sum, "GPU"))]);
+        (gpus, because) = (
+            by_sum,
+            vec![format!("{total} shared need {}", plural(by_sum, "GPU"))],
+        );
     }
     let nodes = node_bound(pods, kinds).max(gpus.div_ceil(most_gpus(kinds)));
     let by_nodes = gpus_of_nodes(nodes, kinds);
     if by_nodes > gpus {
         because.push(of_nodes(nodes));
     }
-    LowerBound { gpus: gpus.max(by_nodes), nodes, because }
+    LowerBound {
+        gpus: gpus.max(by_nodes),
+        nodes,
+        because,
+    }
 }
 
 /// GPUs for the pods that fit on no slice below that size, by the slices of a GPU that they fit on; and why.
@@ -81,10 +102,18 @@ fn tier_bound(
     let is_tight = |pod: &&&PodToPlace| smaller.is_none_or(|smaller| pod.demand.per_gpu > smaller);
     let pods: Vec<&PodToPlace> = pods.iter().filter(is_tight).copied().collect();
     let capacity = kinds.iter().flatten().max().copied().unwrap_or_default();
-    let slices = kinds.iter().map(|sizes| sizes.iter().filter(|other| **other >= size).count()).max();
+    let slices = kinds
+        .iter()
+        .map(|sizes| sizes.iter().filter(|other| **other >= size).count())
+        .max();
     let slices = slices.unwrap_or(1).max(1) as u32;
-    let whole: u32 = of(&pods, Sharing::Exclusive).map(|pod| pod.demand.gpus).sum();
-    let shared: Vec<(u32, Bytes)> = groups(&pods).iter().map(|group| group_bound(group, capacity)).collect();
+    let whole: u32 = of(&pods, Sharing::Exclusive)
+        .map(|pod| pod.demand.gpus)
+        .sum();
+    let shared: Vec<(u32, Bytes)> = groups(&pods)
+        .iter()
+        .map(|group| group_bound(group, capacity))
+        .collect();
     let needed = whole + shared.iter().map(|(gpus, _)| gpus).sum::<u32>();
     let is_cut = kinds.iter().any(|sizes| sizes.len() > 1);
     let what = if is_cut { "slice" } else { "GPU" };
@@ -96,7 +125,11 @@ fn tier_bound(
         because.push(format!("{vram} shared need {}", plural(gpus, what)));
     }
     if is_cut {
-        let of = if smaller.is_some() { format!(" of {size} or more") } else { String::new() };
+        let of = if smaller.is_some() {
+            format!(" of {size} or more")
+        } else {
+            String::new()
+        };
         because.push(format!("a GPU has {}{of}", plural(slices, "slice")));
     }
     (needed.div_ceil(slices), because)
@@ -104,16 +137,28 @@ fn tier_bound(
 
 /// GPUs by the sum of what pods share, as if it could be split at will; and that sum.
 fn sum_bound(pods: &[&PodToPlace], kinds: &[Vec<Bytes>]) -> (u32, Bytes) {
-    let of_gpu: u128 =
-        kinds.iter().map(|sizes| sizes.iter().map(|size| u128::from(size.0)).sum()).max().unwrap_or(0);
+    let of_gpu: u128 = kinds
+        .iter()
+        .map(|sizes| sizes.iter().map(|size| u128::from(size.0)).sum())
+        .max()
+        .unwrap_or(0);
     let total: Bytes = of(pods, Sharing::Shared).map(|pod| pod.demand.vram()).sum();
-    (u128::from(total.0).div_ceil(of_gpu.max(1)).try_into().unwrap_or(u32::MAX), total)
+    (
+        u128::from(total.0)
+            .div_ceil(of_gpu.max(1))
+            .try_into()
+            .unwrap_or(u32::MAX),
+        total,
+    )
 }
 
 /// What pods may be allocated on each slice of a GPU of such a node, or on the whole GPU.
 fn slices(kind: &NodeTemplate, headroom: &Headroom) -> Vec<Bytes> {
     let name = stowage_scheduling::ids::NodeName::parse("any").expect("it is a plain word");
-    kind.devices(&name, 1).iter().map(|device| device.capacity(headroom)).collect()
+    kind.devices(&name, 1)
+        .iter()
+        .map(|device| device.capacity(headroom))
+        .collect()
 }
 
 /// Of one kind all nodes are full but one.
@@ -125,7 +170,10 @@ fn gpus_of_nodes(nodes: u32, kinds: &[NodeTemplate]) -> u32 {
 }
 
 fn of_nodes(nodes: u32) -> String {
-    format!("CPU, memory and the like, or pods over several GPUs, need {}", plural(nodes, "node"))
+    format!(
+        "CPU, memory and the like, or pods over several GPUs, need {}",
+        plural(nodes, "node")
+    )
 }
 
 fn most_gpus(kinds: &[NodeTemplate]) -> u32 {
@@ -133,7 +181,9 @@ fn most_gpus(kinds: &[NodeTemplate]) -> u32 {
 }
 
 fn of<'p>(pods: &[&'p PodToPlace], sharing: Sharing) -> impl Iterator<Item = &'p PodToPlace> {
-    pods.iter().copied().filter(move |pod| pod.demand.sharing == sharing)
+    pods.iter()
+        .copied()
+        .filter(move |pod| pod.demand.sharing == sharing)
 }
 
 /// Pods of classes of which some share a GPU with some.
@@ -159,14 +209,21 @@ fn groups(pods: &[&PodToPlace]) -> Vec<Group> {
     while let Some(first) = left.pop_first() {
         let (mut group, mut open) = (BTreeSet::from([first]), vec![first]);
         while let Some(class) = open.pop() {
-            let found: Vec<usize> = left.iter().copied().filter(|other| shares(class, *other)).collect();
+            let found: Vec<usize> = left
+                .iter()
+                .copied()
+                .filter(|other| shares(class, *other))
+                .collect();
             left.retain(|other| !found.contains(other));
             group.extend(&found);
             open.extend(found);
         }
         let is_alone = group.len() == 1 && !shares(first, first);
-        let members = of(pods, Sharing::Shared).filter(|pod| group.contains(&pod.demand.class.place()));
-        let parts = members.flat_map(|pod| (0..pod.demand.gpus).map(|_| pod.demand.per_gpu)).collect();
+        let members =
+            of(pods, Sharing::Shared).filter(|pod| group.contains(&pod.demand.class.place()));
+        let parts = members
+            .flat_map(|pod| (0..pod.demand.gpus).map(|_| pod.demand.per_gpu))
+            .collect();
         groups.push(Group { parts, is_alone });
     }
     groups
@@ -175,7 +232,11 @@ fn groups(pods: &[&PodToPlace]) -> Vec<Group> {
 /// GPUs that a group needs, and its VRAM.
 fn group_bound(group: &Group, capacity: Bytes) -> (u32, Bytes) {
     let parts: Vec<u64> = group.parts.iter().map(|part| part.0).collect();
-    let gpus = if group.is_alone { parts.len() as u32 } else { l2(&parts, capacity.0) };
+    let gpus = if group.is_alone {
+        parts.len() as u32
+    } else {
+        l2(&parts, capacity.0)
+    };
     (gpus, group.parts.iter().copied().sum())
 }
 
@@ -208,13 +269,17 @@ pub(super) fn l2(items: &[u64], capacity: u64) -> u32 {
         large as u64 + rest.div_ceil(u128::from(capacity)) as u64
     };
     let by_l2 = thresholds.map(bound).max().unwrap_or(0);
-    by_l2.max(by_number(&sorted, capacity)).try_into().unwrap_or(u32::MAX)
+    by_l2
+        .max(by_number(&sorted, capacity))
+        .try_into()
+        .unwrap_or(u32::MAX)
 }
 
 /// Of items in order of size: more of them in a bin than `n` are not all over an `n + 1`th of it.
 fn by_number(sorted: &[u64], capacity: u64) -> u64 {
     let bound = |most: u64| {
-        let is_small = |item: &u64| u128::from(*item) * u128::from(most + 1) <= u128::from(capacity);
+        let is_small =
+            |item: &u64| u128::from(*item) * u128::from(most + 1) <= u128::from(capacity);
         let large = (sorted.len() - sorted.partition_point(is_small)) as u64;
         (large.div_ceil(most), large)
     };
@@ -231,22 +296,34 @@ fn by_number(sorted: &[u64], capacity: u64) -> u64 {
 
 /// Nodes by pods that take several GPUs of one node exclusively, and by what pods ask for beside GPUs.
 fn node_bound(pods: &[&PodToPlace], kinds: &[NodeTemplate]) -> u32 {
-    let counts: Vec<u64> = of(pods, Sharing::Exclusive).map(|pod| u64::from(pod.demand.gpus)).collect();
-    let slices = kinds.iter().map(NodeTemplate::slices_per_gpu).max().unwrap_or(1);
+    let counts: Vec<u64> = of(pods, Sharing::Exclusive)
+        .map(|pod| u64::from(pod.demand.gpus))
+        .collect();
+    let slices = kinds
+        .iter()
+        .map(NodeTemplate::slices_per_gpu)
+        .max()
+        .unwrap_or(1);
     l2(&counts, u64::from(most_gpus(kinds) * slices)).max(host_bound(pods, kinds))
 }
 
 /// Nodes by CPU, memory and other resources, and by the number of pods, where all kinds say what they have.
 fn host_bound(pods: &[&PodToPlace], kinds: &[NodeTemplate]) -> u32 {
     let most = |limit: &dyn Fn(&NodeTemplate) -> Option<u64>| {
-        kinds.iter().map(limit).collect::<Option<Vec<u64>>>()?.into_iter().max()
+        kinds
+            .iter()
+            .map(limit)
+            .collect::<Option<Vec<u64>>>()?
+            .into_iter()
+            .max()
     };
     let mut asked: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
     for (name, amount) in pods.iter().flat_map(|pod| pod.requirements.amounts.named()) {
         asked.entry(name).or_default().push(amount);
     }
-    let by_resource =
-        asked.iter().filter_map(|(name, amounts)| Some(l2(amounts, most(&|kind| kind.has_of(name))?)));
+    let by_resource = asked
+        .iter()
+        .filter_map(|(name, amounts)| Some(l2(amounts, most(&|kind| kind.has_of(name))?)));
     let by_number = most(&|kind| kind.host.pods()).map(|most| l2(&vec![1; pods.len()], most));
     by_resource.chain(by_number).max().unwrap_or(0)
 }
@@ -264,29 +341,42 @@ fn plugin_bound(pods: &[&PodToPlace], kinds: &[NodeTemplate]) -> LowerBound {
         }
     }
     // The kinds may differ in what they are cut into: the one that needs the fewest bounds all.
-    let cut = kinds.iter().map(|kind| slice_bound(&slices, kind)).min().unwrap_or(0);
+    let cut = kinds
+        .iter()
+        .map(|kind| slice_bound(&slices, kind))
+        .min()
+        .unwrap_or(0);
     let gpus = whole + cut;
     let counts = pods.iter().filter_map(|pod| match asked(pod)? {
         (_, PluginDevice::WholeGpu, count) => Some(u64::from(count)),
         _ => None,
     });
     let by_gpus = l2(&counts.collect::<Vec<_>>(), most_gpus(kinds).into());
-    let nodes = gpus.div_ceil(most_gpus(kinds)).max(by_gpus).max(host_bound(pods, kinds));
+    let nodes = gpus
+        .div_ceil(most_gpus(kinds))
+        .max(by_gpus)
+        .max(host_bound(pods, kinds));
     let nodes = nodes.max(u32::from(!pods.is_empty()));
     let mut because = Vec::new();
     if whole > 0 {
         because.push(format!("{} asked of a device plugin", plural(whole, "GPU")));
     }
     if cut > 0 {
-        let names: Vec<String> =
-            slices.iter().map(|(profile, count)| format!("{profile} × {count}")).collect();
+        let names: Vec<String> = slices
+            .iter()
+            .map(|(profile, count)| format!("{profile} × {count}"))
+            .collect();
         because.push(format!("{} need {}", names.join(" + "), plural(cut, "GPU")));
     }
     let by_nodes = gpus_of_nodes(nodes, kinds);
     if by_nodes > gpus {
         because.push(of_nodes(nodes));
     }
-    LowerBound { gpus: gpus.max(by_nodes), nodes, because }
+    LowerBound {
+        gpus: gpus.max(by_nodes),
+        nodes,
+        because,
+    }
 }
 
 /// Nodes by what each offers of every resource: an observed plugin may offer a GPU several times over.
@@ -300,32 +390,66 @@ fn observed_bound(pods: &[&PodToPlace], kinds: &[NodeTemplate]) -> LowerBound {
         Some(devices) => devices.get(resource).copied().unwrap_or(0),
         None => kind.gpus * 8,
     };
-    let most = |resource| kinds.iter().map(|kind| u64::from(offers(kind, resource))).max().unwrap_or(0);
+    let most = |resource| {
+        kinds
+            .iter()
+            .map(|kind| u64::from(offers(kind, resource)))
+            .max()
+            .unwrap_or(0)
+    };
     let of_each = wanted.iter().filter(|(resource, _)| most(resource) > 0);
-    let nodes = of_each.map(|(resource, count)| count.div_ceil(most(resource))).max().unwrap_or(0);
+    let nodes = of_each
+        .map(|(resource, count)| count.div_ceil(most(resource)))
+        .max()
+        .unwrap_or(0);
     let by_devices = u32::try_from(nodes).unwrap_or(u32::MAX);
     let nodes = by_devices.max(host_bound(pods, kinds));
-    let least = kinds.iter().map(|kind| if kind.plugin_devices.is_some() { kind.gpus } else { 1 }).min();
+    let least = kinds
+        .iter()
+        .map(|kind| {
+            if kind.plugin_devices.is_some() {
+                kind.gpus
+            } else {
+                1
+            }
+        })
+        .min();
     let because = (nodes > 0).then(|| match nodes > by_devices {
         true => of_nodes(nodes),
         false => format!("devices of a plugin need {}", plural(nodes, "node")),
     });
-    LowerBound { gpus: nodes * least.unwrap_or(1), nodes, because: because.into_iter().collect() }
+    LowerBound {
+        gpus: nodes * least.unwrap_or(1),
+        nodes,
+        because: because.into_iter().collect(),
+    }
 }
 
 /// GPUs that these slices need by memory slices, by compute slices and by each profile.
 fn slice_bound(wanted: &BTreeMap<String, u32>, kind: &NodeTemplate) -> u32 {
-    let Some(family) = kind.gpu.known.and_then(|gpu| gpu.family()) else { return 0 };
-    let total =
-        |size: &dyn Fn(&str) -> u32| wanted.iter().map(|(profile, count)| size(profile) * count).sum::<u32>();
-    let memory = total(&|profile| family.slot(profile).map_or(0, |slot| u32::from(slot.slices)));
+    let Some(family) = kind.gpu.known.and_then(|gpu| gpu.family()) else {
+        return 0;
+    };
+    let total = |size: &dyn Fn(&str) -> u32| {
+        wanted
+            .iter()
+            .map(|(profile, count)| size(profile) * count)
+            .sum::<u32>()
+    };
+    let memory = total(&|profile| {
+        family
+            .slot(profile)
+            .map_or(0, |slot| u32::from(slot.slices))
+    });
     let compute = total(&|profile| compute_slices(profile).unwrap_or(0));
     let by_profile = wanted.iter().map(|(profile, count)| {
         let most = match &kind.geometry {
             Some(geometry) => geometry.profiles().filter(|name| name == profile).count(),
             None => most_of(family, profile),
         };
-        count.checked_div(most as u32).map_or(0, |_| count.div_ceil(most as u32))
+        count
+            .checked_div(most as u32)
+            .map_or(0, |_| count.div_ceil(most as u32))
     });
     let sums = [
         memory.div_ceil(u32::from(family.memory_slices()).max(1)),

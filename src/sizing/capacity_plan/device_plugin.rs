@@ -59,20 +59,28 @@ pub(crate) enum PluginObstacle {
     #[error("a node of this kind has no {resource}")]
     NoSuchDevice { resource: String },
     #[error("the pod asks for {asked} of {resource}, and a node of this kind has at most {most}")]
-    TooFew { resource: String, asked: u32, most: u32 },
+    TooFew {
+        resource: String,
+        asked: u32,
+        most: u32,
+    },
     #[error("all {nodes} nodes of this kind are in use")]
     AllInUse { nodes: u32 },
 }
 
 /// The devices that a pod asks for, all of one kind; `None` for one that asks for none.
 pub fn asked(pod: &PodToPlace) -> Option<(&PluginResource, PluginDevice, u32)> {
-    let Ask::Plugin { resource, count } = &pod.demand.ask else { return None };
+    let Ask::Plugin { resource, count } = &pod.demand.ask else {
+        return None;
+    };
     let device = match resource.as_str() {
         WHOLE => PluginDevice::WholeGpu,
         // A profile with media engines is `1g.10gb+me`, which no resource may be called.
         other => other
             .strip_prefix(MIG)
-            .map_or(PluginDevice::Other, |profile| PluginDevice::Slice(profile.replace(".me", "+me"))),
+            .map_or(PluginDevice::Other, |profile| {
+                PluginDevice::Slice(profile.replace(".me", "+me"))
+            }),
     };
     Some((resource, device, *count))
 }
@@ -85,7 +93,11 @@ pub fn instead(pod: &PodToPlace, kind: &NodeTemplate) -> String {
             format!("add {profile} to --mig, or leave --mig out")
         }
         (Some((_, PluginDevice::Slice(_), _)), Some(family)) => {
-            format!("{} has the profiles {}", kind.gpu.name, family.profiles().join(", "))
+            format!(
+                "{} has the profiles {}",
+                kind.gpu.name,
+                family.profiles().join(", ")
+            )
         }
         (Some((_, PluginDevice::Slice(_), _)), None) => {
             "name a GPU that can be cut into MIG slices, such as A100-80GB".into()
@@ -100,9 +112,11 @@ pub fn instead(pod: &PodToPlace, kind: &NodeTemplate) -> String {
 /// Places these pods of the question. Of two orders the one that leaves fewer pods out, then with fewer GPUs.
 pub fn plan(setting: &TrialSetting<'_>, pods: &[usize]) -> PluginPlan {
     let fitting = Fitting::of(setting, pods);
-    let orders =
-        [PlacingOrder::DecreasingSize, PlacingOrder::Given].map(|order| arranged(setting, pods, order));
-    let plans = orders.into_iter().map(|order| Packing::new(setting, pods).packed(&order, &fitting));
+    let orders = [PlacingOrder::DecreasingSize, PlacingOrder::Given]
+        .map(|order| arranged(setting, pods, order));
+    let plans = orders
+        .into_iter()
+        .map(|order| Packing::new(setting, pods).packed(&order, &fitting));
     let best = plans.min_by_key(|plan| (plan.not_held.len(), plan.gpus(setting)));
     best.map(|plan| plan.confirmed(setting)).unwrap_or_default()
 }
@@ -113,7 +127,8 @@ fn arranged(setting: &TrialSetting<'_>, pods: &[usize], order: PlacingOrder) -> 
     if order == PlacingOrder::DecreasingSize {
         places.sort_by_key(|place| {
             Reverse(
-                asked(setting.pod(*place)).map_or(0, |(_, device, count)| u64::from(count) * device.weight()),
+                asked(setting.pod(*place))
+                    .map_or(0, |(_, device, count)| u64::from(count) * device.weight()),
             )
         });
     }
@@ -127,10 +142,14 @@ impl Fitting {
     fn of(setting: &TrialSetting<'_>, pods: &[usize]) -> Self {
         let mut known = BTreeMap::new();
         for place in pods {
-            known.entry(setting.pod(*place).workload).or_insert_with(|| {
-                let kinds = 0..setting.question.node_kinds.len();
-                kinds.map(|template| alone(setting, *place, template)).collect()
-            });
+            known
+                .entry(setting.pod(*place).workload)
+                .or_insert_with(|| {
+                    let kinds = 0..setting.question.node_kinds.len();
+                    kinds
+                        .map(|template| alone(setting, *place, template))
+                        .collect()
+                });
         }
         Self(known)
     }
@@ -143,15 +162,22 @@ impl Fitting {
 /// Whether an empty node of that kind takes the pod.
 fn alone(setting: &TrialSetting<'_>, place: usize, template: usize) -> Result<(), PluginObstacle> {
     let pod = setting.pod(place);
-    let Some((resource, ..)) = asked(pod) else { return Ok(()) };
+    let Some((resource, ..)) = asked(pod) else {
+        return Ok(());
+    };
     let mut node = PluginNode::new(template, setting.template(template));
-    node.take(place, pod, setting.template(template)).map_err(|most| {
-        let (resource, asked) = (resource.as_str().to_owned(), pod.demand.gpus);
-        match most {
-            0 => PluginObstacle::NoSuchDevice { resource },
-            most => PluginObstacle::TooFew { resource, asked, most },
-        }
-    })?;
+    node.take(place, pod, setting.template(template))
+        .map_err(|most| {
+            let (resource, asked) = (resource.as_str().to_owned(), pod.demand.gpus);
+            match most {
+                0 => PluginObstacle::NoSuchDevice { resource },
+                most => PluginObstacle::TooFew {
+                    resource,
+                    asked,
+                    most,
+                },
+            }
+        })?;
     let mut trial = Trial::new(setting);
     node.add_to(&mut trial, setting, 0);
     let refused = trial.place(place, Offer::FirstOf(&[0])).err();
@@ -174,9 +200,16 @@ struct Packing<'q> {
 
 impl<'q> Packing<'q> {
     fn new(setting: &'q TrialSetting<'q>, pods: &[usize]) -> Self {
-        let resources = pods.iter().filter_map(|place| Some(asked(setting.pod(*place))?.0.clone()));
+        let resources = pods
+            .iter()
+            .filter_map(|place| Some(asked(setting.pod(*place))?.0.clone()));
         let plenty = resources.map(|resource| (resource, PLENTY)).collect();
-        Self { setting, trial: Trial::new(setting), plenty, plan: PluginPlan::default() }
+        Self {
+            setting,
+            trial: Trial::new(setting),
+            plenty,
+            plan: PluginPlan::default(),
+        }
     }
 
     fn packed(mut self, order: &[usize], fitting: &Fitting) -> PluginPlan {
@@ -202,12 +235,20 @@ impl<'q> Packing<'q> {
     /// On the first node of that kind that takes it, or on another one.
     fn take(&mut self, place: usize, template: usize) -> Result<(), PluginObstacle> {
         let (pod, kind) = (self.setting.pod(place), self.setting.template(template));
-        let has_devices =
-            |node: &PluginNode| node.template == template && node.clone().take(place, pod, kind).is_ok();
+        let has_devices = |node: &PluginNode| {
+            node.template == template && node.clone().take(place, pod, kind).is_ok()
+        };
         let nodes = self.plan.nodes.iter().enumerate();
-        let mut open: Vec<usize> =
-            nodes.filter(|(_, node)| has_devices(node)).map(|(number, _)| number).collect();
-        let there = self.plan.nodes.iter().filter(|node| node.template == template).count() as u32;
+        let mut open: Vec<usize> = nodes
+            .filter(|(_, node)| has_devices(node))
+            .map(|(number, _)| number)
+            .collect();
+        let there = self
+            .plan
+            .nodes
+            .iter()
+            .filter(|node| node.template == template)
+            .count() as u32;
         let refused = match self.place(place, template, &open) {
             Ok(()) => return Ok(()),
             Err(refused) => refused,
@@ -222,21 +263,33 @@ impl<'q> Packing<'q> {
         }
         let number = self.plan.nodes.len();
         let name = format!("{}-plugin-{}", kind.name, number + 1);
-        let devices = kind.plugin_devices.clone().unwrap_or_else(|| self.plenty.clone());
-        self.trial.add_plugin_node(template, &name, kind.gpus, devices);
+        let devices = kind
+            .plugin_devices
+            .clone()
+            .unwrap_or_else(|| self.plenty.clone());
+        self.trial
+            .add_plugin_node(template, &name, kind.gpus, devices);
         self.plan.nodes.push(PluginNode::new(template, kind));
         self.place(place, template, &[number])
     }
 
     /// On the first of these nodes that takes it; all have its devices.
-    fn place(&mut self, place: usize, template: usize, nodes: &[usize]) -> Result<(), PluginObstacle> {
+    fn place(
+        &mut self,
+        place: usize,
+        template: usize,
+        nodes: &[usize],
+    ) -> Result<(), PluginObstacle> {
         let (pod, kind) = (self.setting.pod(place), self.setting.template(template));
-        let number = self.trial.place(place, Offer::FirstOf(nodes)).map_err(|obstacles| {
-            match obstacles.into_values().next() {
+        let number = self
+            .trial
+            .place(place, Offer::FirstOf(nodes))
+            .map_err(|obstacles| match obstacles.into_values().next() {
                 Some(obstacle) => PluginObstacle::Placing(obstacle),
-                None => PluginObstacle::AllInUse { nodes: nodes.len() as u32 },
-            }
-        })?;
+                None => PluginObstacle::AllInUse {
+                    nodes: nodes.len() as u32,
+                },
+            })?;
         // The caller has seen that it has them.
         let _ = self.plan.nodes[number].take(place, pod, kind);
         Ok(())
@@ -246,7 +299,9 @@ impl<'q> Packing<'q> {
 impl PluginPlan {
     /// GPUs in all: of each kind full nodes, and one with as many as are in use there.
     pub fn gpus(&self, setting: &TrialSetting<'_>) -> u32 {
-        (0..setting.question.node_kinds.len()).map(|template| self.gpus_of(setting, template)).sum()
+        (0..setting.question.node_kinds.len())
+            .map(|template| self.gpus_of(setting, template))
+            .sum()
     }
 
     /// The same of one kind of node: which of them is not full may be chosen, so it is the one with the fewest in use.
@@ -254,7 +309,9 @@ impl PluginPlan {
         let kind = setting.template(template);
         let there = self.nodes.iter().filter(|node| node.template == template);
         let in_use: Vec<u32> = there.map(|node| node.gpus_in_use(kind)).collect();
-        let Some(fewest) = in_use.iter().min() else { return 0 };
+        let Some(fewest) = in_use.iter().min() else {
+            return 0;
+        };
         (in_use.len() as u32 - 1) * kind.gpus + fewest
     }
 
@@ -265,11 +322,16 @@ impl PluginPlan {
         let refused = self.place_all(&mut trial, setting);
         for (place, template, obstacle) in refused {
             self.nodes.iter_mut().for_each(|node| node.forget(place));
-            self.not_held.push((place, vec![(template, PluginObstacle::Placing(obstacle))]));
+            self.not_held
+                .push((place, vec![(template, PluginObstacle::Placing(obstacle))]));
         }
         self.nodes.retain(|node| !node.pods.is_empty());
-        self.nodes
-            .sort_by_key(|node| (node.template, Reverse(node.gpus_in_use(setting.template(node.template)))));
+        self.nodes.sort_by_key(|node| {
+            (
+                node.template,
+                Reverse(node.gpus_in_use(setting.template(node.template))),
+            )
+        });
         self
     }
 
@@ -287,7 +349,9 @@ impl PluginPlan {
         for (number, node) in self.nodes.iter().enumerate() {
             for place in &node.pods {
                 let placed = trial.place(*place, Offer::FirstOf(&[first + number]));
-                let why = placed.err().and_then(|obstacles| obstacles.into_values().next());
+                let why = placed
+                    .err()
+                    .and_then(|obstacles| obstacles.into_values().next());
                 refused.extend(why.map(|obstacle| (*place, node.template, obstacle)));
             }
         }
@@ -307,7 +371,9 @@ impl PluginNode {
 
     /// Takes the pod's devices if they are there; otherwise changes nothing and says how many there could be.
     fn take(&mut self, place: usize, pod: &PodToPlace, kind: &NodeTemplate) -> Result<(), u32> {
-        let Some((resource, device, count)) = asked(pod) else { return Err(0) };
+        let Some((resource, device, count)) = asked(pod) else {
+            return Err(0);
+        };
         match &kind.plugin_devices {
             Some(_) => self.count_off(resource, count)?,
             None => self.cut(place, &device, count, kind)?,
@@ -333,7 +399,11 @@ impl PluginNode {
     ) -> Result<(), u32> {
         let before = self.cards.clone();
         for found in 0..count {
-            if self.cards.iter_mut().any(|card| card.add(device, place, kind)) {
+            if self
+                .cards
+                .iter_mut()
+                .any(|card| card.add(device, place, kind))
+            {
                 continue;
             }
             let mut card = Card::default();
@@ -348,13 +418,19 @@ impl PluginNode {
 
     fn forget(&mut self, place: usize) {
         self.pods.retain(|pod| *pod != place);
-        self.cards.iter_mut().for_each(|card| card.0.retain(|(_, pod)| *pod != place));
+        self.cards
+            .iter_mut()
+            .for_each(|card| card.0.retain(|(_, pod)| *pod != place));
         self.cards.retain(|card| !card.0.is_empty());
     }
 
     /// Of an observed node all count: it does not show which of them are in use.
     fn gpus_in_use(&self, kind: &NodeTemplate) -> u32 {
-        if kind.plugin_devices.is_some() { kind.gpus } else { self.cards.len() as u32 }
+        if kind.plugin_devices.is_some() {
+            kind.gpus
+        } else {
+            self.cards.len() as u32
+        }
     }
 
     /// What a device plugin offers on it: what is in use, or all that it is known to have.
@@ -372,7 +448,12 @@ impl PluginNode {
     fn add_to(&self, trial: &mut Trial<'_>, setting: &TrialSetting<'_>, number: usize) {
         let kind = setting.template(self.template);
         let name = format!("{}-plugin-{}", kind.name, number + 1);
-        trial.add_plugin_node(self.template, &name, self.gpus_in_use(kind), self.devices(kind));
+        trial.add_plugin_node(
+            self.template,
+            &name,
+            self.gpus_in_use(kind),
+            self.devices(kind),
+        );
     }
 }
 
@@ -391,13 +472,20 @@ impl Card {
     }
 
     fn can_be_cut(&self, profile: &str, kind: &NodeTemplate) -> bool {
-        let Some(mut profiles) = self.profiles() else { return false };
+        let Some(mut profiles) = self.profiles() else {
+            return false;
+        };
         if let Some(geometry) = &kind.geometry {
-            let count = |names: &mut dyn Iterator<Item = &str>| names.filter(|name| *name == profile).count();
+            let count = |names: &mut dyn Iterator<Item = &str>| {
+                names.filter(|name| *name == profile).count()
+            };
             return count(&mut profiles.into_iter()) < count(&mut geometry.profiles());
         }
         profiles.push(profile);
-        kind.gpu.known.and_then(|gpu| gpu.family()).is_some_and(|family| family.can_be_cut_into(&profiles))
+        kind.gpu
+            .known
+            .and_then(|gpu| gpu.family())
+            .is_some_and(|family| family.can_be_cut_into(&profiles))
     }
 
     /// Profiles of its slices; `None` for one that a pod has whole.
@@ -407,7 +495,12 @@ impl Card {
             PluginDevice::WholeGpu | PluginDevice::Other => false,
         };
         let slices = self.0.iter().all(profile);
-        slices.then(|| self.0.iter().filter_map(|(device, _)| device.profile()).collect())
+        slices.then(|| {
+            self.0
+                .iter()
+                .filter_map(|(device, _)| device.profile())
+                .collect()
+        })
     }
 }
 
@@ -431,9 +524,10 @@ impl PluginDevice {
     fn weight(&self) -> u64 {
         match self {
             Self::WholeGpu => 100,
-            Self::Slice(profile) => {
-                profile.bytes().next().map_or(0, |digit| u64::from(digit.saturating_sub(b'0')))
-            }
+            Self::Slice(profile) => profile
+                .bytes()
+                .next()
+                .map_or(0, |digit| u64::from(digit.saturating_sub(b'0'))),
             Self::Other => 0,
         }
     }

@@ -18,26 +18,42 @@ pub struct Geometry(Vec<String>);
 /// Why a GPU cannot be cut so.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadGeometry {
-    #[error("no profile is named; write those of one GPU with commas between them, such as 3g.40gb,3g.40gb")]
+    #[error(
+        "no profile is named; write those of one GPU with commas between them, such as 3g.40gb,3g.40gb"
+    )]
     Empty,
     #[error(
         "a GPU of type {gpu} cannot be cut into MIG slices; leave the geometry out, or name a GPU that can"
     )]
     NoMig { gpu: String },
     #[error("{gpu} has no MIG profile {profile}; {help}")]
-    UnknownProfile { gpu: String, profile: String, help: String },
+    UnknownProfile {
+        gpu: String,
+        profile: String,
+        help: String,
+    },
     #[error("{gpu} cannot be cut into {wanted}: {why}")]
-    Impossible { gpu: String, wanted: String, why: String },
+    Impossible {
+        gpu: String,
+        wanted: String,
+        why: String,
+    },
 }
 
 impl Geometry {
     /// `3g.40gb,3g.40gb`: the slices of one GPU of that type.
     pub fn parse(text: &str, gpu: &GpuType) -> Result<Self, BadGeometry> {
-        let profiles: Vec<&str> = text.split(',').map(str::trim).filter(|one| !one.is_empty()).collect();
+        let profiles: Vec<&str> = text
+            .split(',')
+            .map(str::trim)
+            .filter(|one| !one.is_empty())
+            .collect();
         if profiles.is_empty() {
             return Err(BadGeometry::Empty);
         }
-        let family = gpu.family().ok_or_else(|| BadGeometry::NoMig { gpu: gpu.name.into() })?;
+        let family = gpu.family().ok_or_else(|| BadGeometry::NoMig {
+            gpu: gpu.name.into(),
+        })?;
         for profile in &profiles {
             is_known(profile, gpu, family)?;
         }
@@ -71,7 +87,9 @@ impl Serialize for Geometry {
 /// The most slices of that profile that one GPU can have at once.
 pub(crate) fn most_of(family: &Family, profile: &str) -> usize {
     let fits = |count: &usize| family.can_be_cut_into(&vec![profile; *count]);
-    (1..=usize::from(family.memory_slices())).take_while(fits).count()
+    (1..=usize::from(family.memory_slices()))
+        .take_while(fits)
+        .count()
 }
 
 fn is_known(profile: &str, gpu: &GpuType, family: &Family) -> Result<(), BadGeometry> {
@@ -82,41 +100,80 @@ fn is_known(profile: &str, gpu: &GpuType, family: &Family) -> Result<(), BadGeom
         Some(near) => format!("did you mean {near}?"),
         None => format!("it has {}", family.profiles().join(", ")),
     };
-    Err(BadGeometry::UnknownProfile { gpu: gpu.name.into(), profile: profile.into(), help })
+    Err(BadGeometry::UnknownProfile {
+        gpu: gpu.name.into(),
+        profile: profile.into(),
+        help,
+    })
 }
 
 /// A profile that is too many by itself, or else the places among which no choice is apart.
 fn why_not(profiles: &[&str], family: &Family) -> String {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    profiles.iter().for_each(|profile| *counts.entry(profile).or_default() += 1);
-    let media = profiles.iter().filter(|profile| profile.ends_with("+me")).count();
+    profiles
+        .iter()
+        .for_each(|profile| *counts.entry(profile).or_default() += 1);
+    let media = profiles
+        .iter()
+        .filter(|profile| profile.ends_with("+me"))
+        .count();
     if media > 1 {
         return "one slice of a GPU has the media engines, so one profile may end in +me".into();
     }
-    let too_many = counts.iter().find(|(profile, count)| **count > most_of(family, profile));
+    let too_many = counts
+        .iter()
+        .find(|(profile, count)| **count > most_of(family, profile));
     if let Some((profile, _)) = too_many {
         let most = most_of(family, profile);
-        return format!("{}, so at most {most} fit{}", places(profile, family), compute(profiles, family));
+        return format!(
+            "{}, so at most {most} fit{}",
+            places(profile, family),
+            compute(profiles, family)
+        );
     }
-    let all: Vec<String> = counts.keys().map(|profile| places(profile, family)).collect();
-    format!("{}; no choice of these keeps the slices apart{}", all.join("; "), compute(profiles, family))
+    let all: Vec<String> = counts
+        .keys()
+        .map(|profile| places(profile, family))
+        .collect();
+    format!(
+        "{}; no choice of these keeps the slices apart{}",
+        all.join("; "),
+        compute(profiles, family)
+    )
 }
 
 /// `2g.20gb takes 2 of 8 memory slices and has placements at 0, 2, 4`.
 fn places(profile: &str, family: &Family) -> String {
-    let Some(slot) = family.slot(profile) else { return profile.into() };
+    let Some(slot) = family.slot(profile) else {
+        return profile.into();
+    };
     let starts: Vec<String> = slot.starts.iter().map(u8::to_string).collect();
-    let placements = if starts.len() == 1 { "a placement" } else { "placements" };
+    let placements = if starts.len() == 1 {
+        "a placement"
+    } else {
+        "placements"
+    };
     let (of, starts) = (family.memory_slices(), starts.join(", "));
-    format!("{profile} takes {} of {of} memory slices and has {placements} at {starts}", slot.slices)
+    format!(
+        "{profile} takes {} of {of} memory slices and has {placements} at {starts}",
+        slot.slices
+    )
 }
 
 /// `; they would take 8 of 7 compute slices`, where that is so.
 fn compute(profiles: &[&str], family: &Family) -> String {
-    let (wanted, has): (u32, u32) =
-        (profiles.iter().filter_map(|profile| compute_slices(profile)).sum(), family.compute_slices());
+    let (wanted, has): (u32, u32) = (
+        profiles
+            .iter()
+            .filter_map(|profile| compute_slices(profile))
+            .sum(),
+        family.compute_slices(),
+    );
     match wanted > has {
-        true => format!("; together they would take {} of {has}", plural(wanted, "compute slice")),
+        true => format!(
+            "; together they would take {} of {has}",
+            plural(wanted, "compute slice")
+        ),
         false => String::new(),
     }
 }
@@ -143,14 +200,19 @@ mod tests {
 
     fn parsed(gpu: &str, text: &str) -> Result<String, String> {
         let geometry = Geometry::parse(text, GpuType::find(gpu).unwrap());
-        geometry.map(|geometry| geometry.to_string()).map_err(|error| error.to_string())
+        geometry
+            .map(|geometry| geometry.to_string())
+            .map_err(|error| error.to_string())
     }
 
     #[test]
     fn geometries_that_the_user_guide_shows_are_accepted() {
         let a100 = |text: &str| parsed("A100-80GB", text);
         assert_eq!(a100("3g.40gb,3g.40gb").as_deref(), Ok("3g.40gb × 2"));
-        assert_eq!(a100(&["1g.10gb"; 7].join(",")).as_deref(), Ok("1g.10gb × 7"));
+        assert_eq!(
+            a100(&["1g.10gb"; 7].join(",")).as_deref(),
+            Ok("1g.10gb × 7")
+        );
         assert_eq!(a100("4g.40gb, 3g.40gb").as_deref(), Ok("4g.40gb + 3g.40gb"));
         assert!(a100("2g.20gb,2g.20gb,2g.20gb,1g.10gb").is_ok());
         assert!(parsed("A30", "2g.12gb,1g.6gb,1g.6gb").is_ok());
@@ -165,23 +227,48 @@ mod tests {
              most 3 fit; together they would take 8 compute slices of 7"
         );
         let threes = parsed("A100-80GB", &["3g.40gb"; 3].join(",")).unwrap_err();
-        assert!(threes.contains("placements at 0, 4, so at most 2 fit"), "{threes}");
+        assert!(
+            threes.contains("placements at 0, 4, so at most 2 fit"),
+            "{threes}"
+        );
     }
 
     #[test]
     fn profiles_that_only_together_do_not_fit_are_refused_with_all_their_placements() {
         let why = parsed("A100-80GB", "4g.40gb,3g.40gb,1g.10gb").unwrap_err();
-        assert!(why.contains("4g.40gb takes 4 of 8 memory slices and has a placement at 0"), "{why}");
-        assert!(why.contains("no choice of these keeps the slices apart"), "{why}");
+        assert!(
+            why.contains("4g.40gb takes 4 of 8 memory slices and has a placement at 0"),
+            "{why}"
+        );
+        assert!(
+            why.contains("no choice of these keeps the slices apart"),
+            "{why}"
+        );
         let media = parsed("A100-80GB", "1g.10gb+me,1g.10gb+me").unwrap_err();
         assert!(media.contains("one profile may end in +me"), "{media}");
     }
 
     #[test]
     fn what_the_gpu_does_not_have_is_refused_with_what_it_has() {
-        assert!(parsed("A100-80GB", "3g.40g").unwrap_err().ends_with("did you mean 3g.40gb?"));
-        assert!(parsed("A100-40GB", "7g.80gb").unwrap_err().contains("has no MIG profile 7g.80gb"));
-        assert!(parsed("L40S", "3g.40gb").unwrap_err().contains("cannot be cut into MIG slices"));
-        assert!(parsed("A100-80GB", " , ").unwrap_err().contains("3g.40gb,3g.40gb"));
+        assert!(
+            parsed("A100-80GB", "3g.40g")
+                .unwrap_err()
+                .ends_with("did you mean 3g.40gb?")
+        );
+        assert!(
+            parsed("A100-40GB", "7g.80gb")
+                .unwrap_err()
+                .contains("has no MIG profile 7g.80gb")
+        );
+        assert!(
+            parsed("L40S", "3g.40gb")
+                .unwrap_err()
+                .contains("cannot be cut into MIG slices")
+        );
+        assert!(
+            parsed("A100-80GB", " , ")
+                .unwrap_err()
+                .contains("3g.40gb,3g.40gb")
+        );
     }
 }

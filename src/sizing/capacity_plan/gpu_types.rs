@@ -29,7 +29,12 @@ struct Mig {
 }
 
 const fn without_mig(name: &'static str, product: &'static str, total_mib: u64) -> GpuType {
-    GpuType { name, product, total_mib, mig: None }
+    GpuType {
+        name,
+        product,
+        total_mib,
+        mig: None,
+    }
 }
 
 const fn with_mig(
@@ -39,7 +44,12 @@ const fn with_mig(
     family: &'static str,
     slices: &'static [(&'static str, u64)],
 ) -> GpuType {
-    GpuType { name, product, total_mib, mig: Some(Mig { family, slices }) }
+    GpuType {
+        name,
+        product,
+        total_mib,
+        mig: Some(Mig { family, slices }),
+    }
 }
 
 /// The smallest first; of equal ones the older.
@@ -105,7 +115,11 @@ pub(crate) const GPU_TYPES: [GpuType; 14] = [
         "NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition",
         97_887,
         "RTX PRO 6000",
-        &[("1g.24gb", 24_192), ("2g.48gb", 48_512), ("4g.96gb", 97_280)],
+        &[
+            ("1g.24gb", 24_192),
+            ("2g.48gb", 48_512),
+            ("4g.96gb", 97_280),
+        ],
     ),
     with_mig(
         "H200-141GB",
@@ -128,7 +142,10 @@ pub(crate) const GPU_TYPES: [GpuType; 14] = [
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UnknownGpuType {
     #[error("{name:?} is one of {}: write which", .candidates.join(", "))]
-    Ambiguous { name: String, candidates: Vec<&'static str> },
+    Ambiguous {
+        name: String,
+        candidates: Vec<&'static str>,
+    },
     #[error("{name:?} is not a GPU type known here; did you mean {near}?")]
     Slip { name: String, near: &'static str },
     #[error(
@@ -142,22 +159,38 @@ impl GpuType {
     /// By its name, the part of it before the size where that is enough, or its product label.
     pub fn find(text: &str) -> Result<&'static Self, UnknownGpuType> {
         let wanted = folded(text);
-        let is_it = |one: &&Self| [one.name, one.product].iter().any(|name| folded(name) == wanted);
+        let is_it = |one: &&Self| {
+            [one.name, one.product]
+                .iter()
+                .any(|name| folded(name) == wanted)
+        };
         if let Some(found) = GPU_TYPES.iter().find(is_it) {
             return Ok(found);
         }
-        let short = |one: &&Self| one.name.rsplit_once('-').is_some_and(|(short, _)| folded(short) == wanted);
+        let short = |one: &&Self| {
+            one.name
+                .rsplit_once('-')
+                .is_some_and(|(short, _)| folded(short) == wanted)
+        };
         let candidates: Vec<&'static Self> = GPU_TYPES.iter().filter(short).collect();
         match candidates[..] {
             [only] => return Ok(only),
             [_, _, ..] => {
                 let candidates = candidates.iter().map(|one| one.name).collect();
-                return Err(UnknownGpuType::Ambiguous { name: text.into(), candidates });
+                return Err(UnknownGpuType::Ambiguous {
+                    name: text.into(),
+                    candidates,
+                });
             }
             [] => {}
         }
-        match nearest(text, &known()).and_then(|near| known().into_iter().find(|name| *name == near)) {
-            Some(near) => Err(UnknownGpuType::Slip { name: text.into(), near }),
+        match nearest(text, &known())
+            .and_then(|near| known().into_iter().find(|name| *name == near))
+        {
+            Some(near) => Err(UnknownGpuType::Slip {
+                name: text.into(),
+                near,
+            }),
             None => Err(UnknownGpuType::Unknown { name: text.into() }),
         }
     }
@@ -180,7 +213,10 @@ impl GpuType {
     pub fn slice(&self, profile: &str) -> Option<Bytes> {
         let plain = profile.split_once('+').map_or(profile, |(plain, _)| plain);
         let slices = self.mig.as_ref()?.slices;
-        slices.iter().find(|(name, _)| *name == plain).map(|(_, mib)| Bytes::mib(*mib))
+        slices
+            .iter()
+            .find(|(name, _)| *name == plain)
+            .map(|(_, mib)| Bytes::mib(*mib))
     }
 }
 
@@ -190,7 +226,10 @@ fn known() -> Vec<&'static str> {
 
 /// Case and separators do not count.
 fn folded(text: &str) -> String {
-    text.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_uppercase()).collect()
+    text.chars()
+        .filter(char::is_ascii_alphanumeric)
+        .map(|c| c.to_ascii_uppercase())
+        .collect()
 }
 
 #[cfg(test)]
@@ -198,7 +237,9 @@ mod tests {
     use super::*;
 
     fn name(text: &str) -> Result<&'static str, String> {
-        GpuType::find(text).map(|found| found.name).map_err(|error| error.to_string())
+        GpuType::find(text)
+            .map(|found| found.name)
+            .map_err(|error| error.to_string())
     }
 
     #[test]
@@ -212,8 +253,15 @@ mod tests {
     #[test]
     fn a_name_that_is_no_types_says_what_to_write() {
         let error = |text| name(text).unwrap_err();
-        assert_eq!(error("A100"), "\"A100\" is one of A100-40GB, A100-80GB: write which");
-        assert!(error("A100-81GB").contains("did you mean A100-80GB?"), "{}", error("A100-81GB"));
+        assert_eq!(
+            error("A100"),
+            "\"A100\" is one of A100-40GB, A100-80GB: write which"
+        );
+        assert!(
+            error("A100-81GB").contains("did you mean A100-80GB?"),
+            "{}",
+            error("A100-81GB")
+        );
         assert!(error("voodoo").contains("vram=24Gi"), "{}", error("voodoo"));
     }
 
@@ -221,10 +269,20 @@ mod tests {
     fn every_mig_row_names_a_family_and_has_all_its_profiles_or_none() {
         for gpu in &GPU_TYPES {
             let Some(mig) = &gpu.mig else { continue };
-            let family = gpu.family().unwrap_or_else(|| panic!("{}: no family {}", gpu.name, mig.family));
+            let family = gpu
+                .family()
+                .unwrap_or_else(|| panic!("{}: no family {}", gpu.name, mig.family));
             let sized: Vec<&str> = mig.slices.iter().map(|(profile, _)| *profile).collect();
-            assert!(sized.is_empty() || sized == family.profiles(), "{}: {sized:?}", gpu.name);
-            assert!(mig.slices.iter().all(|(_, mib)| mib.is_multiple_of(64) && *mib < gpu.total_mib));
+            assert!(
+                sized.is_empty() || sized == family.profiles(),
+                "{}: {sized:?}",
+                gpu.name
+            );
+            assert!(
+                mig.slices
+                    .iter()
+                    .all(|(_, mib)| mib.is_multiple_of(64) && *mib < gpu.total_mib)
+            );
         }
     }
 

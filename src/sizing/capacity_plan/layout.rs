@@ -41,16 +41,29 @@ pub fn one_more(setting: &TrialSetting<'_>, layout: &[NodePlan], gpus: u32) -> O
 /// The allocated share of each GPU that anything is known of, in millionths.
 fn shares(setting: &TrialSetting<'_>, node: &NodePlan) -> Vec<u64> {
     let mut cards: BTreeMap<u32, Vec<&GpuPlan>> = BTreeMap::new();
-    node.gpus.iter().for_each(|gpu| cards.entry(gpu.gpu).or_default().push(gpu));
-    let template = setting.question.node_kinds.iter().find(|kind| kind.name == node.kind);
+    node.gpus
+        .iter()
+        .for_each(|gpu| cards.entry(gpu.gpu).or_default().push(gpu));
+    let template = setting
+        .question
+        .node_kinds
+        .iter()
+        .find(|kind| kind.name == node.kind);
     let share = |slices: &Vec<&GpuPlan>| match node.allocator {
         NodeKind::Stowage => {
-            let sum = |of: &dyn Fn(&GpuPlan) -> Bytes| slices.iter().map(|slice| of(slice)).sum::<Bytes>();
-            part(sum(&|slice| slice.allocated_bytes), sum(&|slice| slice.allocatable_bytes), WHOLE)
+            let sum = |of: &dyn Fn(&GpuPlan) -> Bytes| {
+                slices.iter().map(|slice| of(slice)).sum::<Bytes>()
+            };
+            part(
+                sum(&|slice| slice.allocated_bytes),
+                sum(&|slice| slice.allocatable_bytes),
+                WHOLE,
+            )
         }
-        NodeKind::DevicePlugin | NodeKind::Dra => {
-            slices.iter().map(|slice| slice_share(slice, template)).sum()
-        }
+        NodeKind::DevicePlugin | NodeKind::Dra => slices
+            .iter()
+            .map(|slice| slice_share(slice, template))
+            .sum(),
     };
     let known: Vec<u64> = cards.values().map(share).collect();
     // Of a node that was observed it is not known which of its GPUs are in use: all count.
@@ -62,11 +75,16 @@ fn shares(setting: &TrialSetting<'_>, node: &NodePlan) -> Vec<u64> {
 
 /// A slice's part of its GPU by memory slices.
 fn slice_share(slice: &GpuPlan, template: Option<&NodeTemplate>) -> u64 {
-    let Some(profile) = &slice.mig else { return WHOLE };
+    let Some(profile) = &slice.mig else {
+        return WHOLE;
+    };
     let family = template.and_then(|kind| kind.gpu.known?.family());
-    let taken = family.and_then(|family| Some((family.slot(profile)?.slices, family.memory_slices())));
+    let taken =
+        family.and_then(|family| Some((family.slot(profile)?.slices, family.memory_slices())));
     match taken {
-        Some((slices, of)) if !slice.pods.is_empty() => WHOLE * u64::from(slices) / u64::from(of.max(1)),
+        Some((slices, of)) if !slice.pods.is_empty() => {
+            WHOLE * u64::from(slices) / u64::from(of.max(1))
+        }
         _ => 0,
     }
 }
@@ -76,11 +94,20 @@ fn stowage_node(setting: &TrialSetting<'_>, trial: &Trial<'_>, trial_node: &Tria
     let node = trial.cluster.node(&trial_node.name);
     let gpus = node.map_or_else(Vec::new, |node| {
         let mut there: Vec<Vec<usize>> = vec![Vec::new(); node.gpus.len()];
-        let placed = trial.placements().iter().filter(|(_, placement)| placement.node == trial_node.name);
+        let placed = trial
+            .placements()
+            .iter()
+            .filter(|(_, placement)| placement.node == trial_node.name);
         for (place, placement) in placed {
-            places_of(&node.devices, &placement.devices).into_iter().for_each(|gpu| there[gpu].push(*place));
+            places_of(&node.devices, &placement.devices)
+                .into_iter()
+                .for_each(|gpu| there[gpu].push(*place));
         }
-        there.iter().enumerate().map(|(gpu, pods)| gpu_plan(setting, kind, node, gpu, pods)).collect()
+        there
+            .iter()
+            .enumerate()
+            .map(|(gpu, pods)| gpu_plan(setting, kind, node, gpu, pods))
+            .collect()
     });
     NodePlan {
         node: trial_node.name.clone(),
@@ -100,8 +127,10 @@ fn gpu_plan(
 ) -> GpuPlan {
     let gpu = &node.gpus[place];
     let slices = kind.slices_per_gpu();
-    let profile =
-        kind.geometry.as_ref().and_then(|geometry| geometry.profiles().nth(place % slices as usize));
+    let profile = kind
+        .geometry
+        .as_ref()
+        .and_then(|geometry| geometry.profiles().nth(place % slices as usize));
     GpuPlan {
         gpu: place as u32 / slices,
         mig: profile.map(str::to_owned),
@@ -109,16 +138,23 @@ fn gpu_plan(
         allocated_bytes: gpu.charged,
         allocated_percent: percent(gpu.charged, gpu.capacity),
         sharing: sharing(setting, gpu, pods),
-        pods: pods.iter().map(|pod| pod_on_gpu(setting, setting.pod(*pod), gpu.capacity)).collect(),
+        pods: pods
+            .iter()
+            .map(|pod| pod_on_gpu(setting, setting.pod(*pod), gpu.capacity))
+            .collect(),
     }
 }
 
 fn sharing(setting: &TrialSetting<'_>, gpu: &Gpu, pods: &[usize]) -> GpuSharing {
     let classes = setting.question.policy.classes().len();
-    let every: ClassSet =
-        (0..classes).map(stowage_scheduling::vocabulary::classification::ClassId::at).collect();
-    let excludes_all =
-        |pod: &usize| every.without(setting.pod(*pod).demand.terms.class_exclusions).is_empty();
+    let every: ClassSet = (0..classes)
+        .map(stowage_scheduling::vocabulary::classification::ClassId::at)
+        .collect();
+    let excludes_all = |pod: &usize| {
+        every
+            .without(setting.pod(*pod).demand.terms.class_exclusions)
+            .is_empty()
+    };
     match pods {
         [] => GpuSharing::Empty,
         _ if gpu.exclusive || setting.pod(pods[0]).demand.sharing == Sharing::Exclusive => {
@@ -138,16 +174,31 @@ fn pod_on_gpu(setting: &TrialSetting<'_>, pod: &PodToPlace, capacity: Bytes) -> 
     }
 }
 
-fn plugin_node(setting: &TrialSetting<'_>, trial_node: &TrialNode, planned: &PluginNode) -> NodePlan {
+fn plugin_node(
+    setting: &TrialSetting<'_>,
+    trial_node: &TrialNode,
+    planned: &PluginNode,
+) -> NodePlan {
     let kind = setting.template(planned.template);
-    let gpus = planned.cards.iter().enumerate().flat_map(|(gpu, card)| card_plan(setting, gpu as u32, card));
-    let pods: Vec<usize> = if planned.cards.is_empty() { planned.pods.clone() } else { Vec::new() };
+    let gpus = planned
+        .cards
+        .iter()
+        .enumerate()
+        .flat_map(|(gpu, card)| card_plan(setting, gpu as u32, card));
+    let pods: Vec<usize> = if planned.cards.is_empty() {
+        planned.pods.clone()
+    } else {
+        Vec::new()
+    };
     NodePlan {
         node: trial_node.name.clone(),
         kind: kind.name.clone(),
         allocator: trial_node.allocator,
         gpus: gpus.collect(),
-        pods: pods.into_iter().map(|pod| setting.pod(pod).key.clone()).collect(),
+        pods: pods
+            .into_iter()
+            .map(|pod| setting.pod(pod).key.clone())
+            .collect(),
     }
 }
 

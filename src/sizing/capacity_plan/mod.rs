@@ -48,12 +48,26 @@ pub fn plan(question: &CapacityQuestion) -> CapacityPlan {
         not_held.push(refused_by_plugin(&setting, *place, obstacles));
     }
     let (possible, impossible) = possible(&setting, &by_vram);
-    not_held.extend(impossible.iter().map(|(place, why)| refused(&setting, *place, why)));
+    not_held.extend(
+        impossible
+            .iter()
+            .map(|(place, why)| refused(&setting, *place, why)),
+    );
 
     let least = bound::lower_bound(question, &possible).gpus;
-    let mut search = Search::new(&setting, &plugin, &possible, caps(&setting, &plugin, &possible));
+    let mut search = Search::new(
+        &setting,
+        &plugin,
+        &possible,
+        caps(&setting, &plugin, &possible),
+    );
     let found = search.run(least);
-    not_held.extend(found.not_held.iter().map(|(place, why)| refused(&setting, *place, why)));
+    not_held.extend(
+        found
+            .not_held
+            .iter()
+            .map(|(place, why)| refused(&setting, *place, why)),
+    );
     let mut plan = answer(&setting, &plugin, &search, &found, not_held);
     if plan.not_held.is_empty() && !plan.is_optimal && !possible.is_empty() {
         plan.fewer_alone = fewer_alone(&setting, &search, &found.fleet, &possible);
@@ -72,10 +86,14 @@ fn answer(
     let (trial, _) = search.trial(&found.fleet, found.order);
     let layout = layout::layout(setting, &trial, plugin);
     let held: Vec<usize> = trial.placements().keys().copied().collect();
-    let asks_vram = held.iter().any(|place| !question.pods[*place].demand.asks_plugin());
+    let asks_vram = held
+        .iter()
+        .any(|place| !question.pods[*place].demand.asks_plugin());
     let node_kinds = node_kinds(setting, plugin, &found.fleet, &layout);
-    let (gpus, nodes) =
-        (node_kinds.iter().map(|kind| kind.gpus).sum(), node_kinds.iter().map(|kind| kind.nodes).sum());
+    let (gpus, nodes) = (
+        node_kinds.iter().map(|kind| kind.gpus).sum(),
+        node_kinds.iter().map(|kind| kind.nodes).sum(),
+    );
     let lower_bound = bound::lower_bound(question, &held);
     CapacityPlan {
         pods: question.pods.len(),
@@ -112,7 +130,10 @@ fn fewer_alone(
         let least = bound::bound_with(&only, setting.question, pods).gpus;
         if let Some(gpus) = search.alone(kind, least, fewest) {
             fewest = gpus;
-            found = Some(FewerAlone { name: setting.template(kind).name.clone(), gpus });
+            found = Some(FewerAlone {
+                name: setting.template(kind).name.clone(),
+                gpus,
+            });
         }
     }
     found
@@ -151,15 +172,37 @@ fn alone(setting: &TrialSetting<'_>, place: usize, kind: usize) -> Option<Obstac
 /// By kind of node, the most GPUs that are tried: a node for each pod and each GPU that the policy keeps free is enough, unless
 /// a tenant may only have a share of them.
 fn caps(setting: &TrialSetting<'_>, plugin: &PluginPlan, pods: &[usize]) -> Vec<u32> {
-    let spare: u32 =
-        setting.question.policy.planning.spare.iter().map(|rule| rule.gpus).fold(0, u32::saturating_add);
+    let spare: u32 = setting
+        .question
+        .policy
+        .planning
+        .spare
+        .iter()
+        .map(|rule| rule.gpus)
+        .fold(0, u32::saturating_add);
     let nodes = (pods.len() as u32).saturating_add(spare);
     let cap = |(kind, template): (usize, &question::NodeTemplate)| {
-        let taken = plugin.nodes.iter().filter(|node| node.template == kind).count() as u32;
-        let most = template.at_most.map_or(nodes, |most| nodes.min(most.saturating_sub(taken)));
-        if pods.is_empty() { 0 } else { most.saturating_mul(template.gpus) }
+        let taken = plugin
+            .nodes
+            .iter()
+            .filter(|node| node.template == kind)
+            .count() as u32;
+        let most = template
+            .at_most
+            .map_or(nodes, |most| nodes.min(most.saturating_sub(taken)));
+        if pods.is_empty() {
+            0
+        } else {
+            most.saturating_mul(template.gpus)
+        }
     };
-    setting.question.node_kinds.iter().enumerate().map(cap).collect()
+    setting
+        .question
+        .node_kinds
+        .iter()
+        .enumerate()
+        .map(cap)
+        .collect()
 }
 
 fn refused(setting: &TrialSetting<'_>, place: usize, obstacles: &Obstacles) -> PodNotHeld {
@@ -182,22 +225,37 @@ fn refused_by_plugin(
     let reason = |(kind, obstacle): &(usize, PluginObstacle)| {
         let template = setting.template(*kind);
         let (code, remedy) = match obstacle {
-            PluginObstacle::Placing(obstacle) => (obstacle.code(), obstacle.remedy(pod, template, policy)),
-            PluginObstacle::NoSuchDevice { .. } => ("no-such-device", device_plugin::instead(pod, template)),
-            PluginObstacle::TooFew { .. } => {
-                ("too-few-devices", "give nodes with more GPUs, or ask for fewer".into())
+            PluginObstacle::Placing(obstacle) => {
+                (obstacle.code(), obstacle.remedy(pod, template, policy))
             }
+            PluginObstacle::NoSuchDevice { .. } => {
+                ("no-such-device", device_plugin::instead(pod, template))
+            }
+            PluginObstacle::TooFew { .. } => (
+                "too-few-devices",
+                "give nodes with more GPUs, or ask for fewer".into(),
+            ),
             PluginObstacle::AllInUse { .. } => ("all-in-use", "raise count in --nodes".into()),
         };
         let (code, text) = (code.into(), obstacle.to_string());
-        NotHeldReason { nodes: Some(template.name.clone()), code, text, remedy }
+        NotHeldReason {
+            nodes: Some(template.name.clone()),
+            code,
+            text,
+            remedy,
+        }
     };
     not_held(pod, obstacles.iter().map(reason).collect())
 }
 
 fn not_held(pod: &PodToPlace, reasons: Vec<NotHeldReason>) -> PodNotHeld {
     let (source, requests) = (pod.source.to_string(), requests(&pod.demand));
-    PodNotHeld { pod: pod.key.clone(), source, requests, reasons }
+    PodNotHeld {
+        pod: pod.key.clone(),
+        source,
+        requests,
+        reasons,
+    }
 }
 
 /// `40.0 GiB on 1 GPU`, `2 of nvidia.com/gpu`.
@@ -206,9 +264,17 @@ fn requests(demand: &Demand) -> String {
         Ask::Plugin { resource, count } => format!("{count} of {resource}"),
         Ask::Claims => "devices by its claims".into(),
         Ask::Vram => {
-            let whole = if demand.sharing == Sharing::Exclusive { ", exclusively" } else { "" };
+            let whole = if demand.sharing == Sharing::Exclusive {
+                ", exclusively"
+            } else {
+                ""
+            };
             let each = if demand.gpus == 1 { "" } else { "each of " };
-            format!("{} on {each}{}{whole}", demand.per_gpu, plural(demand.gpus, "GPU"))
+            format!(
+                "{} on {each}{}{whole}",
+                demand.per_gpu,
+                plural(demand.gpus, "GPU")
+            )
         }
     }
 }
@@ -221,17 +287,32 @@ fn node_kinds(
 ) -> Vec<NodeKindPlan> {
     let mut plans = Vec::new();
     for (kind, template) in setting.question.node_kinds.iter().enumerate() {
-        let of_plugin = plugin.nodes.iter().filter(|node| node.template == kind).count() as u32;
+        let of_plugin = plugin
+            .nodes
+            .iter()
+            .filter(|node| node.template == kind)
+            .count() as u32;
         let of_stowage = fleet.gpus(kind);
         let both = [
-            (NodeKind::Stowage, of_stowage.div_ceil(template.gpus), of_stowage),
-            (NodeKind::DevicePlugin, of_plugin, plugin.gpus_of(setting, kind)),
+            (
+                NodeKind::Stowage,
+                of_stowage.div_ceil(template.gpus),
+                of_stowage,
+            ),
+            (
+                NodeKind::DevicePlugin,
+                of_plugin,
+                plugin.gpus_of(setting, kind),
+            ),
         ];
         for (allocator, nodes, gpus) in both.into_iter().filter(|(_, nodes, _)| *nodes > 0) {
-            let there =
-                layout.iter().filter(|node| node.kind == template.name && node.allocator == allocator);
-            let each: BTreeSet<Bytes> =
-                there.flat_map(|node| &node.gpus).map(|gpu| gpu.allocatable_bytes).collect();
+            let there = layout
+                .iter()
+                .filter(|node| node.kind == template.name && node.allocator == allocator);
+            let each: BTreeSet<Bytes> = there
+                .flat_map(|node| &node.gpus)
+                .map(|gpu| gpu.allocatable_bytes)
+                .collect();
             plans.push(NodeKindPlan {
                 name: template.name.clone(),
                 gpu: template.gpu.name.clone(),

@@ -48,7 +48,10 @@ impl Obstacle {
 }
 
 fn is_repulsion(rule: UnsupportedRule) -> bool {
-    matches!(rule, UnsupportedRule::AntiAffinityOfAnotherPod | UnsupportedRule::InterPodAffinity)
+    matches!(
+        rule,
+        UnsupportedRule::AntiAffinityOfAnotherPod | UnsupportedRule::InterPodAffinity
+    )
 }
 
 fn of_filter(reason: &FilterReason, pod: &PodToPlace, kind: &NodeTemplate) -> String {
@@ -56,7 +59,9 @@ fn of_filter(reason: &FilterReason, pod: &PodToPlace, kind: &NodeTemplate) -> St
         FilterReason::NotSelected => {
             let lacks = |(key, value): &(&String, &String)| kind.labels.get(*key) != Some(*value);
             let missing = pod.requirements.node_selector.iter().filter(lacks);
-            let labels: Vec<String> = missing.map(|(key, value)| format!("label={key}={value}")).collect();
+            let labels: Vec<String> = missing
+                .map(|(key, value)| format!("label={key}={value}"))
+                .collect();
             match labels.is_empty() {
                 true => {
                     "give the nodes the labels that its required node affinity asks for, as label=KEY=VALUE"
@@ -72,7 +77,9 @@ fn of_filter(reason: &FilterReason, pod: &PodToPlace, kind: &NodeTemplate) -> St
         | FilterReason::InsufficientFree { resource, .. } => {
             format!("ask for less {resource}, or give nodes with more")
         }
-        FilterReason::TooManyPods { .. } | FilterReason::HostPortInUse { .. } => "give more nodes".into(),
+        FilterReason::TooManyPods { .. } | FilterReason::HostPortInUse { .. } => {
+            "give more nodes".into()
+        }
         FilterReason::UnknownNode | FilterReason::VolumeElsewhere => "give other nodes".into(),
     }
 }
@@ -108,18 +115,35 @@ fn split_over_more(pod: &PodToPlace, largest: Bytes, kind: &NodeTemplate) -> Str
 /// The labels of the pools that take the pod's class.
 fn pools(pod: &PodToPlace, policy: &Policy) -> String {
     let class = policy.class(pod.demand.class);
-    let takes = |names: &Option<Vec<String>>| names.as_ref().is_none_or(|names| names.contains(&class.name));
-    let pools =
-        policy.pools().iter().filter(|pool| takes(&pool.classes) && class.may_be_in(Some(&pool.name)));
+    let takes = |names: &Option<Vec<String>>| {
+        names
+            .as_ref()
+            .is_none_or(|names| names.contains(&class.name))
+    };
+    let pools = policy
+        .pools()
+        .iter()
+        .filter(|pool| takes(&pool.classes) && class.may_be_in(Some(&pool.name)));
     let labels = |selector: &std::collections::BTreeMap<String, String>| {
-        selector.iter().map(|(key, value)| format!("label={key}={value}")).collect::<Vec<_>>().join(",")
+        selector
+            .iter()
+            .map(|(key, value)| format!("label={key}={value}"))
+            .collect::<Vec<_>>()
+            .join(",")
     };
     let known: Vec<String> = pools
         .filter(|pool| !pool.selector.is_empty())
         .map(|pool| format!("{} (pool {})", labels(&pool.selector), pool.name))
         .collect();
     match known.is_empty() {
-        true => format!("class {}: no node pool of the policy takes it with these nodes' labels", class.name),
-        false => format!("the pod is of class {}: add {} to --nodes", class.name, known.join(" or ")),
+        true => format!(
+            "class {}: no node pool of the policy takes it with these nodes' labels",
+            class.name
+        ),
+        false => format!(
+            "the pod is of class {}: add {} to --nodes",
+            class.name,
+            known.join(" or ")
+        ),
     }
 }

@@ -32,7 +32,12 @@ impl PlacingOrder {
             }),
             Self::ExclusiveFirst => order.sort_by_key(|place| {
                 let pod = demand(place);
-                (is_shared(place), Reverse(pod.gpus), Reverse(pod.per_gpu), *place)
+                (
+                    is_shared(place),
+                    Reverse(pod.gpus),
+                    Reverse(pod.per_gpu),
+                    *place,
+                )
             }),
             Self::Given => order.sort_unstable(),
         }

@@ -36,13 +36,28 @@ struct Shape {
 }
 
 fn asked(most_gpus: u32) -> impl Strategy<Value = Asked> {
-    (1..=SIZE, 1..=most_gpus, proptest::bool::weighted(0.2), 0..CLASSES.len(), 0..4u64)
-        .prop_map(|(gib, gpus, is_exclusive, class, cores)| Asked { gib, gpus, is_exclusive, class, cores })
+    (
+        1..=SIZE,
+        1..=most_gpus,
+        proptest::bool::weighted(0.2),
+        0..CLASSES.len(),
+        0..4u64,
+    )
+        .prop_map(|(gib, gpus, is_exclusive, class, cores)| Asked {
+            gib,
+            gpus,
+            is_exclusive,
+            class,
+            cores,
+        })
 }
 
 fn case() -> impl Strategy<Value = (Shape, Vec<Asked>)> {
     (1..=3u32, proptest::option::of(4..8u64)).prop_flat_map(|(gpus, cores)| {
-        (Just(Shape { gpus, cores }), proptest::collection::vec(asked(gpus), 1..6))
+        (
+            Just(Shape { gpus, cores }),
+            proptest::collection::vec(asked(gpus), 1..6),
+        )
     })
 }
 
@@ -59,14 +74,23 @@ impl Oracle<'_> {
     /// The fewest GPUs, as full nodes and one with the rest.
     fn optimum(shape: Shape, pods: &[Asked]) -> usize {
         let holds = |gpus: &usize| {
-            let mut oracle = Oracle { shape, pods, on: vec![Vec::new(); *gpus], cores: BTreeMap::new() };
+            let mut oracle = Oracle {
+                shape,
+                pods,
+                on: vec![Vec::new(); *gpus],
+                cores: BTreeMap::new(),
+            };
             oracle.holds_from(0)
         };
-        (1..=pods.len() * shape.gpus as usize).find(holds).expect("a node for each pod is enough")
+        (1..=pods.len() * shape.gpus as usize)
+            .find(holds)
+            .expect("a node for each pod is enough")
     }
 
     fn holds_from(&mut self, next: usize) -> bool {
-        let Some(pod) = self.pods.get(next) else { return true };
+        let Some(pod) = self.pods.get(next) else {
+            return true;
+        };
         let (each, count) = (self.shape.gpus as usize, self.on.len());
         for node in 0..count.div_ceil(each) {
             let cores = self.cores.get(&node).copied().unwrap_or(0) + pod.cores;
@@ -99,8 +123,11 @@ impl Oracle<'_> {
 /// The rules of one GPU, in their own words.
 fn fits_together(pods: &[Asked], on: &[usize]) -> bool {
     let sum: u64 = on.iter().map(|pod| pods[*pod].gib).sum();
-    let pairs =
-        || on.iter().enumerate().flat_map(|(at, one)| on[at + 1..].iter().map(move |other| (*one, *other)));
+    let pairs = || {
+        on.iter()
+            .enumerate()
+            .flat_map(|(at, one)| on[at + 1..].iter().map(move |other| (*one, *other)))
+    };
     sum <= SIZE
         && pairs().all(|(one, other)| !pods[one].is_exclusive && !pods[other].is_exclusive)
         && pairs().all(|(one, other)| may_share(pods[one].class, pods[other].class))
@@ -111,7 +138,9 @@ fn subsets(of: &[usize], size: usize) -> Vec<Vec<usize>> {
         (0, _) => vec![Vec::new()],
         (_, []) => Vec::new(),
         (_, [first, rest @ ..]) => {
-            let with = subsets(rest, size - 1).into_iter().map(|set| [&[*first], &set[..]].concat());
+            let with = subsets(rest, size - 1)
+                .into_iter()
+                .map(|set| [&[*first], &set[..]].concat());
             with.chain(subsets(rest, size)).collect()
         }
     }
@@ -125,13 +154,19 @@ fn planned(shape: Shape, pods: &[Asked]) -> CapacityPlan {
         ("lone", Some(&[])),
     ]);
     let to_place = |(place, asked): (usize, &Asked)| -> PodToPlace {
-        let sharing = if asked.is_exclusive { Sharing::Exclusive } else { Sharing::Shared };
+        let sharing = if asked.is_exclusive {
+            Sharing::Exclusive
+        } else {
+            Sharing::Shared
+        };
         let pod = pod(&format!("pod-{place}"), asked.gib, asked.gpus, sharing);
         with_cpu(of_class(pod, CLASSES[asked.class], &policy), asked.cores)
     };
     let cpu = shape.cores.map(|cores| MilliCpu(cores * 1000));
-    let kind =
-        NodeTemplate { host: TemplateHost::Described { cpu, memory: None }, ..nodes(shape.gpus, SIZE) };
+    let kind = NodeTemplate {
+        host: TemplateHost::Described { cpu, memory: None },
+        ..nodes(shape.gpus, SIZE)
+    };
     let pods: Vec<PodToPlace> = pods.iter().enumerate().map(to_place).collect();
     plan(&question(policy, pods, [kind]))
 }
@@ -140,7 +175,8 @@ fn planned(shape: Shape, pods: &[Asked]) -> CapacityPlan {
 fn on_gpus(plan: &CapacityPlan) -> Vec<Vec<usize>> {
     let place = |name: &str| name.strip_prefix("pod-").unwrap().parse().unwrap();
     let gpus = plan.layout.iter().flat_map(|node| &node.gpus);
-    gpus.map(|gpu| gpu.pods.iter().map(|pod| place(&pod.pod.name)).collect()).collect()
+    gpus.map(|gpu| gpu.pods.iter().map(|pod| place(&pod.pod.name)).collect())
+        .collect()
 }
 
 /// Every way to put these slices on GPUs, by A100's own placements.
@@ -156,17 +192,27 @@ mod slices {
     ];
 
     pub fn fewest(wanted: &[usize]) -> usize {
-        (1..=wanted.len()).find(|gpus| holds(wanted, &mut vec![0u8; *gpus])).unwrap()
+        (1..=wanted.len())
+            .find(|gpus| holds(wanted, &mut vec![0u8; *gpus]))
+            .unwrap()
     }
 
     /// GPUs of which each is cut into slices of 39, 19 and 9 whole GiB, for pods of so many GiB, alone on their slice or not.
     pub(crate) fn fewest_cut(pods: &[(u64, bool)]) -> usize {
-        let holds = |gpus: &usize| fill(pods, &mut [39, 19, 9].repeat(*gpus), &mut vec![false; 3 * gpus]);
+        let holds = |gpus: &usize| {
+            fill(
+                pods,
+                &mut [39, 19, 9].repeat(*gpus),
+                &mut vec![false; 3 * gpus],
+            )
+        };
         (1..=pods.len()).find(holds).unwrap()
     }
 
     fn fill(pods: &[(u64, bool)], left: &mut [u64], is_used: &mut [bool]) -> bool {
-        let Some(((gib, is_exclusive), rest)) = pods.split_first() else { return true };
+        let Some(((gib, is_exclusive), rest)) = pods.split_first() else {
+            return true;
+        };
         for slice in 0..left.len() {
             if *gib > left[slice] || (*is_exclusive && is_used[slice]) {
                 continue;
@@ -183,7 +229,9 @@ mod slices {
     }
 
     fn holds(wanted: &[usize], taken: &mut Vec<u8>) -> bool {
-        let Some((next, rest)) = wanted.split_first() else { return true };
+        let Some((next, rest)) = wanted.split_first() else {
+            return true;
+        };
         let (_, starts, size) = PROFILES[*next];
         for gpu in 0..taken.len() {
             for start in starts {
@@ -306,5 +354,8 @@ fn l2_sees_that_pods_over_half_a_gpu_share_none_with_each_other() {
 
 #[test]
 fn items_of_over_a_third_of_a_bin_are_at_most_two_to_a_bin() {
-    assert_eq!((l2(&[5; 10], 12), l2(&[4; 9], 12), l2(&[3, 3, 3, 3, 5], 12)), (5, 3, 2));
+    assert_eq!(
+        (l2(&[5; 10], 12), l2(&[4; 9], 12), l2(&[3, 3, 3, 3, 5], 12)),
+        (5, 3, 2)
+    );
 }

@@ -70,7 +70,10 @@ pub struct TemplateGpu {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TemplateHost {
     /// Of a node that is only described: what is not said is never short.
-    Described { cpu: Option<MilliCpu>, memory: Option<Bytes> },
+    Described {
+        cpu: Option<MilliCpu>,
+        memory: Option<Bytes>,
+    },
     /// Of a node that was observed.
     Observed { allocatable: Amounts, pods: u64 },
 }
@@ -106,7 +109,10 @@ impl NodeTemplate {
                     cpu: cpu.unwrap_or(MilliCpu(PLENTY)),
                     memory: memory.unwrap_or(Bytes(PLENTY)),
                     ephemeral_storage: Bytes(PLENTY),
-                    others: resources.iter().map(|name| (name.clone(), PLENTY)).collect(),
+                    others: resources
+                        .iter()
+                        .map(|name| (name.clone(), PLENTY))
+                        .collect(),
                 };
                 (amounts, PLENTY)
             }
@@ -124,16 +130,27 @@ impl NodeTemplate {
 
     /// The first `gpus` GPUs of such a node, or their slices.
     pub(super) fn devices(&self, node: &NodeName, gpus: u32) -> Vec<Device> {
-        let card =
-            |place: u32| GpuUuid::parse(&format!("GPU-{node}-{place}")).expect("a node's name is short");
-        let whole =
-            |place: u32| self.device(card(place), place, self.gpu.model.clone(), None, self.gpu.total);
-        let Some(geometry) = &self.geometry else { return (0..gpus).map(whole).collect() };
+        let card = |place: u32| {
+            GpuUuid::parse(&format!("GPU-{node}-{place}")).expect("a node's name is short")
+        };
+        let whole = |place: u32| {
+            self.device(
+                card(place),
+                place,
+                self.gpu.model.clone(),
+                None,
+                self.gpu.total,
+            )
+        };
+        let Some(geometry) = &self.geometry else {
+            return (0..gpus).map(whole).collect();
+        };
         let mut slices = Vec::new();
         for place in 0..gpus {
             for profile in geometry.profiles() {
                 let index = slices.len() as u32;
-                let uuid = GpuUuid::parse(&format!("MIG-{node}-{index}")).expect("a node's name is short");
+                let uuid =
+                    GpuUuid::parse(&format!("MIG-{node}-{index}")).expect("a node's name is short");
                 let model = GpuModel::parse(&format!("{}-MIG-{profile}", self.gpu.model));
                 let model = model.expect("a profile is a plain word");
                 let total = self.slice(profile).unwrap_or_default();
@@ -145,7 +162,9 @@ impl NodeTemplate {
 
     /// How many slices each GPU is cut into; 1 for whole ones.
     pub(super) fn slices_per_gpu(&self) -> u32 {
-        self.geometry.as_ref().map_or(1, |geometry| geometry.profiles().len() as u32)
+        self.geometry
+            .as_ref()
+            .map_or(1, |geometry| geometry.profiles().len() as u32)
     }
 
     /// The memory of a slice of that profile, as far as it is known.
@@ -156,7 +175,9 @@ impl NodeTemplate {
     /// How much a node has of a resource beside GPUs, if it is known.
     pub(super) fn has_of(&self, resource: &str) -> Option<u64> {
         match (&self.host, resource) {
-            (TemplateHost::Observed { allocatable, .. }, _) => Some(allocatable.of_resource(resource)),
+            (TemplateHost::Observed { allocatable, .. }, _) => {
+                Some(allocatable.of_resource(resource))
+            }
             (TemplateHost::Described { cpu, .. }, CPU) => cpu.map(|cpu| cpu.0),
             (TemplateHost::Described { memory, .. }, MEMORY) => memory.map(|memory| memory.0),
             (TemplateHost::Described { .. }, _) => None,

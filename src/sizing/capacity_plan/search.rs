@@ -64,28 +64,50 @@ impl<'q> Search<'q> {
             let places = order.arrange(&setting.question.pods, pods);
             // Replicas come in one order, whatever it is called: one trial says what three would.
             let is_same = |known: &[usize]| {
-                known.iter().zip(&places).all(|(one, other)| are_alike(setting, *one, *other))
+                known
+                    .iter()
+                    .zip(&places)
+                    .all(|(one, other)| are_alike(setting, *one, *other))
             };
             if !orders.iter().any(|(_, known)| is_same(known)) {
                 orders.push((order, places));
             }
         }
-        Self { setting, plugin, caps, orders }
+        Self {
+            setting,
+            plugin,
+            caps,
+            orders,
+        }
     }
 
     /// The fewest GPUs that hold all, or as many pods as all nodes hold. No fewer than `least` of them are tried where there is
     /// one kind of node.
     pub fn run(&mut self, least: u32) -> Found {
         if let Some((fleet, order)) = self.fewest(least) {
-            return Found { fleet, order, not_held: Vec::new() };
+            return Found {
+                fleet,
+                order,
+                not_held: Vec::new(),
+            };
         }
         let (order, not_held) = self.most_held();
         let is_left = |place: &usize| not_held.iter().all(|(other, _)| other != place);
-        self.orders.iter_mut().for_each(|(_, places)| places.retain(is_left));
+        self.orders
+            .iter_mut()
+            .for_each(|(_, places)| places.retain(is_left));
         match self.fewest(0) {
-            Some((fleet, order)) => Found { fleet, order, not_held },
+            Some((fleet, order)) => Found {
+                fleet,
+                order,
+                not_held,
+            },
             // Fewer pods are held in no order: as it is with all nodes.
-            None => Found { fleet: Fleet(self.caps.clone()), order, not_held },
+            None => Found {
+                fleet: Fleet(self.caps.clone()),
+                order,
+                not_held,
+            },
         }
     }
 
@@ -109,11 +131,15 @@ impl<'q> Search<'q> {
     }
 
     fn fewest(&self, least: u32) -> Option<(Fleet, PlacingOrder)> {
-        let used: Vec<usize> = (0..self.caps.len()).filter(|kind| self.caps[*kind] > 0).collect();
+        let used: Vec<usize> = (0..self.caps.len())
+            .filter(|kind| self.caps[*kind] > 0)
+            .collect();
         let mut fleet = Fleet(self.caps.clone());
         let mut order = None;
         if let [only] = used[..] {
-            return self.least_of(&mut fleet, only, least.min(self.caps[only])).map(|order| (fleet, order));
+            return self
+                .least_of(&mut fleet, only, least.min(self.caps[only]))
+                .map(|order| (fleet, order));
         }
         if used.is_empty() || self.holds(&fleet).is_none() {
             return self.holds(&fleet).map(|order| (fleet, order));
@@ -163,8 +189,12 @@ impl<'q> Search<'q> {
     /// The order in which all nodes hold the most pods, and those that they do not.
     fn most_held(&self) -> (PlacingOrder, NotHeld) {
         let all = Fleet(self.caps.clone());
-        let each = self.orders.iter().map(|(order, _)| (*order, self.try_in(&all, *order, Until::LastPod).1));
-        each.min_by_key(|(_, not_held)| not_held.len()).expect("there are orders")
+        let each = self
+            .orders
+            .iter()
+            .map(|(order, _)| (*order, self.try_in(&all, *order, Until::LastPod).1));
+        each.min_by_key(|(_, not_held)| not_held.len())
+            .expect("there are orders")
     }
 
     fn try_in(&self, fleet: &Fleet, order: PlacingOrder, until: Until) -> (Trial<'q>, NotHeld) {
@@ -175,8 +205,11 @@ impl<'q> Search<'q> {
             trial.add_nodes(kind, fleet.gpus(kind));
         }
         let mut not_held = Vec::new();
-        let places =
-            self.orders.iter().find(|(known, _)| *known == order).map_or(&[][..], |(_, places)| places);
+        let places = self
+            .orders
+            .iter()
+            .find(|(known, _)| *known == order)
+            .map_or(&[][..], |(_, places)| places);
         for place in places {
             if let Err(obstacles) = trial.place(*place, Offer::Any) {
                 not_held.push((*place, obstacles));
@@ -200,7 +233,9 @@ mod tests {
             let pods = gib.map(|gib| shared("p", gib));
             let asked = question(policy(&[]), pods, [nodes(8, 80)]);
             let setting = TrialSetting::new(&asked);
-            Search::new(&setting, &PluginPlan::default(), &[0, 1, 2], vec![3]).orders.len()
+            Search::new(&setting, &PluginPlan::default(), &[0, 1, 2], vec![3])
+                .orders
+                .len()
         };
         assert_eq!((orders([30, 30, 30]), orders([10, 20, 30])), (1, 2));
     }

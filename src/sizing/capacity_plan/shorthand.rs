@@ -12,7 +12,9 @@ use stowage_scheduling::units::{Bytes, MilliCpu, QuantityError};
 use stowage_scheduling::vocabulary::demand::MAX_GPUS;
 
 /// The keys, in the order of the help.
-const KEYS: [&str; 8] = ["gpus", "gpu", "vram", "cpu", "memory", "label", "count", "name"];
+const KEYS: [&str; 8] = [
+    "gpus", "gpu", "vram", "cpu", "memory", "label", "count", "name",
+];
 /// So that a node's name with its number is still one.
 const LONGEST_NAME: usize = 100;
 
@@ -38,14 +40,28 @@ pub enum BadNodes {
     #[error("{key} stands there twice; write it once")]
     Twice { key: &'static str },
     #[error("{key} is {text:?}; write {expected}")]
-    Value { key: &'static str, text: String, expected: &'static str },
+    Value {
+        key: &'static str,
+        text: String,
+        expected: &'static str,
+    },
     #[error("{key} is {text:?}: {error}")]
-    Quantity { key: &'static str, text: String, error: QuantityError },
+    Quantity {
+        key: &'static str,
+        text: String,
+        error: QuantityError,
+    },
     #[error("{key} is {text:?}, which is {} bytes; write an amount with its unit, such as {key}=80Gi", .bytes.0)]
-    NoUnit { key: &'static str, text: String, bytes: Bytes },
+    NoUnit {
+        key: &'static str,
+        text: String,
+        bytes: Bytes,
+    },
     #[error("it does not say how many GPUs a node has; add gpus=8")]
     NoGpus,
-    #[error("it does not say which GPU the nodes have; add gpu=A100-80GB, or its memory as vram=80Gi")]
+    #[error(
+        "it does not say which GPU the nodes have; add gpu=A100-80GB, or its memory as vram=80Gi"
+    )]
     NoGpu,
     #[error("gpu: {0}")]
     Gpu(#[from] UnknownGpuType),
@@ -65,7 +81,11 @@ pub enum BadNodes {
     #[error(
         "--mig: {geometry} has {slices} of memory, and vram= says that the GPU has {vram}; leave vram= out, or name the GPU that has that much"
     )]
-    SlicesTooLarge { geometry: String, slices: Bytes, vram: Bytes },
+    SlicesTooLarge {
+        geometry: String,
+        slices: Bytes,
+        vram: Bytes,
+    },
 }
 
 fn meant(key: &str) -> String {
@@ -78,7 +98,11 @@ fn meant(key: &str) -> String {
 /// No node has less than a mebibyte: the unit was forgotten.
 fn with_unit(key: &'static str, text: &str, bytes: Bytes) -> Result<Bytes, BadNodes> {
     match bytes.0 < 1 << 20 {
-        true => Err(BadNodes::NoUnit { key, text: text.into(), bytes }),
+        true => Err(BadNodes::NoUnit {
+            key,
+            text: text.into(),
+            bytes,
+        }),
         false => Ok(bytes),
     }
 }
@@ -87,8 +111,14 @@ impl NodeShorthand {
     pub fn parse(text: &str) -> Result<Self, BadNodes> {
         let mut found = Self::default();
         let mut seen: Vec<&'static str> = Vec::new();
-        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
-            let (key, value) = part.split_once('=').ok_or_else(|| BadNodes::NoPair { part: part.into() })?;
+        for part in text
+            .split(',')
+            .map(str::trim)
+            .filter(|part| !part.is_empty())
+        {
+            let (key, value) = part
+                .split_once('=')
+                .ok_or_else(|| BadNodes::NoPair { part: part.into() })?;
             let (key, value) = (key.trim(), value.trim());
             let known = KEYS.iter().find(|known| **known == key);
             let key = *known.ok_or_else(|| BadNodes::UnknownKey { key: key.into() })?;
@@ -98,7 +128,11 @@ impl NodeShorthand {
             seen.push(key);
             found.set(key, value)?;
         }
-        if found.gpus == 0 { Err(BadNodes::NoGpus) } else { Ok(found) }
+        if found.gpus == 0 {
+            Err(BadNodes::NoGpus)
+        } else {
+            Ok(found)
+        }
     }
 
     /// Whether it says which GPU its nodes have.
@@ -108,7 +142,11 @@ impl NodeShorthand {
 
     /// The same with another GPU.
     pub fn with_gpu(self, gpu: &GpuType) -> Self {
-        Self { gpu: Some(gpu.name.into()), vram: None, ..self }
+        Self {
+            gpu: Some(gpu.name.into()),
+            vram: None,
+            ..self
+        }
     }
 
     /// The kind of node, each of its GPUs cut as `mig` says.
@@ -124,38 +162,69 @@ impl NodeShorthand {
             plugin_devices: None,
             labels,
             taints: Vec::new(),
-            host: TemplateHost::Described { cpu: self.cpu, memory: self.memory },
+            host: TemplateHost::Described {
+                cpu: self.cpu,
+                memory: self.memory,
+            },
             at_most: self.count,
         })
     }
 
     fn set(&mut self, key: &'static str, text: &str) -> Result<(), BadNodes> {
-        let quantity = |error| BadNodes::Quantity { key, text: text.into(), error };
-        let value = |expected| BadNodes::Value { key, text: text.into(), expected };
+        let quantity = |error| BadNodes::Quantity {
+            key,
+            text: text.into(),
+            error,
+        };
+        let value = |expected| BadNodes::Value {
+            key,
+            text: text.into(),
+            expected,
+        };
         match key {
             "gpus" => {
-                let count = text.parse().ok().filter(|count| (1..=MAX_GPUS).contains(count));
+                let count = text
+                    .parse()
+                    .ok()
+                    .filter(|count| (1..=MAX_GPUS).contains(count));
                 self.gpus = count.ok_or_else(|| value("a whole number from 1 to 64"))?;
             }
             "gpu" => self.gpu = Some(GpuModel::parse(text)?.to_string()),
-            "vram" => self.vram = Some(with_unit(key, text, Bytes::parse_quantity(text).map_err(quantity)?)?),
+            "vram" => {
+                self.vram = Some(with_unit(
+                    key,
+                    text,
+                    Bytes::parse_quantity(text).map_err(quantity)?,
+                )?)
+            }
             "cpu" => self.cpu = Some(MilliCpu::parse_quantity(text).map_err(quantity)?),
             "memory" => {
-                self.memory = Some(with_unit(key, text, Bytes::parse_quantity_up(text).map_err(quantity)?)?);
+                self.memory = Some(with_unit(
+                    key,
+                    text,
+                    Bytes::parse_quantity_up(text).map_err(quantity)?,
+                )?);
             }
             "label" => {
                 let pair = text.split_once('=').filter(|(key, _)| !key.is_empty());
-                let (key, value) = pair.ok_or_else(|| value("KEY=VALUE, such as label=pool=bank"))?;
+                let (key, value) =
+                    pair.ok_or_else(|| value("KEY=VALUE, such as label=pool=bank"))?;
                 self.labels.insert(key.into(), value.into());
             }
             "count" => {
                 let count = text.parse().ok().filter(|count| *count > 0);
-                self.count = Some(count.ok_or_else(|| value("a whole number, the most nodes there can be"))?);
+                self.count = Some(
+                    count.ok_or_else(|| value("a whole number, the most nodes there can be"))?,
+                );
             }
             _ => {
                 let name = NodeName::parse(text)?.to_string();
                 let is_short = name.len() <= LONGEST_NAME;
-                self.name = Some(Some(name).filter(|_| is_short).ok_or_else(|| value("a shorter name"))?);
+                self.name = Some(
+                    Some(name)
+                        .filter(|_| is_short)
+                        .ok_or_else(|| value("a shorter name"))?,
+                );
             }
         }
         Ok(())
@@ -174,7 +243,12 @@ impl NodeShorthand {
             // With its memory any GPU will do.
             (_, Some(total)) => {
                 let name = self.gpu.clone().unwrap_or_else(|| "gpu".into());
-                Ok(TemplateGpu { model: GpuModel::parse(&name)?, name, total, known: None })
+                Ok(TemplateGpu {
+                    model: GpuModel::parse(&name)?,
+                    name,
+                    total,
+                    known: None,
+                })
             }
             (Some(Err(error)), None) => Err(error.into()),
         }
@@ -190,8 +264,10 @@ impl NodeShorthand {
             ("nvidia.com/gpu.count", self.gpus.to_string()),
             ("nvidia.com/gpu.memory", (gpu.total.0 >> 20).to_string()),
         ];
-        let mut labels: BTreeMap<String, String> =
-            usual.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+        let mut labels: BTreeMap<String, String> = usual
+            .into_iter()
+            .map(|(key, value)| (key.to_owned(), value))
+            .collect();
         labels.extend(self.labels.clone());
         labels
     }
@@ -199,17 +275,31 @@ impl NodeShorthand {
 
 /// What that GPU is cut into: slices of which the memory is known, and no more than the GPU has.
 fn geometry(mig: &str, gpu: &TemplateGpu) -> Result<Geometry, BadNodes> {
-    let known = gpu.known.ok_or_else(|| BadNodes::UnknownGeometry { gpu: gpu.name.clone() })?;
+    let known = gpu.known.ok_or_else(|| BadNodes::UnknownGeometry {
+        gpu: gpu.name.clone(),
+    })?;
     let geometry = Geometry::parse(mig, known)?;
     let slice = |profile: &str| {
-        let unknown = || BadNodes::UnknownSlice { gpu: gpu.name.clone(), profile: profile.into() };
+        let unknown = || BadNodes::UnknownSlice {
+            gpu: gpu.name.clone(),
+            profile: profile.into(),
+        };
         known.slice(profile).ok_or_else(unknown)
     };
-    let slices: Bytes = geometry.profiles().map(slice).collect::<Result<Vec<Bytes>, _>>()?.into_iter().sum();
+    let slices: Bytes = geometry
+        .profiles()
+        .map(slice)
+        .collect::<Result<Vec<Bytes>, _>>()?
+        .into_iter()
+        .sum();
     match slices > gpu.total {
         true => {
             let geometry = geometry.to_string();
-            Err(BadNodes::SlicesTooLarge { geometry, slices, vram: gpu.total })
+            Err(BadNodes::SlicesTooLarge {
+                geometry,
+                slices,
+                vram: gpu.total,
+            })
         }
         false => Ok(geometry),
     }
@@ -217,7 +307,13 @@ fn geometry(mig: &str, gpu: &TemplateGpu) -> Result<Geometry, BadNodes> {
 
 /// `a100-80gb`: a name that Kubernetes would take.
 pub fn node_name(gpu: &str) -> String {
-    let plain = gpu.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' });
+    let plain = gpu.chars().map(|c| {
+        if c.is_ascii_alphanumeric() {
+            c.to_ascii_lowercase()
+        } else {
+            '-'
+        }
+    });
     let name: String = plain.take(LONGEST_NAME).collect();
     if name.is_empty() { "node".into() } else { name }
 }
@@ -233,57 +329,99 @@ mod tests {
 
     #[test]
     fn a_line_describes_a_kind_of_node() {
-        let text =
-            "gpus=8, gpu=A100-80GB, cpu=96, memory=1Ti, label=pool=bank, label=zone=a, count=4, name=bank";
-        let found = NodeShorthand::parse(text).unwrap().template(Some("3g.40gb,3g.40gb")).unwrap();
-        assert_eq!((found.gpus, &*found.name, found.at_most), (8, "bank", Some(4)));
+        let text = "gpus=8, gpu=A100-80GB, cpu=96, memory=1Ti, label=pool=bank, label=zone=a, count=4, name=bank";
+        let found = NodeShorthand::parse(text)
+            .unwrap()
+            .template(Some("3g.40gb,3g.40gb"))
+            .unwrap();
+        assert_eq!(
+            (found.gpus, &*found.name, found.at_most),
+            (8, "bank", Some(4))
+        );
         assert_eq!(found.gpu.total, Bytes::gib(80));
-        assert_eq!((&*found.labels["pool"], &*found.labels["zone"]), ("bank", "a"));
-        assert_eq!(found.labels["nvidia.com/gpu.product"], "NVIDIA-A100-SXM4-80GB");
+        assert_eq!(
+            (&*found.labels["pool"], &*found.labels["zone"]),
+            ("bank", "a")
+        );
+        assert_eq!(
+            found.labels["nvidia.com/gpu.product"],
+            "NVIDIA-A100-SXM4-80GB"
+        );
         assert_eq!(found.geometry.unwrap().to_string(), "3g.40gb × 2");
-        let host = TemplateHost::Described { cpu: Some(MilliCpu(96_000)), memory: Some(Bytes::gib(1024)) };
+        let host = TemplateHost::Described {
+            cpu: Some(MilliCpu(96_000)),
+            memory: Some(Bytes::gib(1024)),
+        };
         assert_eq!(found.host, host);
     }
 
     #[test]
     fn an_unknown_gpu_is_described_by_its_memory() {
-        let found = NodeShorthand::parse("gpus=1,gpu=my-gpu,vram=24Gi").unwrap().template(None).unwrap();
-        assert_eq!((&*found.gpu.name, found.gpu.total, &*found.name), ("my-gpu", Bytes::gib(24), "my-gpu"));
-        let cut = NodeShorthand::parse("gpus=1,vram=24Gi").unwrap().template(Some("1g.6gb"));
+        let found = NodeShorthand::parse("gpus=1,gpu=my-gpu,vram=24Gi")
+            .unwrap()
+            .template(None)
+            .unwrap();
+        assert_eq!(
+            (&*found.gpu.name, found.gpu.total, &*found.name),
+            ("my-gpu", Bytes::gib(24), "my-gpu")
+        );
+        let cut = NodeShorthand::parse("gpus=1,vram=24Gi")
+            .unwrap()
+            .template(Some("1g.6gb"));
         assert!(cut.unwrap_err().to_string().contains("such as A100-80GB"));
     }
 
     #[test]
     fn slices_of_unknown_memory_or_with_more_than_the_gpu_are_refused() {
         let refused = |nodes: &str, mig: &str| {
-            NodeShorthand::parse(nodes).unwrap().template(Some(mig)).unwrap_err().to_string()
+            NodeShorthand::parse(nodes)
+                .unwrap()
+                .template(Some(mig))
+                .unwrap_err()
+                .to_string()
         };
         let unknown = refused("gpus=8,gpu=B200", "1g.23gb,1g.23gb");
         assert!(
-            unknown.contains("a slice 1g.23gb of B200-180GB") && unknown.contains("leave --mig out"),
+            unknown.contains("a slice 1g.23gb of B200-180GB")
+                && unknown.contains("leave --mig out"),
             "{unknown}"
         );
         assert!(refused("gpus=8,gpu=H100-94GB", "3g.47gb").contains("describe a slice as a GPU"));
         let large = refused("gpus=8,gpu=A100-80GB,vram=40Gi", "3g.40gb,3g.40gb");
         assert!(
-            large.contains("3g.40gb × 2 has 78.5 GiB of memory") && large.contains("leave vram= out"),
+            large.contains("3g.40gb × 2 has 78.5 GiB of memory")
+                && large.contains("leave vram= out"),
             "{large}"
         );
         assert!(
-            NodeShorthand::parse("gpus=8,gpu=A100-80GB,vram=40Gi").unwrap().template(Some("3g.40gb")).is_ok()
+            NodeShorthand::parse("gpus=8,gpu=A100-80GB,vram=40Gi")
+                .unwrap()
+                .template(Some("3g.40gb"))
+                .is_ok()
         );
     }
 
     #[test]
     fn a_mistake_says_what_to_write() {
-        assert_eq!(error("gpuz=8,gpu=A100-80GB"), "\"gpuz\" is not a key; did you mean gpus?");
+        assert_eq!(
+            error("gpuz=8,gpu=A100-80GB"),
+            "\"gpuz\" is not a key; did you mean gpus?"
+        );
         assert!(error("color=red,gpus=8").contains("the keys are gpus, gpu, vram"));
-        assert_eq!(error("gpu=A100-80GB"), "it does not say how many GPUs a node has; add gpus=8");
+        assert_eq!(
+            error("gpu=A100-80GB"),
+            "it does not say how many GPUs a node has; add gpus=8"
+        );
         assert!(error("gpus=8").contains("add gpu=A100-80GB"));
         assert!(error("gpus=0,gpu=L4").contains("from 1 to 64"));
         assert!(error("gpus=8,gpu=A100").contains("A100-40GB, A100-80GB: write which"));
-        assert_eq!(error("gpus=8,gpus=4,gpu=L4"), "gpus stands there twice; write it once");
-        assert!(error("gpus=8,gpu=L4,memory=lots").contains("memory is \"lots\": it is not a quantity"));
+        assert_eq!(
+            error("gpus=8,gpus=4,gpu=L4"),
+            "gpus stands there twice; write it once"
+        );
+        assert!(
+            error("gpus=8,gpu=L4,memory=lots").contains("memory is \"lots\": it is not a quantity")
+        );
         assert!(error("gpus=8,gpu=L4,label=x").contains("label=pool=bank"));
         assert!(error("8").contains("KEY=VALUE"));
     }

@@ -11,7 +11,9 @@ use stowage_scheduling::policy::{Class, Policy};
 use stowage_scheduling::testkit::{classified, demand_of};
 use stowage_scheduling::units::{Bytes, MilliCpu, Percent};
 use stowage_scheduling::vocabulary::classification::PodTraits;
-use stowage_scheduling::vocabulary::demand::{ContainerRequest, Demand, PluginAmount, PodRequest, Sharing};
+use stowage_scheduling::vocabulary::demand::{
+    ContainerRequest, Demand, PluginAmount, PodRequest, Sharing,
+};
 use stowage_scheduling::vocabulary::headroom::Headroom;
 
 /// The built-in policy without headroom, with these classes before its own: each takes the pods of its label `class`.
@@ -19,11 +21,16 @@ pub fn policy(classes: &[(&str, Option<&[&str]>)]) -> Policy {
     let class = |(name, shares_with): &(&str, Option<&[&str]>)| {
         let mut class = Class::named(name);
         class.matches.labels = BTreeMap::from([("class".into(), (*name).into())]);
-        class.shares_with = shares_with.map(|names| names.iter().map(|name| (*name).to_owned()).collect());
+        class.shares_with =
+            shares_with.map(|names| names.iter().map(|name| (*name).to_owned()).collect());
         class
     };
     let built_in = Policy::default();
-    let all = classes.iter().map(class).chain(built_in.classes().iter().cloned()).collect();
+    let all = classes
+        .iter()
+        .map(class)
+        .chain(built_in.classes().iter().cloned())
+        .collect();
     let mut policy = built_in.with_classes(all).unwrap();
     policy.settings.headroom = Headroom::all(Percent::default());
     policy
@@ -45,24 +52,35 @@ pub fn of_class(pod: PodToPlace, class: &str, policy: &Policy) -> PodToPlace {
         labels: BTreeMap::from([("class".into(), class.into())]),
         ..(*pod.demand.traits).clone()
     };
-    PodToPlace { demand: classified(pod.demand, traits, policy), ..pod }
+    PodToPlace {
+        demand: classified(pod.demand, traits, policy),
+        ..pod
+    }
 }
 
 /// A pod that asks a device plugin.
 pub fn plugin(name: &str, resource: &str, count: u32) -> PodToPlace {
     let amount = count.to_string();
     let containers = [ContainerRequest {
-        plugin: PluginAmount::Of { resource, amount: &amount },
+        plugin: PluginAmount::Of {
+            resource,
+            amount: &amount,
+        },
         ..ContainerRequest::plain("main")
     }];
-    let request =
-        PodRequest { resources: &BTreeSet::from([resource]), ..PodRequest::plain("default", &containers) };
+    let request = PodRequest {
+        resources: &BTreeSet::from([resource]),
+        ..PodRequest::plain("default", &containers)
+    };
     of_demand(name, Demand::of(&request, &Policy::default()).unwrap())
 }
 
 /// The same pod that also asks for CPU.
 pub fn with_cpu(mut pod: PodToPlace, cores: u64) -> PodToPlace {
-    pod.requirements.amounts = Amounts { cpu: MilliCpu(cores * 1000), ..Amounts::default() };
+    pod.requirements.amounts = Amounts {
+        cpu: MilliCpu(cores * 1000),
+        ..Amounts::default()
+    };
     pod
 }
 
@@ -81,7 +99,10 @@ pub fn nodes(gpus: u32, gib: u64) -> NodeTemplate {
         plugin_devices: None,
         labels: BTreeMap::new(),
         taints: Vec::new(),
-        host: TemplateHost::Described { cpu: None, memory: None },
+        host: TemplateHost::Described {
+            cpu: None,
+            memory: None,
+        },
         at_most: None,
     }
 }
@@ -107,13 +128,24 @@ pub fn question(
     pods: impl IntoIterator<Item = PodToPlace>,
     node_kinds: impl IntoIterator<Item = NodeTemplate>,
 ) -> CapacityQuestion {
-    let pods = pods.into_iter().enumerate().map(|(workload, pod)| PodToPlace { workload, ..pod }).collect();
+    let pods = pods
+        .into_iter()
+        .enumerate()
+        .map(|(workload, pod)| PodToPlace { workload, ..pod })
+        .collect();
     let node_kinds = node_kinds.into_iter().enumerate();
     let named = |(place, kind): (usize, NodeTemplate)| match place {
         0 => kind,
-        _ => NodeTemplate { name: format!("{}-{place}", kind.name), ..kind },
+        _ => NodeTemplate {
+            name: format!("{}-{place}", kind.name),
+            ..kind
+        },
     };
-    CapacityQuestion { policy: Arc::new(policy), pods, node_kinds: node_kinds.map(named).collect() }
+    CapacityQuestion {
+        policy: Arc::new(policy),
+        pods,
+        node_kinds: node_kinds.map(named).collect(),
+    }
 }
 
 fn of_demand(name: &str, demand: Demand) -> PodToPlace {
@@ -122,6 +154,9 @@ fn of_demand(name: &str, demand: Demand) -> PodToPlace {
         workload: 0,
         source: format!("test: Pod default/{name}").into(),
         demand,
-        requirements: Requirements { namespace: "default".into(), ..Requirements::default() },
+        requirements: Requirements {
+            namespace: "default".into(),
+            ..Requirements::default()
+        },
     }
 }

@@ -19,7 +19,8 @@ use stowage_scheduling::vocabulary::node::NodeKind;
 /// The pods that share a GPU, by name, each GPU in order.
 fn together(plan: &CapacityPlan) -> Vec<Vec<&str>> {
     let gpus = plan.layout.iter().flat_map(|node| &node.gpus);
-    gpus.map(|gpu| gpu.pods.iter().map(|pod| &*pod.pod.name).collect()).collect()
+    gpus.map(|gpu| gpu.pods.iter().map(|pod| &*pod.pod.name).collect())
+        .collect()
 }
 
 #[test]
@@ -28,32 +29,63 @@ fn two_gpus_hold_a_pod_that_shares_with_none_and_two_that_share() {
     let pods = [("fraud", 20), ("credit", 40), ("chatbot", 32)]
         .map(|(name, gib)| of_class(shared(name, gib), name, &policy));
     let plan = plan(&question(policy, pods, [nodes(8, 80)]));
-    assert_eq!((plan.gpus, plan.nodes, plan.held, plan.is_optimal), (2, 1, 3, true), "{plan:#?}");
+    assert_eq!(
+        (plan.gpus, plan.nodes, plan.held, plan.is_optimal),
+        (2, 1, 3, true),
+        "{plan:#?}"
+    );
     let groups: BTreeSet<Vec<&str>> = together(&plan).into_iter().collect();
-    assert_eq!(groups, BTreeSet::from([vec!["fraud"], vec!["credit", "chatbot"]]));
+    assert_eq!(
+        groups,
+        BTreeSet::from([vec!["fraud"], vec!["credit", "chatbot"]])
+    );
     let of = |name: &str| {
         let mut gpus = plan.layout.iter().flat_map(|node| &node.gpus);
-        gpus.find(|gpu| gpu.pods.iter().any(|pod| &*pod.pod.name == name)).unwrap()
+        gpus.find(|gpu| gpu.pods.iter().any(|pod| &*pod.pod.name == name))
+            .unwrap()
     };
-    assert_eq!((of("fraud").sharing, of("credit").sharing), (GpuSharing::ClassAlone, GpuSharing::Shared));
-    assert_eq!((of("credit").allocated_percent, of("credit").pods[0].percent), (90, 50));
+    assert_eq!(
+        (of("fraud").sharing, of("credit").sharing),
+        (GpuSharing::ClassAlone, GpuSharing::Shared)
+    );
+    assert_eq!(
+        (of("credit").allocated_percent, of("credit").pods[0].percent),
+        (90, 50)
+    );
     // 25 % and 90 %.
-    assert_eq!(plan.one_more, Some(OneMore { gpus: 3, idle_percent_now: 43, idle_percent_then: 62 }));
+    assert_eq!(
+        plan.one_more,
+        Some(OneMore {
+            gpus: 3,
+            idle_percent_now: 43,
+            idle_percent_then: 62
+        })
+    );
 }
 
 #[test]
 fn an_exclusive_pod_is_charged_its_whole_gpu() {
-    let pods = [pod("alone", 10, 1, Sharing::Exclusive), shared("a", 40), shared("b", 40)];
+    let pods = [
+        pod("alone", 10, 1, Sharing::Exclusive),
+        shared("a", 40),
+        shared("b", 40),
+    ];
     let plan = plan(&question(policy(&[]), pods, [nodes(1, 80)]));
     assert_eq!((plan.gpus, plan.nodes, plan.lower_bound.gpus), (2, 2, 2));
     assert_eq!(plan.one_more.unwrap().idle_percent_now, 0);
     let because = plan.lower_bound.because.join("; ");
-    assert_eq!(because, "1 GPU asked for exclusively; 80.0 GiB shared need 1 GPU");
+    assert_eq!(
+        because,
+        "1 GPU asked for exclusively; 80.0 GiB shared need 1 GPU"
+    );
 }
 
 #[test]
 fn a_pod_over_several_gpus_gets_them_on_one_node() {
-    let pods = [pod("large", 60, 3, Sharing::Shared), pod("other", 60, 3, Sharing::Shared)];
+    let pods = [
+        pod("large", 60, 3, Sharing::Shared),
+        pod("other", 60, 3, Sharing::Shared),
+    ];
     let plan = plan(&question(policy(&[]), pods, [nodes(4, 80)]));
     // One node of four and one of three.
     assert_eq!((plan.gpus, plan.nodes, plan.held), (7, 2, 2), "{plan:#?}");
@@ -61,13 +93,25 @@ fn a_pod_over_several_gpus_gets_them_on_one_node() {
 
 #[test]
 fn cpu_that_is_given_counts_and_bounds_the_nodes() {
-    let kind = |cpu| NodeTemplate { host: TemplateHost::Described { cpu, memory: None }, ..nodes(4, 80) };
+    let kind = |cpu| NodeTemplate {
+        host: TemplateHost::Described { cpu, memory: None },
+        ..nodes(4, 80)
+    };
     let pods = || ["a", "b", "c"].map(|name| with_cpu(shared(name, 10), 16));
     let free = plan(&question(policy(&[]), pods(), [kind(None)]));
     assert_eq!((free.gpus, free.nodes), (1, 1));
-    let short = plan(&question(policy(&[]), pods(), [kind(Some(MilliCpu(20_000)))]));
+    let short = plan(&question(
+        policy(&[]),
+        pods(),
+        [kind(Some(MilliCpu(20_000)))],
+    ));
     assert_eq!(
-        (short.nodes, short.lower_bound.nodes, short.held, short.is_optimal),
+        (
+            short.nodes,
+            short.lower_bound.nodes,
+            short.held,
+            short.is_optimal
+        ),
         (3, 3, 3, true),
         "{short:#?}"
     );
@@ -77,14 +121,21 @@ fn cpu_that_is_given_counts_and_bounds_the_nodes() {
 fn a_later_kind_of_node_is_for_what_the_earlier_ones_cannot_hold() {
     let pods = [shared("large", 120), shared("a", 60), shared("b", 60)];
     let plan = plan(&question(policy(&[]), pods, [nodes(2, 80), nodes(2, 140)]));
-    let kinds: Vec<(&str, u32)> = plan.node_kinds.iter().map(|kind| (&*kind.name, kind.gpus)).collect();
+    let kinds: Vec<(&str, u32)> = plan
+        .node_kinds
+        .iter()
+        .map(|kind| (&*kind.name, kind.gpus))
+        .collect();
     assert_eq!(kinds, [("node", 2), ("node-1", 1)], "{plan:#?}");
 }
 
 #[test]
 fn a_kind_with_a_count_gives_no_more_and_the_rest_has_no_place() {
     let pods = ["a", "b", "c"].map(|name| shared(name, 60));
-    let only = NodeTemplate { at_most: Some(2), ..nodes(1, 80) };
+    let only = NodeTemplate {
+        at_most: Some(2),
+        ..nodes(1, 80)
+    };
     let plan = plan(&question(policy(&[]), pods, [only]));
     assert_eq!((plan.gpus, plan.held, plan.not_held.len()), (2, 2, 1));
     assert_eq!(plan.not_held[0].reasons[0].code, "insufficient-vram");
@@ -92,11 +143,18 @@ fn a_kind_with_a_count_gives_no_more_and_the_rest_has_no_place() {
 
 #[test]
 fn a_pod_that_no_gpu_holds_says_what_it_lacks_and_the_others_are_planned() {
-    let pods = [shared("huge", 100), shared("small", 10), pod("wide", 10, 3, Sharing::Shared)];
+    let pods = [
+        shared("huge", 100),
+        shared("small", 10),
+        pod("wide", 10, 3, Sharing::Shared),
+    ];
     let plan = plan(&question(policy(&[]), pods, [nodes(2, 80)]));
     assert_eq!((plan.held, plan.gpus), (1, 1));
-    let found: Vec<(&str, &str)> =
-        plan.not_held.iter().map(|pod| (&*pod.pod.name, &*pod.reasons[0].code)).collect();
+    let found: Vec<(&str, &str)> = plan
+        .not_held
+        .iter()
+        .map(|pod| (&*pod.pod.name, &*pod.reasons[0].code))
+        .collect();
     assert_eq!(found, [("huge", "too-large"), ("wide", "too-few-gpus")]);
     let remedy = &plan.not_held[0].reasons[0].remedy;
     assert!(remedy.contains("stowage.dev/gpus: \"2\""), "{remedy}");
@@ -109,8 +167,15 @@ fn a_node_selector_and_a_node_pool_are_obeyed_and_name_the_label_that_is_missing
     let mut picky = shared("picky", 10);
     picky.requirements.node_selector = BTreeMap::from([("zone".into(), "a".into())]);
     let asked = question(policy(&[]), [picky.clone()], [nodes(1, 80)]);
-    assert!(plan(&asked).not_held[0].reasons[0].remedy.contains("label=zone=a"));
-    let kind = NodeTemplate { labels: picky.requirements.node_selector.clone(), ..nodes(1, 80) };
+    assert!(
+        plan(&asked).not_held[0].reasons[0]
+            .remedy
+            .contains("label=zone=a")
+    );
+    let kind = NodeTemplate {
+        labels: picky.requirements.node_selector.clone(),
+        ..nodes(1, 80)
+    };
     assert_eq!(plan(&question(policy(&[]), [picky], [kind])).held, 1);
 
     let with_pools = policy(&[("fraud", None)]);
@@ -119,13 +184,20 @@ fn a_node_selector_and_a_node_pool_are_obeyed_and_name_the_label_that_is_missing
         classes: Some(vec!["fraud".into()]),
         ..Pool::named("bank")
     };
-    let rest = Pool { classes: Some(vec!["serving".into()]), ..Pool::named("rest") };
+    let rest = Pool {
+        classes: Some(vec!["serving".into()]),
+        ..Pool::named("rest")
+    };
     let with_pools = with_pools.with_pools(vec![bank, rest]).unwrap();
     let fraud = of_class(shared("fraud", 10), "fraud", &with_pools);
     let refused = plan(&question(with_pools, [fraud], [nodes(1, 80)]));
     let reason = &refused.not_held[0].reasons[0];
     assert_eq!(reason.code, "class-not-admitted");
-    assert!(reason.remedy.contains("label=gpu-pool=bank (pool bank)"), "{}", reason.remedy);
+    assert!(
+        reason.remedy.contains("label=gpu-pool=bank (pool bank)"),
+        "{}",
+        reason.remedy
+    );
 }
 
 /// The pod under the label `app`, and repelling pods of that label on its host.
@@ -152,17 +224,35 @@ fn pods_of_a_device_plugin_that_cannot_share_a_node_get_nodes_of_their_own() {
     let repelling = ["a", "b", "c"].map(|name| repelling(gpu(name), "x", "x"));
     let on_port = ["a", "b", "c"].map(|name| {
         let mut pod = gpu(name);
-        let port = HostPort { ip: EVERY_ADDRESS.into(), protocol: "TCP".into(), port: 8000 };
+        let port = HostPort {
+            ip: EVERY_ADDRESS.into(),
+            protocol: "TCP".into(),
+            port: 8000,
+        };
         pod.requirements.ports = vec![port];
         pod
     });
     for pods in [repelling, on_port] {
-        let found = plan(&question(policy(&[]), pods.clone(), [nodes_of(8, "A100-80GB", None)]));
+        let found = plan(&question(
+            policy(&[]),
+            pods.clone(),
+            [nodes_of(8, "A100-80GB", None)],
+        ));
         // Two full nodes, and one GPU of the last.
-        assert_eq!((found.held, found.nodes, found.gpus), (3, 3, 17), "{found:#?}");
-        let two = NodeTemplate { at_most: Some(2), ..nodes_of(8, "A100-80GB", None) };
+        assert_eq!(
+            (found.held, found.nodes, found.gpus),
+            (3, 3, 17),
+            "{found:#?}"
+        );
+        let two = NodeTemplate {
+            at_most: Some(2),
+            ..nodes_of(8, "A100-80GB", None)
+        };
         let found = plan(&question(policy(&[]), pods, [two]));
-        assert_eq!((found.held, found.nodes, &*found.not_held[0].reasons[0].code), (2, 2, "all-in-use"));
+        assert_eq!(
+            (found.held, found.nodes, &*found.not_held[0].reasons[0].code),
+            (2, 2, "all-in-use")
+        );
     }
 }
 
@@ -174,15 +264,27 @@ fn another_resource_of_observed_nodes_counts_for_a_device_plugin_and_bounds_them
         ..Amounts::of(&BTreeMap::from([("rdma/ib", 1)]))
     };
     let kind = || NodeTemplate {
-        plugin_devices: Some(BTreeMap::from([(PluginResource::parse("nvidia.com/gpu").unwrap(), 8)])),
-        host: TemplateHost::Observed { allocatable: allocatable.clone(), pods: 110 },
+        plugin_devices: Some(BTreeMap::from([(
+            PluginResource::parse("nvidia.com/gpu").unwrap(),
+            8,
+        )])),
+        host: TemplateHost::Observed {
+            allocatable: allocatable.clone(),
+            pods: 110,
+        },
         ..nodes_of(8, "A100-80GB", None)
     };
     for (resource, amount) in [("rdma/ib", 1), ("ephemeral-storage", 60 << 30)] {
-        let pods =
-            ["a", "b", "c"].map(|name| with_resource(plugin(name, "nvidia.com/gpu", 1), resource, amount));
+        let pods = ["a", "b", "c"]
+            .map(|name| with_resource(plugin(name, "nvidia.com/gpu", 1), resource, amount));
         let found = plan(&question(policy(&[]), pods, [kind()]));
-        let numbers = (found.held, found.nodes, found.gpus, found.lower_bound.nodes, found.is_optimal);
+        let numbers = (
+            found.held,
+            found.nodes,
+            found.gpus,
+            found.lower_bound.nodes,
+            found.is_optimal,
+        );
         assert_eq!(numbers, (3, 3, 24, 3, true), "{found:#?}");
     }
 }
@@ -191,11 +293,34 @@ fn another_resource_of_observed_nodes_counts_for_a_device_plugin_and_bounds_them
 fn of_several_plugin_nodes_the_one_with_the_fewest_gpus_is_not_full() {
     let mut pods = vec![with_cpu(plugin("wide", "nvidia.com/gpu", 3), 32)];
     pods.push(with_cpu(plugin("two", "nvidia.com/gpu", 2), 1));
-    pods.extend((0..6).map(|number| with_cpu(plugin(&format!("one-{number}"), "nvidia.com/gpu", 1), 1)));
-    let host = TemplateHost::Described { cpu: Some(MilliCpu(32_000)), memory: None };
-    let found = plan(&question(policy(&[]), pods, [NodeTemplate { host, ..nodes_of(8, "A100-80GB", None) }]));
-    assert_eq!((found.held, found.nodes, found.gpus, found.is_optimal), (8, 2, 11, true), "{found:#?}");
-    assert_eq!(found.layout.iter().map(|node| node.gpus.len()).collect::<Vec<_>>(), [8, 3]);
+    pods.extend(
+        (0..6).map(|number| with_cpu(plugin(&format!("one-{number}"), "nvidia.com/gpu", 1), 1)),
+    );
+    let host = TemplateHost::Described {
+        cpu: Some(MilliCpu(32_000)),
+        memory: None,
+    };
+    let found = plan(&question(
+        policy(&[]),
+        pods,
+        [NodeTemplate {
+            host,
+            ..nodes_of(8, "A100-80GB", None)
+        }],
+    ));
+    assert_eq!(
+        (found.held, found.nodes, found.gpus, found.is_optimal),
+        (8, 2, 11, true),
+        "{found:#?}"
+    );
+    assert_eq!(
+        found
+            .layout
+            .iter()
+            .map(|node| node.gpus.len())
+            .collect::<Vec<_>>(),
+        [8, 3]
+    );
 }
 
 #[test]
@@ -214,7 +339,10 @@ fn a_kind_that_needs_fewer_gpus_by_itself_is_named() {
     let pods = || (0..6).map(|number| shared(&format!("p-{number}"), 30));
     let both = plan(&question(policy(&[]), pods(), [nodes(2, 45), nodes(2, 80)]));
     assert_eq!(
-        (both.gpus, both.fewer_alone.map(|alone| (alone.name, alone.gpus))),
+        (
+            both.gpus,
+            both.fewer_alone.map(|alone| (alone.name, alone.gpus))
+        ),
         (6, Some(("node-1".into(), 3)))
     );
     let other_way = plan(&question(policy(&[]), pods(), [nodes(2, 80), nodes(2, 45)]));
@@ -225,7 +353,10 @@ fn a_kind_that_needs_fewer_gpus_by_itself_is_named() {
 fn replicas_of_over_a_third_of_a_gpu_are_bounded_by_their_number() {
     let pods = (0..10).map(|number| shared(&format!("p-{number}"), 30));
     let found = plan(&question(policy(&[]), pods, [nodes(8, 80)]));
-    assert_eq!((found.gpus, found.lower_bound.gpus, found.is_optimal), (5, 5, true));
+    assert_eq!(
+        (found.gpus, found.lower_bound.gpus, found.is_optimal),
+        (5, 5, true)
+    );
 }
 
 #[test]
@@ -235,14 +366,22 @@ fn pods_that_only_the_largest_slice_holds_are_bounded_by_it() {
     let found = plan(&question(policy(&[]), pods, [kind]));
     assert_eq!((found.gpus, found.lower_bound.gpus), (3, 3), "{found:#?}");
     assert!(
-        found.lower_bound.because.join("; ").ends_with("a GPU has 1 slice of 39.2 GiB or more"),
+        found
+            .lower_bound
+            .because
+            .join("; ")
+            .ends_with("a GPU has 1 slice of 39.2 GiB or more"),
         "{found:#?}"
     );
 }
 
 #[test]
 fn a_plan_that_holds_no_pod_is_not_called_optimal() {
-    let found = plan(&question(policy(&[]), [shared("huge", 100)], [nodes(1, 80)]));
+    let found = plan(&question(
+        policy(&[]),
+        [shared("huge", 100)],
+        [nodes(1, 80)],
+    ));
     assert_eq!((found.held, found.gpus, found.is_optimal), (0, 0, false));
 }
 
@@ -257,11 +396,36 @@ fn slices_are_gpus_of_their_own_to_pods_that_ask_for_vram() {
     let pods = ["a", "b", "c"].map(|name| shared(name, 30));
     let kind = nodes_of(2, "A100-80GB", Some("3g.40gb,3g.40gb"));
     let found = plan(&question(policy(&[]), pods, [kind.clone()]));
-    assert_eq!((found.gpus, found.nodes, found.lower_bound.gpus), (2, 1, 2), "{found:#?}");
-    assert!(found.layout[0].gpus.iter().all(|gpu| gpu.mig.as_deref() == Some("3g.40gb")));
-    assert_eq!(found.layout[0].gpus.iter().map(|gpu| gpu.gpu).collect::<Vec<_>>(), [0, 0, 1, 1]);
-    let wide = plan(&question(policy(&[]), [pod("wide", 10, 2, Sharing::Shared)], [kind]));
-    assert!(wide.not_held[0].reasons[0].remedy.contains("leave --mig out"), "{wide:#?}");
+    assert_eq!(
+        (found.gpus, found.nodes, found.lower_bound.gpus),
+        (2, 1, 2),
+        "{found:#?}"
+    );
+    assert!(
+        found.layout[0]
+            .gpus
+            .iter()
+            .all(|gpu| gpu.mig.as_deref() == Some("3g.40gb"))
+    );
+    assert_eq!(
+        found.layout[0]
+            .gpus
+            .iter()
+            .map(|gpu| gpu.gpu)
+            .collect::<Vec<_>>(),
+        [0, 0, 1, 1]
+    );
+    let wide = plan(&question(
+        policy(&[]),
+        [pod("wide", 10, 2, Sharing::Shared)],
+        [kind],
+    ));
+    assert!(
+        wide.not_held[0].reasons[0]
+            .remedy
+            .contains("leave --mig out"),
+        "{wide:#?}"
+    );
 }
 
 #[test]
@@ -273,8 +437,16 @@ fn pods_of_a_device_plugin_decide_how_gpus_are_cut() {
         plugin("d", "nvidia.com/mig-1g.10gb", 1),
         plugin("whole", "nvidia.com/gpu", 1),
     ];
-    let found = plan(&question(policy(&[]), pods, [nodes_of(4, "A100-80GB", None)]));
-    assert_eq!((found.held, found.gpus, found.nodes, found.lower_bound.gpus), (5, 3, 1, 3), "{found:#?}");
+    let found = plan(&question(
+        policy(&[]),
+        pods,
+        [nodes_of(4, "A100-80GB", None)],
+    ));
+    assert_eq!(
+        (found.held, found.gpus, found.nodes, found.lower_bound.gpus),
+        (5, 3, 1, 3),
+        "{found:#?}"
+    );
     assert_eq!(found.node_kinds[0].allocator, NodeKind::DevicePlugin);
     assert!(found.is_optimal && found.order.is_none());
 }
@@ -282,27 +454,58 @@ fn pods_of_a_device_plugin_decide_how_gpus_are_cut() {
 #[test]
 fn four_slices_of_which_three_fit_on_a_gpu_need_two() {
     let pods = ["a", "b", "c", "d"].map(|name| plugin(name, "nvidia.com/mig-2g.20gb", 1));
-    let found = plan(&question(policy(&[]), pods.clone(), [nodes_of(1, "A100-80GB", None)]));
+    let found = plan(&question(
+        policy(&[]),
+        pods.clone(),
+        [nodes_of(1, "A100-80GB", None)],
+    ));
     assert_eq!((found.gpus, found.lower_bound.gpus), (2, 2));
-    let cut = plan(&question(policy(&[]), pods, [nodes_of(1, "A100-80GB", Some("3g.40gb,3g.40gb"))]));
-    assert_eq!((cut.held, &*cut.not_held[0].reasons[0].code), (0, "no-such-device"));
-    assert!(cut.not_held[0].reasons[0].remedy.contains("add 2g.20gb to --mig"), "{cut:#?}");
+    let cut = plan(&question(
+        policy(&[]),
+        pods,
+        [nodes_of(1, "A100-80GB", Some("3g.40gb,3g.40gb"))],
+    ));
+    assert_eq!(
+        (cut.held, &*cut.not_held[0].reasons[0].code),
+        (0, "no-such-device")
+    );
+    assert!(
+        cut.not_held[0].reasons[0]
+            .remedy
+            .contains("add 2g.20gb to --mig"),
+        "{cut:#?}"
+    );
 }
 
 #[test]
 fn pods_of_both_kinds_get_nodes_of_both_kinds() {
     let pods = [plugin("p", "nvidia.com/gpu", 2), shared("v", 20)];
-    let found = plan(&question(policy(&[]), pods, [nodes_of(8, "H100-80GB", None)]));
-    let kinds: Vec<(NodeKind, u32, u32)> =
-        found.node_kinds.iter().map(|kind| (kind.allocator, kind.nodes, kind.gpus)).collect();
-    assert_eq!(kinds, [(NodeKind::Stowage, 1, 1), (NodeKind::DevicePlugin, 1, 2)], "{found:#?}");
+    let found = plan(&question(
+        policy(&[]),
+        pods,
+        [nodes_of(8, "H100-80GB", None)],
+    ));
+    let kinds: Vec<(NodeKind, u32, u32)> = found
+        .node_kinds
+        .iter()
+        .map(|kind| (kind.allocator, kind.nodes, kind.gpus))
+        .collect();
+    assert_eq!(
+        kinds,
+        [(NodeKind::Stowage, 1, 1), (NodeKind::DevicePlugin, 1, 2)],
+        "{found:#?}"
+    );
     assert_eq!((found.gpus, found.is_optimal), (3, true));
 }
 
 #[test]
 fn a_device_that_no_node_has_says_what_to_ask_for() {
     let reason = |resource| {
-        let asked = question(policy(&[]), [plugin("p", resource, 1)], [nodes_of(1, "L40S", None)]);
+        let asked = question(
+            policy(&[]),
+            [plugin("p", resource, 1)],
+            [nodes_of(1, "L40S", None)],
+        );
         plan(&asked).not_held[0].reasons[0].remedy.clone()
     };
     assert!(reason("nvidia.com/gpu.shared").contains("stowage.dev/vram"));
@@ -319,5 +522,8 @@ fn without_pods_nothing_is_needed() {
 fn the_policys_headroom_is_not_handed_out() {
     let pods = ["a", "b"].map(|name| shared(name, 37));
     let found = plan(&question(Policy::default(), pods, [nodes(1, 80)]));
-    assert_eq!((found.gpus, found.node_kinds[0].allocatable_bytes), (2, Bytes::gib(72)));
+    assert_eq!(
+        (found.gpus, found.node_kinds[0].allocatable_bytes),
+        (2, Bytes::gib(72))
+    );
 }

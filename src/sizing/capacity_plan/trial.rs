@@ -20,7 +20,8 @@ use stowage_scheduling::verbs::Cluster;
 use stowage_scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision};
 use stowage_scheduling::verbs::binding::BindingWritten;
 use stowage_scheduling::verbs::observe::{
-    DevicesReported, FilterPod, FilterPodObserved, NodeObserved, PodObserved, PodReleased, ReadingReported,
+    DevicesReported, FilterPod, FilterPodObserved, NodeObserved, PodObserved, PodReleased,
+    ReadingReported,
 };
 use stowage_scheduling::verbs::request::{DecisionView, VerbRequest};
 use stowage_scheduling::vocabulary::device_plugin::PluginDevices;
@@ -84,9 +85,15 @@ pub struct Trial<'q> {
 
 impl<'q> TrialSetting<'q> {
     pub fn new(question: &'q CapacityQuestion) -> Self {
-        let amounts = question.pods.iter().flat_map(|pod| pod.requirements.amounts.others.iter());
+        let amounts = question
+            .pods
+            .iter()
+            .flat_map(|pod| pod.requirements.amounts.others.iter());
         let resources: BTreeSet<Arc<str>> = amounts.map(|(name, _)| name.clone()).collect();
-        Self { question, resources: resources.into_iter().collect() }
+        Self {
+            question,
+            resources: resources.into_iter().collect(),
+        }
     }
 
     pub fn pod(&self, place: usize) -> &'q PodToPlace {
@@ -101,12 +108,20 @@ impl<'q> TrialSetting<'q> {
 impl<'q> Trial<'q> {
     pub fn new(setting: &'q TrialSetting<'q>) -> Self {
         let cluster = Cluster::new(setting.question.policy.clone());
-        Self { setting, cluster, nodes: Vec::new(), placements: BTreeMap::new(), workloads: BTreeMap::new() }
+        Self {
+            setting,
+            cluster,
+            nodes: Vec::new(),
+            placements: BTreeMap::new(),
+            workloads: BTreeMap::new(),
+        }
     }
 
     /// Nodes of a kind with so many GPUs in all, which Stowage hands out: full nodes, and one with the rest.
     pub fn add_nodes(&mut self, template: usize, gpus: u32) {
-        let NodeTemplate { gpus: each, name, .. } = self.setting.template(template);
+        let NodeTemplate {
+            gpus: each, name, ..
+        } = self.setting.template(template);
         let count = gpus.div_ceil(*each);
         let width = count.to_string().len();
         for number in 1..=count {
@@ -116,12 +131,21 @@ impl<'q> Trial<'q> {
     }
 
     /// A node whose GPUs a device plugin hands out, as these devices.
-    pub(crate) fn add_plugin_node(&mut self, template: usize, name: &str, gpus: u32, devices: PluginDevices) {
+    pub(crate) fn add_plugin_node(
+        &mut self,
+        template: usize,
+        name: &str,
+        gpus: u32,
+        devices: PluginDevices,
+    ) {
         self.observe(
             template,
             name,
             gpus,
-            NodeObserved { plugin_devices: devices, ..unnamed(NodeKind::DevicePlugin) },
+            NodeObserved {
+                plugin_devices: devices,
+                ..unnamed(NodeKind::DevicePlugin)
+            },
         );
     }
 
@@ -139,7 +163,11 @@ impl<'q> Trial<'q> {
     pub fn place(&mut self, place: usize, offer: Offer<'_>) -> Result<usize, Obstacles> {
         let pod = self.setting.pod(place);
         let uid = uid(place);
-        self.see(place, &uid, ObservedPhase::Waiting(ObservedWaiting::default()));
+        self.see(
+            place,
+            &uid,
+            ObservedPhase::Waiting(ObservedWaiting::default()),
+        );
         match self.choose(pod, &uid, offer) {
             Ok(node) if self.bind(place, &uid, node) => Ok(node),
             Ok(_) => Err(Obstacles::new()),
@@ -159,22 +187,47 @@ impl<'q> Trial<'q> {
             devices: devices.into(),
             are_all: true,
         });
-        debug_assert!(reported.is_ok(), "a template has no more GPUs than a node may");
-        self.cluster.apply(ReadingReported { node, reading: reading.into() });
+        debug_assert!(
+            reported.is_ok(),
+            "a template has no more GPUs than a node may"
+        );
+        self.cluster.apply(ReadingReported {
+            node,
+            reading: reading.into(),
+        });
     }
 
     fn observe(&mut self, template: usize, name: &str, gpus: u32, shown: NodeObserved) -> NodeName {
         let node = NodeName::parse(name).expect("a template's name is short and printable");
-        let machine = self.setting.template(template).machine(&node, &self.setting.resources);
+        let machine = self
+            .setting
+            .template(template)
+            .machine(&node, &self.setting.resources);
         let labels = machine.labels.clone();
         let allocator = shown.kind;
-        self.cluster.apply(NodeObserved { name: node.clone(), labels, machine: Some(machine), ..shown });
-        self.nodes.push(TrialNode { name: node.clone(), template, allocator, gpus, is_empty: true });
+        self.cluster.apply(NodeObserved {
+            name: node.clone(),
+            labels,
+            machine: Some(machine),
+            ..shown
+        });
+        self.nodes.push(TrialNode {
+            name: node.clone(),
+            template,
+            allocator,
+            gpus,
+            is_empty: true,
+        });
         node
     }
 
     /// The node that is best for the pod.
-    fn choose(&mut self, pod: &PodToPlace, uid: &PodUid, offer: Offer<'_>) -> Result<usize, Obstacles> {
+    fn choose(
+        &mut self,
+        pod: &PodToPlace,
+        uid: &PodUid,
+        offer: Offer<'_>,
+    ) -> Result<usize, Obstacles> {
         let offered = self.offered(offer);
         let request = VerbRequest {
             uid: uid.clone(),
@@ -185,7 +238,10 @@ impl<'q> Trial<'q> {
         };
         let view = DecisionView::take(&mut self.cluster, request);
         let (accepted, mut obstacles) = self.by_filters(pod, offered);
-        let attempt = ScheduleAttempt { limit: 1, ..view.attempt() };
+        let attempt = ScheduleAttempt {
+            limit: 1,
+            ..view.attempt()
+        };
         // All at once, or one after the other.
         let together = match offer {
             Offer::Any => accepted.len().max(1),
@@ -198,10 +254,14 @@ impl<'q> Trial<'q> {
                 return Ok(some[best.asked]);
             }
             let refused = list.refused.iter();
-            obstacles.extend(refused.map(|(asked, misfit)| (some[*asked], Obstacle::Gpus(*misfit))));
+            obstacles
+                .extend(refused.map(|(asked, misfit)| (some[*asked], Obstacle::Gpus(*misfit))));
         }
         // What GPUs lack says more than what a filter of another node refuses, so it comes last and counts.
-        Err(obstacles.into_iter().map(|(node, why)| (self.nodes[node].template, why)).collect())
+        Err(obstacles
+            .into_iter()
+            .map(|(node, why)| (self.nodes[node].template, why))
+            .collect())
     }
 
     /// All nodes that Stowage hands out and that anything is on, and of the empty ones that are alike the first: it is the one
@@ -211,7 +271,8 @@ impl<'q> Trial<'q> {
             return nodes.to_vec();
         }
         let mut empty = BTreeSet::new();
-        let mut differs = |node: &TrialNode| !node.is_empty || empty.insert((node.template, node.gpus));
+        let mut differs =
+            |node: &TrialNode| !node.is_empty || empty.insert((node.template, node.gpus));
         let nodes = self.nodes.iter().enumerate();
         nodes
             .filter(|(_, node)| node.allocator == NodeKind::Stowage && differs(node))
@@ -220,7 +281,11 @@ impl<'q> Trial<'q> {
     }
 
     /// The nodes that kube-scheduler's filters accept, and why they refuse the others.
-    fn by_filters(&self, pod: &PodToPlace, offered: Vec<usize>) -> (Vec<usize>, Vec<(usize, Obstacle)>) {
+    fn by_filters(
+        &self,
+        pod: &PodToPlace,
+        offered: Vec<usize>,
+    ) -> (Vec<usize>, Vec<(usize, Obstacle)>) {
         let query = self.cluster.kube_filters().ask(None, &pod.requirements);
         let repelled = self.repelled(pod);
         let (mut accepted, mut refused) = (Vec::with_capacity(offered.len()), Vec::new());
@@ -243,7 +308,11 @@ impl<'q> Trial<'q> {
         let mut repelled: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
         for term in pod.requirements.repels.iter() {
             let takes = |place: usize| term.may_take(&self.setting.pod(place).requirements);
-            let there = self.workloads.values().filter(|(any, _)| takes(*any)).flat_map(|(_, nodes)| nodes);
+            let there = self
+                .workloads
+                .values()
+                .filter(|(any, _)| takes(*any))
+                .flat_map(|(_, nodes)| nodes);
             let values = there.filter_map(|node| self.topology_value(*node, &term.topology));
             repelled.entry(&term.topology).or_default().extend(values);
         }
@@ -252,46 +321,81 @@ impl<'q> Trial<'q> {
 
     fn is_far_from(&self, node: usize, repelled: &BTreeMap<&str, BTreeSet<&str>>) -> bool {
         let is_near = |topology, values: &BTreeSet<&str>| {
-            self.topology_value(node, topology).is_some_and(|value| values.contains(value))
+            self.topology_value(node, topology)
+                .is_some_and(|value| values.contains(value))
         };
-        !repelled.iter().any(|(topology, values)| is_near(topology, values))
+        !repelled
+            .iter()
+            .any(|(topology, values)| is_near(topology, values))
     }
 
     fn topology_value(&self, node: usize, topology: &str) -> Option<&str> {
         let TrialNode { name, template, .. } = &self.nodes[node];
         match topology {
             HOSTNAME => Some(name.as_str()),
-            _ => self.setting.template(*template).labels.get(topology).map(String::as_str),
+            _ => self
+                .setting
+                .template(*template)
+                .labels
+                .get(topology)
+                .map(String::as_str),
         }
     }
 
     /// The pod runs there from now on.
     fn bind(&mut self, place: usize, uid: &PodUid, node: usize) -> bool {
         let name = self.nodes[node].name.clone();
-        let Some(asked) = BindAsked::of(&self.cluster, uid, &name) else { return false };
-        let Ok(BindAnswer::Write(BindDecision { placement, .. })) = self.cluster.apply(asked) else {
+        let Some(asked) = BindAsked::of(&self.cluster, uid, &name) else {
+            return false;
+        };
+        let Ok(BindAnswer::Write(BindDecision { placement, .. })) = self.cluster.apply(asked)
+        else {
             return false;
         };
         let devices = placement.recorded();
-        self.cluster.apply(BindingWritten { uid: uid.clone(), node: name.clone(), devices: devices.clone() });
+        self.cluster.apply(BindingWritten {
+            uid: uid.clone(),
+            node: name.clone(),
+            devices: devices.clone(),
+        });
         self.see(
             place,
             uid,
-            ObservedPhase::Bound { node: name.clone(), devices, starting: false, ran: None },
+            ObservedPhase::Bound {
+                node: name.clone(),
+                devices,
+                starting: false,
+                ran: None,
+            },
         );
-        let pod = FilterPod::Bound { footprint: footprint(self.setting.pod(place), name), successor: None };
-        self.cluster.apply(FilterPodObserved { uid: uid.clone(), pod });
+        let pod = FilterPod::Bound {
+            footprint: footprint(self.setting.pod(place), name),
+            successor: None,
+        };
+        self.cluster.apply(FilterPodObserved {
+            uid: uid.clone(),
+            pod,
+        });
         self.nodes[node].is_empty = false;
         self.placements.insert(place, placement);
         let workload = self.workloads.entry(self.setting.pod(place).workload);
-        workload.or_insert_with(|| (place, BTreeSet::new())).1.insert(node);
+        workload
+            .or_insert_with(|| (place, BTreeSet::new()))
+            .1
+            .insert(node);
         true
     }
 
     fn see(&mut self, place: usize, uid: &PodUid, state: ObservedPhase) {
         let PodToPlace { key, demand, .. } = self.setting.pod(place);
         let (uid, key, demand) = (uid.clone(), key.clone(), demand.clone());
-        self.cluster.apply(PodObserved(PodObservation { uid, key, demand, state, observed: None }));
+        self.cluster.apply(PodObserved(PodObservation {
+            uid,
+            key,
+            demand,
+            state,
+            observed: None,
+        }));
     }
 }
 
@@ -301,7 +405,10 @@ fn uid(place: usize) -> PodUid {
 }
 
 fn unnamed(kind: NodeKind) -> NodeObserved {
-    NodeObserved::new(NodeName::parse("unnamed").expect("it is a plain word"), kind)
+    NodeObserved::new(
+        NodeName::parse("unnamed").expect("it is a plain word"),
+        kind,
+    )
 }
 
 /// A report of GPUs that nothing uses.
@@ -312,7 +419,10 @@ fn idle(devices: &[Device]) -> NodeReading {
         attributed: Vec::new(),
         engine_load: EngineLoad::NONE,
     };
-    NodeReading { gpus: devices.iter().map(gpu).collect(), ..NodeReading::default() }
+    NodeReading {
+        gpus: devices.iter().map(gpu).collect(),
+        ..NodeReading::default()
+    }
 }
 
 fn footprint(pod: &PodToPlace, node: NodeName) -> NodeFootprint {
@@ -329,5 +439,7 @@ fn footprint(pod: &PodToPlace, node: NodeName) -> NodeFootprint {
 
 /// The places of a placement's GPUs on its node.
 pub fn places_of(devices: &[Device], chosen: &[GpuUuid]) -> Vec<usize> {
-    (0..devices.len()).filter(|place| chosen.contains(&devices[*place].uuid)).collect()
+    (0..devices.len())
+        .filter(|place| chosen.contains(&devices[*place].uuid))
+        .collect()
 }

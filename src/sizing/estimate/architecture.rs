@@ -74,15 +74,22 @@ impl ModelArchitecture {
         let named = named.map(|name| (name, fields.place("model_type")));
         let (model_type, place) = match (named, &text) {
             (Some(named), _) => named,
-            (None, Some(_)) => (whole.text("model_type")?.unwrap_or_default(), whole.place("model_type")),
+            (None, Some(_)) => (
+                whole.text("model_type")?.unwrap_or_default(),
+                whole.place("model_type"),
+            ),
             (None, None) => return Err(fields.refuse("model_type", "the name of an architecture")),
         };
         let family = family(model_type, place)?;
         let fields = fields.of_family(family.names, family.defaults);
         let max_context = fields.number_at("max_position_embeddings")?;
-        if fields.count_at("num_nextn_predict_layers")?.is_some_and(|layers| layers > 0) {
+        if fields
+            .count_at("num_nextn_predict_layers")?
+            .is_some_and(|layers| layers > 0)
+        {
             notes.push(
-                "layers for multi-token prediction are not counted: engines load them on request".into(),
+                "layers for multi-token prediction are not counted: engines load them on request"
+                    .into(),
             );
         }
         if [fields.text("torch_dtype")?, fields.text("dtype")?].contains(&Some("float32")) {
@@ -99,10 +106,15 @@ impl ModelArchitecture {
             hidden: fields.number("hidden_size")?,
             vocab: fields.number("vocab_size")?,
             positions: match family.positions {
-                Some(more) => fields.number("max_position_embeddings")?.saturating_add(more),
+                Some(more) => fields
+                    .number("max_position_embeddings")?
+                    .saturating_add(more),
                 None => 0,
             },
-            tied: fields.flag("tie_word_embeddings", whole.flag("tie_word_embeddings", family.tied)?)?,
+            tied: fields.flag(
+                "tie_word_embeddings",
+                whole.flag("tie_word_embeddings", family.tied)?,
+            )?,
             layers: layers(&fields, family)?,
             max_context,
             quantization,
@@ -118,7 +130,8 @@ impl ModelArchitecture {
         };
         let all = self.heads();
         let suits = |gpus: u64| {
-            all.iter().all(|(_, heads, kv_heads)| splits(gpus, (*heads, *kv_heads)) == (true, true))
+            all.iter()
+                .all(|(_, heads, kv_heads)| splits(gpus, (*heads, *kv_heads)) == (true, true))
         };
         let gpus = tensor_parallel.max(1);
         for (what, heads, kv_heads) in &all {
@@ -128,7 +141,12 @@ impl ModelArchitecture {
                 (true, false) => ("KV heads", *kv_heads),
             };
             let possible = (1..=MOST_GPUS).filter(|gpus| suits(*gpus)).collect();
-            return Err(WorkloadError::HeadsNotSplit { what, heads, tensor_parallel, possible });
+            return Err(WorkloadError::HeadsNotSplit {
+                what,
+                heads,
+                tensor_parallel,
+                possible,
+            });
         }
         Ok(())
     }
@@ -158,7 +176,8 @@ impl ModelArchitecture {
     /// Weights that one token passes through.
     pub fn active_parameters(&self) -> u128 {
         self.counted(|experts| {
-            experts.weights(self.hidden, 1, (1, 1)) / u128::from(experts.count) * u128::from(experts.used)
+            experts.weights(self.hidden, 1, (1, 1)) / u128::from(experts.count)
+                * u128::from(experts.used)
         })
     }
 
@@ -167,22 +186,33 @@ impl ModelArchitecture {
             let experts = layer.feed_forward.experts().map_or(0, &of_experts);
             self.parameters_of(layer, 1).total().saturating_add(experts)
         };
-        let layers = self.layers.iter().map(of_layer).fold(0, u128::saturating_add);
+        let layers = self
+            .layers
+            .iter()
+            .map(of_layer)
+            .fold(0, u128::saturating_add);
         self.embeddings(1).saturating_add(layers)
     }
 
     /// Of a layer without its experts' matrices, on each GPU.
     pub(crate) fn parameters_of(&self, layer: &Layer, gpus: u64) -> Parameters {
-        let norms = Parameters { linear: 0, plain: layer.norms.into() };
+        let norms = Parameters {
+            linear: 0,
+            plain: layer.norms.into(),
+        };
         let mixer = layer.mixer.parameters(self.hidden, gpus);
-        mixer.plus(layer.feed_forward.parameters(self.hidden, gpus)).plus(norms)
+        mixer
+            .plus(layer.feed_forward.parameters(self.hidden, gpus))
+            .plus(norms)
     }
 
     /// Embeddings, output projection and last norm on each GPU: no quantization touches them.
     pub fn embeddings(&self, gpus: u64) -> u128 {
         let matrices = if self.tied { 1 } else { 2 };
         let tokens = product(&[matrices, self.vocab, self.hidden]).div_ceil(gpus.max(1).into());
-        tokens.saturating_add(product(&[self.positions, self.hidden])).saturating_add(self.hidden.into())
+        tokens
+            .saturating_add(product(&[self.positions, self.hidden]))
+            .saturating_add(self.hidden.into())
     }
 }
 
@@ -197,7 +227,11 @@ fn layers(fields: &Fields<'_>, family: &Family) -> Result<Vec<Layer>, ConfigErro
         AttentionKind::Latent => LatentAttention::read(fields).map(Mixer::Latent),
         _ => Attention::read(fields, family, window).map(Mixer::Attention),
     };
-    let full = if has(LayerKind::Full) { attention(None)? } else { Mixer::None };
+    let full = if has(LayerKind::Full) {
+        attention(None)?
+    } else {
+        Mixer::None
+    };
     let sliding = match (has(LayerKind::Sliding), window) {
         (false, _) => Mixer::None,
         (true, Some(_)) => attention(window)?,
@@ -222,7 +256,11 @@ fn layers(fields: &Fields<'_>, family: &Family) -> Result<Vec<Layer>, ConfigErro
             _ if is_one_thing => FeedForward::None,
             _ => rule.at(index as u64),
         };
-        Layer { mixer, feed_forward, norms }
+        Layer {
+            mixer,
+            feed_forward,
+            norms,
+        }
     };
     Ok(kinds.iter().enumerate().map(layer).collect())
 }
@@ -239,7 +277,10 @@ fn kinds(fields: &Fields<'_>, family: &Family) -> Result<Vec<LayerKind>, ConfigE
                 let of = count.map_or("1 or more".into(), |count| count.to_string());
                 return Err(fields.refuse(name, format!("a type for each of {of} layers")));
             }
-            return types.iter().map(|text| listed_kind(fields, name, text)).collect();
+            return types
+                .iter()
+                .map(|text| listed_kind(fields, name, text))
+                .collect();
         }
     }
     if family.layers == LayerOrder::Letters {
@@ -247,13 +288,20 @@ fn kinds(fields: &Fields<'_>, family: &Family) -> Result<Vec<LayerKind>, ConfigE
     }
     let count = fields.number("num_hidden_layers")?;
     if count > MOST_LAYERS {
-        return Err(fields.refuse("num_hidden_layers", format!("a whole number from 1 to {MOST_LAYERS}")));
+        return Err(fields.refuse(
+            "num_hidden_layers",
+            format!("a whole number from 1 to {MOST_LAYERS}"),
+        ));
     }
     let kind = ordered(fields, family)?;
     Ok((0..count).map(kind).collect())
 }
 
-fn listed_kind(fields: &Fields<'_>, name: &'static str, text: &str) -> Result<LayerKind, ConfigError> {
+fn listed_kind(
+    fields: &Fields<'_>,
+    name: &'static str,
+    text: &str,
+) -> Result<LayerKind, ConfigError> {
     match text {
         "full_attention" | "attention" => Ok(LayerKind::Full),
         "sliding_attention" => Ok(LayerKind::Sliding),
@@ -268,9 +316,12 @@ fn listed_kind(fields: &Fields<'_>, name: &'static str, text: &str) -> Result<La
 }
 
 fn letters(fields: &Fields<'_>) -> Result<Vec<LayerKind>, ConfigError> {
-    let expected = "a letter for each layer: M for Mamba, * for attention, - for feed-forward, E for experts";
+    let expected =
+        "a letter for each layer: M for Mamba, * for attention, - for feed-forward, E for experts";
     let refused = || fields.refuse("hybrid_override_pattern", expected);
-    let pattern = fields.text("hybrid_override_pattern")?.ok_or_else(refused)?;
+    let pattern = fields
+        .text("hybrid_override_pattern")?
+        .ok_or_else(refused)?;
     if pattern.is_empty() || pattern.len() as u64 > MOST_LAYERS {
         return Err(refused());
     }
@@ -285,36 +336,67 @@ fn letters(fields: &Fields<'_>) -> Result<Vec<LayerKind>, ConfigError> {
 }
 
 /// A layer's kind by its index.
-fn ordered(fields: &Fields<'_>, family: &Family) -> Result<Box<dyn Fn(u64) -> LayerKind>, ConfigError> {
+fn ordered(
+    fields: &Fields<'_>,
+    family: &Family,
+) -> Result<Box<dyn Fn(u64) -> LayerKind>, ConfigError> {
     let has_window = fields.number_at("sliding_window")?.is_some();
     let either = |is_first: bool, first, second| if is_first { first } else { second };
     Ok(match family.layers {
         LayerOrder::AllFull | LayerOrder::Letters => Box::new(|_| LayerKind::Full),
-        LayerOrder::AllSliding => Box::new(move |_| either(has_window, LayerKind::Sliding, LayerKind::Full)),
+        LayerOrder::AllSliding => {
+            Box::new(move |_| either(has_window, LayerKind::Sliding, LayerKind::Full))
+        }
         LayerOrder::SlidingLast => {
             let is_used = has_window && fields.flag("use_sliding_window", false)?;
             let first = fields.count_at("max_window_layers")?.unwrap_or_default();
-            Box::new(move |index| either(is_used && index >= first, LayerKind::Sliding, LayerKind::Full))
+            Box::new(move |index| {
+                either(
+                    is_used && index >= first,
+                    LayerKind::Sliding,
+                    LayerKind::Full,
+                )
+            })
         }
         LayerOrder::FullEvery(otherwise) => {
-            let every = fields.number_at("sliding_window_pattern")?.unwrap_or(otherwise);
+            let every = fields
+                .number_at("sliding_window_pattern")?
+                .unwrap_or(otherwise);
             let is_full = move |index: u64| !has_window || (index + 1).is_multiple_of(every);
             Box::new(move |index| either(is_full(index), LayerKind::Full, LayerKind::Sliding))
         }
         LayerOrder::AttentionEvery(otherwise) => {
-            let every = fields.number_at("full_attention_interval")?.unwrap_or(otherwise);
+            let every = fields
+                .number_at("full_attention_interval")?
+                .unwrap_or(otherwise);
             Box::new(move |index| {
-                either((index + 1).is_multiple_of(every), LayerKind::Full, LayerKind::Recurrent)
+                either(
+                    (index + 1).is_multiple_of(every),
+                    LayerKind::Full,
+                    LayerKind::Recurrent,
+                )
             })
         }
         LayerOrder::AttentionPeriod => {
             let period = fields.number("attn_layer_period")?;
             let offset = fields.count_at("attn_layer_offset")?.unwrap_or(0);
-            Box::new(move |index| either(index % period == offset, LayerKind::Full, LayerKind::Recurrent))
+            Box::new(move |index| {
+                either(
+                    index % period == offset,
+                    LayerKind::Full,
+                    LayerKind::Recurrent,
+                )
+            })
         }
         LayerOrder::AttentionIndices => {
             let indices = fields.indices("attn_layer_indices")?;
-            Box::new(move |index| either(indices.contains(&index), LayerKind::Full, LayerKind::Recurrent))
+            Box::new(move |index| {
+                either(
+                    indices.contains(&index),
+                    LayerKind::Full,
+                    LayerKind::Recurrent,
+                )
+            })
         }
     })
 }

@@ -11,7 +11,11 @@ use stowage_policy_file::nearest::nearest;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     #[error("{line}:{column}: this is not JSON: {problem}")]
-    Syntax { line: usize, column: usize, problem: String },
+    Syntax {
+        line: usize,
+        column: usize,
+        problem: String,
+    },
     /// Another error with the line that it is about.
     #[error("{line}: {error}")]
     At { line: usize, error: Box<Self> },
@@ -23,7 +27,11 @@ pub enum ConfigError {
     ))]
     Missing { field: String, near: Option<String> },
     #[error("`{field}` is {found}; write {expected}")]
-    Invalid { field: String, found: String, expected: String },
+    Invalid {
+        field: String,
+        found: String,
+        expected: String,
+    },
     #[error(
         "{} {} is not known{}; known are {}",
         .field,
@@ -31,9 +39,18 @@ pub enum ConfigError {
         .near.as_ref().map_or(String::new(), |near| format!("; did you mean `{near}`?")),
         .known.join(", ")
     )]
-    UnknownArchitecture { field: String, found: String, near: Option<String>, known: Vec<&'static str> },
+    UnknownArchitecture {
+        field: String,
+        found: String,
+        near: Option<String>,
+        known: Vec<&'static str>,
+    },
     #[error("models of the type `{model_type}` cannot be estimated: {reason}")]
-    Unsupported { field: String, model_type: &'static str, reason: &'static str },
+    Unsupported {
+        field: String,
+        model_type: &'static str,
+        reason: &'static str,
+    },
 }
 
 /// More than any model has of anything that a file counts. Products of a few stay within 128 bits.
@@ -67,25 +84,41 @@ impl Config {
         let text = without_non_finite(text.strip_prefix('\u{feff}').unwrap_or(text));
         let value: Value = serde_json::from_str(&text).map_err(|error| {
             let problem = error.to_string();
-            let problem = problem.split(" at line ").next().unwrap_or_default().to_owned();
-            ConfigError::Syntax { line: error.line(), column: error.column(), problem }
+            let problem = problem
+                .split(" at line ")
+                .next()
+                .unwrap_or_default()
+                .to_owned();
+            ConfigError::Syntax {
+                line: error.line(),
+                column: error.column(),
+                problem,
+            }
         })?;
         match value {
             Value::Object(fields) => Ok(Self { text, fields }),
-            other => Err(ConfigError::NotAnObject { found: kind(&other) }),
+            other => Err(ConfigError::NotAnObject {
+                found: kind(&other),
+            }),
         }
     }
 
     pub fn fields(&self) -> Fields<'_> {
-        Fields { map: &self.fields, path: String::new(), names: &[], defaults: &[] }
+        Fields {
+            map: &self.fields,
+            path: String::new(),
+            names: &[],
+            defaults: &[],
+        }
     }
 
     /// The error with the line of its field; of one that is missing, of the object that lacks it.
     pub fn placed(&self, error: ConfigError) -> ConfigError {
         match error.field() {
-            Some(field) => {
-                ConfigError::At { line: json_lines::line_of(&self.text, field), error: Box::new(error) }
-            }
+            Some(field) => ConfigError::At {
+                line: json_lines::line_of(&self.text, field),
+                error: Box::new(error),
+            },
             None => error,
         }
     }
@@ -104,11 +137,16 @@ fn kind(value: &Value) -> &'static str {
 
 /// What Python writes and JSON does not have, and the text that stands for it here: as long, so that places stay as they are, and
 /// with a character that no field has.
-const NON_FINITE: [(&str, &str); 3] =
-    [("NaN", "\"\u{7f}\""), ("Infinity", "\"\u{7f}     \""), ("-Infinity", "\"\u{7f}      \"")];
+const NON_FINITE: [(&str, &str); 3] = [
+    ("NaN", "\"\u{7f}\""),
+    ("Infinity", "\"\u{7f}     \""),
+    ("-Infinity", "\"\u{7f}      \""),
+];
 
 fn is_non_finite(value: &Value) -> bool {
-    value.as_str().is_some_and(|text| text.starts_with('\u{7f}'))
+    value
+        .as_str()
+        .is_some_and(|text| text.starts_with('\u{7f}'))
 }
 
 /// The text with texts in place of `NaN` and `Infinity`.
@@ -124,7 +162,11 @@ fn without_non_finite(text: &str) -> String {
                 word.len()
             }
             None => {
-                let taken = if rest.starts_with('"') { string_length(rest) } else { 1 };
+                let taken = if rest.starts_with('"') {
+                    string_length(rest)
+                } else {
+                    1
+                };
                 out.push_str(&rest[..taken]);
                 taken
             }
@@ -138,7 +180,9 @@ fn without_non_finite(text: &str) -> String {
 /// A value as its file has it.
 fn written(value: &Value) -> String {
     let text = value.to_string();
-    NON_FINITE.iter().fold(text, |text, (word, instead)| text.replace(instead, word))
+    NON_FINITE
+        .iter()
+        .fold(text, |text, (word, instead)| text.replace(instead, word))
 }
 
 /// The length of the string at the start of a text, with its quotes; all of it, if it does not end.
@@ -173,15 +217,25 @@ impl<'a> Fields<'a> {
         names: &'static [(&'static str, &'static str)],
         defaults: &'static [(&'static str, u64)],
     ) -> Self {
-        Self { names, defaults, ..self }
+        Self {
+            names,
+            defaults,
+            ..self
+        }
     }
 
     fn name(&self, usual: &'static str) -> &'static str {
-        self.names.iter().find(|(name, _)| *name == usual).map_or(usual, |(_, own)| own)
+        self.names
+            .iter()
+            .find(|(name, _)| *name == usual)
+            .map_or(usual, |(_, own)| own)
     }
 
     fn default(&self, usual: &str) -> Option<u64> {
-        self.defaults.iter().find(|(name, _)| *name == usual).map(|(_, value)| *value)
+        self.defaults
+            .iter()
+            .find(|(name, _)| *name == usual)
+            .map(|(_, value)| *value)
     }
 
     /// The field as it is; `null` counts as left out.
@@ -195,16 +249,27 @@ impl<'a> Fields<'a> {
             Some((end, _)) => shown(&text[..end]) + "…",
             None => shown(&text),
         };
-        ConfigError::Invalid { field: self.place(name), found, expected: expected.into() }
+        ConfigError::Invalid {
+            field: self.place(name),
+            found,
+            expected: expected.into(),
+        }
     }
 
     fn missing(&self, name: &str) -> ConfigError {
         if let Some(null) = self.map.get(name).filter(|value| value.is_null()) {
-            return self.invalid(name, null, "a value, or take config.json from the model's repository");
+            return self.invalid(
+                name,
+                null,
+                "a value, or take config.json from the model's repository",
+            );
         }
         let names: Vec<&String> = self.map.keys().collect();
         let near = nearest(name, &names).map(str::to_owned);
-        ConfigError::Missing { field: self.place(name), near }
+        ConfigError::Missing {
+            field: self.place(name),
+            near,
+        }
     }
 
     /// A field's name with the objects that it is in.
@@ -223,7 +288,8 @@ impl<'a> Fields<'a> {
 
     /// A whole number of 1 or more.
     pub fn number(&self, usual: &'static str) -> Result<u64, ConfigError> {
-        self.number_at(usual)?.ok_or_else(|| self.missing(self.name(usual)))
+        self.number_at(usual)?
+            .ok_or_else(|| self.missing(self.name(usual)))
     }
 
     /// The same, if it is there.
@@ -237,10 +303,18 @@ impl<'a> Fields<'a> {
     /// A whole number of 0 or more, if it is there.
     pub(crate) fn count_at(&self, usual: &'static str) -> Result<Option<u64>, ConfigError> {
         let name = self.name(usual);
-        let Some(value) = self.get(name) else { return Ok(self.default(usual)) };
+        let Some(value) = self.get(name) else {
+            return Ok(self.default(usual));
+        };
         // Some files write 4096.0.
-        let whole = || value.as_f64().filter(|number| number.fract() == 0.0 && *number >= 0.0);
-        let number = value.as_u64().or_else(|| whole().map(|number| number as u64));
+        let whole = || {
+            value
+                .as_f64()
+                .filter(|number| number.fract() == 0.0 && *number >= 0.0)
+        };
+        let number = value
+            .as_u64()
+            .or_else(|| whole().map(|number| number as u64));
         number
             .filter(|number| *number <= LARGEST)
             .map(Some)
@@ -270,18 +344,25 @@ impl<'a> Fields<'a> {
     pub fn flag(&self, name: &'static str, otherwise: bool) -> Result<bool, ConfigError> {
         match self.get(name) {
             None => Ok(otherwise),
-            Some(value) => value.as_bool().ok_or_else(|| self.invalid(name, value, "true or false")),
+            Some(value) => value
+                .as_bool()
+                .ok_or_else(|| self.invalid(name, value, "true or false")),
         }
     }
 
     pub fn text(&self, name: &'static str) -> Result<Option<&'a str>, ConfigError> {
-        let Some(value) = self.get(name) else { return Ok(None) };
+        let Some(value) = self.get(name) else {
+            return Ok(None);
+        };
         let text = value.as_str().filter(|_| !is_non_finite(value));
-        text.map(Some).ok_or_else(|| self.invalid(name, value, "a text in quotes"))
+        text.map(Some)
+            .ok_or_else(|| self.invalid(name, value, "a text in quotes"))
     }
 
     pub fn list(&self, name: &'static str) -> Result<Option<&'a [Value]>, ConfigError> {
-        let Some(value) = self.get(name) else { return Ok(None) };
+        let Some(value) = self.get(name) else {
+            return Ok(None);
+        };
         match value.as_array() {
             Some(list) => Ok(Some(list)),
             None => Err(self.invalid(name, value, "a list in brackets")),
@@ -290,9 +371,13 @@ impl<'a> Fields<'a> {
 
     /// A list of texts.
     pub fn texts(&self, name: &'static str) -> Result<Option<Vec<&'a str>>, ConfigError> {
-        let Some(list) = self.list(name)? else { return Ok(None) };
+        let Some(list) = self.list(name)? else {
+            return Ok(None);
+        };
         let text = |value: &'a Value| {
-            value.as_str().ok_or_else(|| self.invalid(name, value, "texts in quotes in its list"))
+            value
+                .as_str()
+                .ok_or_else(|| self.invalid(name, value, "texts in quotes in its list"))
         };
         list.iter().map(text).collect::<Result<_, _>>().map(Some)
     }
@@ -300,18 +385,28 @@ impl<'a> Fields<'a> {
     /// A list of indices of layers; empty if it is not there.
     pub fn indices(&self, name: &'static str) -> Result<Vec<u64>, ConfigError> {
         let list = self.list(name)?.unwrap_or_default();
-        let index =
-            |value: &'a Value| value.as_u64().ok_or_else(|| self.invalid(name, value, "indices of layers"));
+        let index = |value: &'a Value| {
+            value
+                .as_u64()
+                .ok_or_else(|| self.invalid(name, value, "indices of layers"))
+        };
         list.iter().map(index).collect()
     }
 
     /// An object within this one, with the usual names.
     pub fn object(&self, name: &'static str) -> Result<Option<Fields<'a>>, ConfigError> {
-        let Some(value) = self.get(name) else { return Ok(None) };
+        let Some(value) = self.get(name) else {
+            return Ok(None);
+        };
         match value.as_object() {
             Some(map) => {
                 let path = format!("{}{name}.", self.path);
-                Ok(Some(Fields { map, path, names: &[], defaults: &[] }))
+                Ok(Some(Fields {
+                    map,
+                    path,
+                    names: &[],
+                    defaults: &[],
+                }))
             }
             None => Err(self.invalid(name, value, "an object in braces")),
         }
@@ -319,7 +414,10 @@ impl<'a> Fields<'a> {
 
     /// The objects within this one, in order.
     pub fn objects(&self) -> impl Iterator<Item = Fields<'a>> {
-        let inner = self.map.iter().filter_map(|(name, value)| Some((name, value.as_object()?)));
+        let inner = self
+            .map
+            .iter()
+            .filter_map(|(name, value)| Some((name, value.as_object()?)));
         let path = self.path.clone();
         inner.map(move |(name, map)| Fields {
             map,

@@ -120,8 +120,13 @@ const LLAMA: Family = Family {
     wide_state: false,
     defaults: &[],
 };
-const MIXTRAL: Family =
-    Family { name: "mixtral", experts: true, layers: LayerOrder::AllSliding, defaults: KV_HEADS_8, ..LLAMA };
+const MIXTRAL: Family = Family {
+    name: "mixtral",
+    experts: true,
+    layers: LayerOrder::AllSliding,
+    defaults: KV_HEADS_8,
+    ..LLAMA
+};
 const QWEN2: Family = Family {
     name: "qwen2",
     qkv_bias: true,
@@ -130,7 +135,11 @@ const QWEN2: Family = Family {
     defaults: &[("max_window_layers", 28)],
     ..LLAMA
 };
-const QWEN2_VL: Family = Family { name: "qwen2_vl", defaults: &[("max_window_layers", 80)], ..QWEN2 };
+const QWEN2_VL: Family = Family {
+    name: "qwen2_vl",
+    defaults: &[("max_window_layers", 80)],
+    ..QWEN2
+};
 const QWEN3: Family = Family {
     name: "qwen3",
     head_norms: HeadNorms::OfHead,
@@ -138,7 +147,12 @@ const QWEN3: Family = Family {
     defaults: &[("head_dim", 128), ("max_window_layers", 28)],
     ..LLAMA
 };
-const GEMMA: Family = Family { name: "gemma", tied: true, defaults: &[("head_dim", 256)], ..LLAMA };
+const GEMMA: Family = Family {
+    name: "gemma",
+    tied: true,
+    defaults: &[("head_dim", 256)],
+    ..LLAMA
+};
 const GEMMA3: Family = Family {
     name: "gemma3_text",
     norms: 4,
@@ -153,9 +167,19 @@ const GEMMA3: Family = Family {
     ],
     ..GEMMA
 };
-const COHERE: Family = Family { name: "cohere", norms: 1, head_norms: HeadNorms::IfSet, tied: true, ..LLAMA };
-const DEEPSEEK: Family =
-    Family { name: "deepseek_v3", attention: AttentionKind::Latent, experts: true, ..LLAMA };
+const COHERE: Family = Family {
+    name: "cohere",
+    norms: 1,
+    head_norms: HeadNorms::IfSet,
+    tied: true,
+    ..LLAMA
+};
+const DEEPSEEK: Family = Family {
+    name: "deepseek_v3",
+    attention: AttentionKind::Latent,
+    experts: true,
+    ..LLAMA
+};
 const QWEN3_NEXT: Family = Family {
     name: "qwen3_next",
     attention: AttentionKind::GatedHeads,
@@ -166,8 +190,12 @@ const QWEN3_NEXT: Family = Family {
     defaults: &[("head_dim", 256)],
     ..LLAMA
 };
-const BAMBA: Family =
-    Family { name: "bamba", recurrent: RecurrentKind::Mamba2, layers: LayerOrder::AttentionIndices, ..LLAMA };
+const BAMBA: Family = Family {
+    name: "bamba",
+    recurrent: RecurrentKind::Mamba2,
+    layers: LayerOrder::AttentionIndices,
+    ..LLAMA
+};
 
 const KV_HEADS_8: &[(&str, u64)] = &[("num_key_value_heads", 8)];
 
@@ -175,14 +203,39 @@ const KV_HEADS_8: &[(&str, u64)] = &[("num_key_value_heads", 8)];
 pub const FAMILIES: &[Family] = &[
     BAMBA,
     COHERE,
-    Family { name: "cohere2", layers: LayerOrder::FullEvery(4), head_norms: HeadNorms::None, ..COHERE },
-    Family { name: "deepseek_v2", ..DEEPSEEK },
+    Family {
+        name: "cohere2",
+        layers: LayerOrder::FullEvery(4),
+        head_norms: HeadNorms::None,
+        ..COHERE
+    },
+    Family {
+        name: "deepseek_v2",
+        ..DEEPSEEK
+    },
     DEEPSEEK,
     GEMMA,
-    Family { name: "gemma2", norms: 4, layers: LayerOrder::FullEvery(2), ..GEMMA },
+    Family {
+        name: "gemma2",
+        norms: 4,
+        layers: LayerOrder::FullEvery(2),
+        ..GEMMA
+    },
     GEMMA3,
-    Family { name: "glm4", norms: 4, qkv_bias: true, out_bias: false, ..LLAMA },
-    Family { name: "glm4_moe", experts: true, out_bias: false, head_norms: HeadNorms::IfSet, ..LLAMA },
+    Family {
+        name: "glm4",
+        norms: 4,
+        qkv_bias: true,
+        out_bias: false,
+        ..LLAMA
+    },
+    Family {
+        name: "glm4_moe",
+        experts: true,
+        out_bias: false,
+        head_norms: HeadNorms::IfSet,
+        ..LLAMA
+    },
     Family {
         name: "gpt_bigcode",
         attention: AttentionKind::MultiQuery,
@@ -210,9 +263,20 @@ pub const FAMILIES: &[Family] = &[
         defaults: &[("head_dim", 64)],
         ..LLAMA
     },
-    Family { name: "granite", ..LLAMA },
-    Family { name: "granitemoe", experts: true, ..LLAMA },
-    Family { name: "granitemoehybrid", experts: true, ..BAMBA },
+    Family {
+        name: "granite",
+        ..LLAMA
+    },
+    Family {
+        name: "granitemoe",
+        experts: true,
+        ..LLAMA
+    },
+    Family {
+        name: "granitemoehybrid",
+        experts: true,
+        ..BAMBA
+    },
     Family {
         name: "jamba",
         recurrent: RecurrentKind::Mamba1,
@@ -231,7 +295,10 @@ pub const FAMILIES: &[Family] = &[
         ],
         ..LLAMA
     },
-    Family { name: "kimi_k2", ..DEEPSEEK },
+    Family {
+        name: "kimi_k2",
+        ..DEEPSEEK
+    },
     LLAMA,
     Family {
         name: "minimax_m2",
@@ -240,7 +307,12 @@ pub const FAMILIES: &[Family] = &[
         defaults: &[("head_dim", 128), ("num_key_value_heads", 8)],
         ..LLAMA
     },
-    Family { name: "mistral", layers: LayerOrder::AllSliding, defaults: KV_HEADS_8, ..LLAMA },
+    Family {
+        name: "mistral",
+        layers: LayerOrder::AllSliding,
+        defaults: KV_HEADS_8,
+        ..LLAMA
+    },
     MIXTRAL,
     Family {
         name: "nemotron_h",
@@ -253,8 +325,17 @@ pub const FAMILIES: &[Family] = &[
         defaults: &[("head_dim", 128)],
         ..LLAMA
     },
-    Family { name: "olmo2", head_norms: HeadNorms::OfAllHeads, ..LLAMA },
-    Family { name: "olmoe", experts: true, head_norms: HeadNorms::OfAllHeads, ..LLAMA },
+    Family {
+        name: "olmo2",
+        head_norms: HeadNorms::OfAllHeads,
+        ..LLAMA
+    },
+    Family {
+        name: "olmoe",
+        experts: true,
+        head_norms: HeadNorms::OfAllHeads,
+        ..LLAMA
+    },
     Family {
         name: "opt",
         feed_forward: FeedForwardKind::PlainBiased,
@@ -265,22 +346,65 @@ pub const FAMILIES: &[Family] = &[
         names: &[("intermediate_size", "ffn_dim")],
         ..LLAMA
     },
-    Family { name: "phi3", layers: LayerOrder::AllSliding, ..LLAMA },
+    Family {
+        name: "phi3",
+        layers: LayerOrder::AllSliding,
+        ..LLAMA
+    },
     QWEN2,
-    Family { name: "qwen2_5_vl", ..QWEN2_VL },
-    Family { name: "qwen2_5_vl_text", ..QWEN2_VL },
-    Family { name: "qwen2_moe", experts: true, ..QWEN2 },
+    Family {
+        name: "qwen2_5_vl",
+        ..QWEN2_VL
+    },
+    Family {
+        name: "qwen2_5_vl_text",
+        ..QWEN2_VL
+    },
+    Family {
+        name: "qwen2_moe",
+        experts: true,
+        ..QWEN2
+    },
     QWEN2_VL,
     QWEN3,
-    Family { name: "qwen3_5_moe_text", ..QWEN3_NEXT },
-    Family { name: "qwen3_5_text", experts: false, ..QWEN3_NEXT },
+    Family {
+        name: "qwen3_5_moe_text",
+        ..QWEN3_NEXT
+    },
+    Family {
+        name: "qwen3_5_text",
+        experts: false,
+        ..QWEN3_NEXT
+    },
     // All its layers have the window, unless the file says something else.
-    Family { name: "qwen3_moe", experts: true, defaults: &[("head_dim", 128)], ..QWEN3 },
+    Family {
+        name: "qwen3_moe",
+        experts: true,
+        defaults: &[("head_dim", 128)],
+        ..QWEN3
+    },
     QWEN3_NEXT,
-    Family { name: "qwen3_vl_moe_text", experts: true, ..QWEN3 },
-    Family { name: "qwen3_vl_text", ..QWEN3 },
-    Family { name: "seed_oss", qkv_bias: true, out_bias: false, defaults: &[("head_dim", 128)], ..LLAMA },
-    Family { name: "smollm3", tied: true, ..LLAMA },
+    Family {
+        name: "qwen3_vl_moe_text",
+        experts: true,
+        ..QWEN3
+    },
+    Family {
+        name: "qwen3_vl_text",
+        ..QWEN3
+    },
+    Family {
+        name: "seed_oss",
+        qkv_bias: true,
+        out_bias: false,
+        defaults: &[("head_dim", 128)],
+        ..LLAMA
+    },
+    Family {
+        name: "smollm3",
+        tied: true,
+        ..LLAMA
+    },
     Family {
         name: "starcoder2",
         feed_forward: FeedForwardKind::PlainBiased,
@@ -299,12 +423,27 @@ const UNSUPPORTED: &[(&str, &str)] = &[
         "deepseek_v32",
         "its sparse attention keeps an index beside the KV cache, in a layout of the engine's own",
     ),
-    ("deepseek_v4", "its compressed sparse attention keeps caches in layouts of the engine's own"),
-    ("falcon_h1", "its layers run attention and Mamba side by side"),
+    (
+        "deepseek_v4",
+        "its compressed sparse attention keeps caches in layouts of the engine's own",
+    ),
+    (
+        "falcon_h1",
+        "its layers run attention and Mamba side by side",
+    ),
     ("falcon_mamba", "it has no attention"),
-    ("gemma3n_text", "its layers share caches, and parts of its embeddings stay off the GPU"),
-    ("gemma4_text", "its full and sliding layers have heads of different sizes"),
-    ("kimi_linear", "its linear attention (KDA) is not counted yet"),
+    (
+        "gemma3n_text",
+        "its layers share caches, and parts of its embeddings stay off the GPU",
+    ),
+    (
+        "gemma4_text",
+        "its full and sliding layers have heads of different sizes",
+    ),
+    (
+        "kimi_linear",
+        "its linear attention (KDA) is not counted yet",
+    ),
     ("lfm2", "its short convolutions are not counted yet"),
     ("llama4_text", "its chunked attention is not counted yet"),
     ("mamba", "it has no attention"),
@@ -320,9 +459,18 @@ pub fn family(model_type: &str, field: String) -> Result<&'static Family, Config
         return Ok(family);
     }
     if let Some((model_type, reason)) = UNSUPPORTED.iter().find(|(name, _)| *name == model_type) {
-        return Err(ConfigError::Unsupported { field, model_type, reason });
+        return Err(ConfigError::Unsupported {
+            field,
+            model_type,
+            reason,
+        });
     }
     let known: Vec<&'static str> = FAMILIES.iter().map(|family| family.name).collect();
     let near = nearest(model_type, &known).map(str::to_owned);
-    Err(ConfigError::UnknownArchitecture { field, found: model_type.to_owned(), near, known })
+    Err(ConfigError::UnknownArchitecture {
+        field,
+        found: model_type.to_owned(),
+        near,
+        known,
+    })
 }

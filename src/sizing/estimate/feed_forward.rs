@@ -70,13 +70,20 @@ impl FeedForwardRule {
         let (period, offset) = match fields.number_at("expert_layer_period")? {
             Some(period) => (period, fields.count_at("expert_layer_offset")?.unwrap_or(0)),
             // Counted from 1: of 2, the second, the fourth and so on.
-            None => match fields.count_of(&["decoder_sparse_step", "moe_layer_freq"])?.unwrap_or(1) {
+            None => match fields
+                .count_of(&["decoder_sparse_step", "moe_layer_freq"])?
+                .unwrap_or(1)
+            {
                 0 => (1, 0),
                 step => (step, step - 1),
             },
         };
         Ok(Self {
-            dense: inner.map(|intermediate| Dense { intermediate, matrices, bias }),
+            dense: inner.map(|intermediate| Dense {
+                intermediate,
+                matrices,
+                bias,
+            }),
             experts,
             first: fields.count_at("first_k_dense_replace")?.unwrap_or(0),
             period,
@@ -107,7 +114,9 @@ impl Experts {
         bias: bool,
     ) -> Result<Option<Self>, ConfigError> {
         const COUNTS: [&str; 3] = ["num_local_experts", "num_experts", "n_routed_experts"];
-        let count = fields.count_of(&COUNTS)?.filter(|count| *count > 0 && family.experts);
+        let count = fields
+            .count_of(&COUNTS)?
+            .filter(|count| *count > 0 && family.experts);
         let Some(count) = count else { return Ok(None) };
         let intermediate = match fields.number_at("moe_intermediate_size")? {
             Some(inner) => inner,
@@ -119,34 +128,59 @@ impl Experts {
             return Err(fields.refuse("num_experts_per_tok", expected));
         }
         let shared_gate = fields.number_at("shared_expert_intermediate_size")?;
-        let of_each = fields.number_at("moe_shared_expert_intermediate_size")?.unwrap_or(intermediate);
+        let of_each = fields
+            .number_at("moe_shared_expert_intermediate_size")?
+            .unwrap_or(intermediate);
         let shared = match (shared_gate, fields.number_at("shared_intermediate_size")?) {
             (Some(shared), _) | (None, Some(shared)) => shared,
-            (None, None) => fields.count_at("n_shared_experts")?.unwrap_or(0).saturating_mul(of_each),
+            (None, None) => fields
+                .count_at("n_shared_experts")?
+                .unwrap_or(0)
+                .saturating_mul(of_each),
         };
         let latent = match family.recurrent {
             RecurrentKind::Mamba2 => fields.number_at("moe_latent_size")?,
             _ => None,
         };
         let shared_gate = shared_gate.is_some();
-        Ok(Some(Self { count, used, intermediate, shared, shared_gate, latent, matrices, bias }))
+        Ok(Some(Self {
+            count,
+            used,
+            intermediate,
+            shared,
+            shared_gate,
+            latent,
+            matrices,
+            bias,
+        }))
     }
 
     /// The weights of the experts proper, on each GPU, each dimension rounded up to a multiple that an engine's kernels need.
     pub fn weights(&self, hidden: u64, gpus: u64, multiples: (u64, u64)) -> u128 {
         let hidden = self.latent.unwrap_or(hidden).next_multiple_of(multiples.0);
-        let inner = self.intermediate.div_ceil(gpus.max(1)).next_multiple_of(multiples.1);
+        let inner = self
+            .intermediate
+            .div_ceil(gpus.max(1))
+            .next_multiple_of(multiples.1);
         product(&[self.count, self.matrices, hidden, inner])
     }
 
     /// All that is not the experts' own matrices: the router, shared experts, projections into the latent space.
     fn beside(&self, hidden: u64, gpus: u64) -> Parameters {
-        let biases = product(&[self.count, hidden.saturating_add((self.matrices - 1) * self.intermediate)]);
-        let biases = if self.bias { biases.saturating_add(self.count.into()) } else { 0 };
+        let biases = product(&[
+            self.count,
+            hidden.saturating_add((self.matrices - 1) * self.intermediate),
+        ]);
+        let biases = if self.bias {
+            biases.saturating_add(self.count.into())
+        } else {
+            0
+        };
         let gate = if self.shared_gate { hidden } else { 0 };
         let latent = product(&[2, hidden, self.latent.unwrap_or(0)]);
         Parameters {
-            linear: share(product(&[self.matrices, hidden, self.shared]), gpus).saturating_add(latent),
+            linear: share(product(&[self.matrices, hidden, self.shared]), gpus)
+                .saturating_add(latent),
             plain: product(&[hidden, self.count])
                 .saturating_add(share(biases, gpus))
                 .saturating_add(gate.into()),
@@ -163,7 +197,11 @@ impl FeedForward {
                 let biases = u128::from((one.matrices - 1).saturating_mul(one.intermediate));
                 Parameters {
                     linear: share(product(&[one.matrices, hidden, one.intermediate]), gpus),
-                    plain: if one.bias { share(biases, gpus).saturating_add(hidden.into()) } else { 0 },
+                    plain: if one.bias {
+                        share(biases, gpus).saturating_add(hidden.into())
+                    } else {
+                        0
+                    },
                 }
             }
             Self::Experts(experts) => experts.beside(hidden, gpus),
@@ -189,7 +227,9 @@ impl FeedForward {
                 let first = inner(one.matrices - 1, one.intermediate);
                 let out = first.max(one.latent.unwrap_or(hidden).into());
                 let of_each = out.saturating_add(inner(1, one.intermediate));
-                of_each.saturating_mul(one.used.into()).saturating_add(inner(one.matrices, one.shared))
+                of_each
+                    .saturating_mul(one.used.into())
+                    .saturating_add(inner(one.matrices, one.shared))
             }
         }
     }

@@ -18,7 +18,10 @@ const ALLOCATABLE_PERCENT: u64 = 90;
 
 impl GpuSize {
     pub fn of(gpu: &GpuType) -> Self {
-        Self { name: gpu.name.into(), memory_bytes: gpu.total() }
+        Self {
+            name: gpu.name.into(),
+            memory_bytes: gpu.total(),
+        }
     }
 }
 
@@ -67,5 +70,7 @@ impl GpuFit {
 
 /// What an engine counts towards its fraction beside its KV cache.
 fn beside(estimate: &Estimate) -> Bytes {
-    estimate.fixed_bytes().minus(estimate.bytes_of(PartName::CudaContext))
+    estimate
+        .fixed_bytes()
+        .minus(estimate.bytes_of(PartName::CudaContext))
 }

@@ -3,7 +3,12 @@
 /// The line of the field behind these names with dots between them, counted from 1; if there is none, of the object that lacks it.
 /// The text is sound JSON: what is not ends the search.
 pub fn line_of(text: &str, path: &str) -> usize {
-    let mut scan = Scan { text, at: 0, line: 1, found: 1 };
+    let mut scan = Scan {
+        text,
+        at: 0,
+        line: 1,
+        found: 1,
+    };
     scan.blanks();
     scan.found = scan.line;
     scan.value(Some(path));
@@ -39,7 +44,9 @@ impl Scan<'_> {
             Some(b'"') => self.string().is_some(),
             _ => {
                 let rest = &self.text[self.at..];
-                let length = rest.find([',', ']', '}', ' ', '\t', '\r', '\n']).unwrap_or(rest.len());
+                let length = rest
+                    .find([',', ']', '}', ' ', '\t', '\r', '\n'])
+                    .unwrap_or(rest.len());
                 self.at += length;
                 length > 0
             }
@@ -72,7 +79,9 @@ impl Scan<'_> {
 
     fn field(&mut self, wanted: Option<&str>) -> bool {
         let line = self.line;
-        let Some(name) = self.string() else { return false };
+        let Some(name) = self.string() else {
+            return false;
+        };
         self.blanks();
         if self.next() != Some(b':') {
             return false;
@@ -132,7 +141,17 @@ mod tests {
     #[test]
     fn of_equal_names_the_last_counts_and_a_broken_text_ends() {
         assert_eq!(line_of("{\"a\": 1,\n\"a\": 2}", "a"), 2);
-        for text in ["", "{", "{\"a", "{\"a\"", "{\"a\":", "{\"a\":}", "[1,", "{\"a\":1 \"b\":2}", "}"] {
+        for text in [
+            "",
+            "{",
+            "{\"a",
+            "{\"a\"",
+            "{\"a\":",
+            "{\"a\":}",
+            "[1,",
+            "{\"a\":1 \"b\":2}",
+            "}",
+        ] {
             assert_eq!(line_of(text, "b"), 1, "{text}");
         }
     }

@@ -42,7 +42,11 @@ impl KvCache {
             KvCacheDtype::Auto | KvCacheDtype::Bf16 => 2,
         };
         let gpus = workload.tensor_parallel;
-        let mut cache = Self { full: 0, windows: BTreeMap::new(), state: 0 };
+        let mut cache = Self {
+            full: 0,
+            windows: BTreeMap::new(),
+            state: 0,
+        };
         for layer in &model.layers {
             match layer.mixer {
                 Mixer::None => {}
@@ -57,7 +61,9 @@ impl KvCache {
                 Mixer::Latent(one) => {
                     cache.full = cache.full.saturating_add(product(&[one.cached(), element]));
                 }
-                Mixer::Recurrent(one) => cache.state = cache.state.saturating_add(one.state_on(gpus)),
+                Mixer::Recurrent(one) => {
+                    cache.state = cache.state.saturating_add(one.state_on(gpus))
+                }
             }
         }
         cache
@@ -69,7 +75,10 @@ impl KvCache {
     }
 
     fn per_token(&self) -> u128 {
-        self.windows.values().copied().fold(self.full, u128::saturating_add)
+        self.windows
+            .values()
+            .copied()
+            .fold(self.full, u128::saturating_add)
     }
 
     /// One sequence of so many tokens. With `step`, while it reads its prompt in steps of so many.
@@ -78,8 +87,12 @@ impl KvCache {
             bytes.saturating_mul(tokens.div_ceil(BLOCK).saturating_mul(BLOCK).into())
         };
         let windows = self.windows.iter();
-        let windows = windows.map(|(window, bytes)| of(*bytes, tokens.min(window.saturating_add(step))));
-        windows.fold(of(self.full, tokens).saturating_add(self.state), u128::saturating_add)
+        let windows =
+            windows.map(|(window, bytes)| of(*bytes, tokens.min(window.saturating_add(step))));
+        windows.fold(
+            of(self.full, tokens).saturating_add(self.state),
+            u128::saturating_add,
+        )
     }
 
     /// The KV cache of one sequence of so many tokens that is being read, on each GPU: the least with which an engine starts.
@@ -90,7 +103,9 @@ impl KvCache {
     /// All sequences at their full length, one of them still being read.
     fn total(&self, workload: &Workload) -> u128 {
         let others = u128::from(workload.sequences.saturating_sub(1));
-        self.of_sequence(workload.context, 0).saturating_mul(others).saturating_add(self.of_one(workload))
+        self.of_sequence(workload.context, 0)
+            .saturating_mul(others)
+            .saturating_add(self.of_one(workload))
     }
 
     pub fn size(&self, workload: &Workload) -> KvCacheSize {
@@ -104,10 +119,18 @@ impl KvCache {
     }
 
     pub fn part(&self, workload: &Workload) -> Part {
-        let tokens = format!("{} × {} tokens", workload.sequences, grouped(workload.context.into()));
+        let tokens = format!(
+            "{} × {} tokens",
+            workload.sequences,
+            grouped(workload.context.into())
+        );
         let mut formula = format!("{tokens} × {}", bytes(self.full));
         for (window, of_token) in &self.windows {
-            formula += &format!(" + the last {} × {}", grouped((*window).into()), bytes(*of_token));
+            formula += &format!(
+                " + the last {} × {}",
+                grouped((*window).into()),
+                bytes(*of_token)
+            );
         }
         if self.state > 0 {
             formula += &format!(" + {} of state for each sequence", bytes(self.state));

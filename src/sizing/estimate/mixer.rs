@@ -91,7 +91,11 @@ pub struct Recurrent {
 }
 
 impl Attention {
-    pub fn read(fields: &Fields<'_>, family: &Family, window: Option<u64>) -> Result<Self, ConfigError> {
+    pub fn read(
+        fields: &Fields<'_>,
+        family: &Family,
+        window: Option<u64>,
+    ) -> Result<Self, ConfigError> {
         let hidden = fields.number("hidden_size")?;
         let heads = fields.number("num_attention_heads")?;
         let kv_heads = match family.attention {
@@ -106,8 +110,9 @@ impl Attention {
             Some(dim) => dim,
             None if hidden.is_multiple_of(heads) => hidden / heads,
             None => {
-                let expected =
-                    format!("a number that divides hidden_size, which is {hidden}; or add head_dim");
+                let expected = format!(
+                    "a number that divides hidden_size, which is {hidden}; or add head_dim"
+                );
                 return Err(fields.refuse("num_attention_heads", expected));
             }
         };
@@ -143,11 +148,17 @@ impl Attention {
         let keys_and_values = product(&[2, self.kv_heads_on(gpus), self.head_dim]);
         let outputs = product(&[self.heads, self.head_dim]);
         let wide = share(queries.saturating_add(outputs), gpus).saturating_add(keys_and_values);
-        let biases = if self.qkv_bias { share(queries, gpus).saturating_add(keys_and_values) } else { 0 };
+        let biases = if self.qkv_bias {
+            share(queries, gpus).saturating_add(keys_and_values)
+        } else {
+            0
+        };
         let out_bias = if self.out_bias { hidden } else { 0 };
         Parameters {
             linear: wide.saturating_mul(hidden.into()),
-            plain: biases.saturating_add(out_bias.into()).saturating_add(self.norms.into()),
+            plain: biases
+                .saturating_add(out_bias.into())
+                .saturating_add(self.norms.into()),
         }
     }
 }
@@ -173,11 +184,18 @@ impl LatentAttention {
     fn parameters(&self, hidden: u64, gpus: u64) -> Parameters {
         let query_dim = self.nope_dim.saturating_add(self.rope_dim);
         let (down, up) = match self.query_rank {
-            Some(rank) => (product(&[hidden, rank]), product(&[rank, self.heads, query_dim])),
+            Some(rank) => (
+                product(&[hidden, rank]),
+                product(&[rank, self.heads, query_dim]),
+            ),
             None => (0, product(&[hidden, self.heads, query_dim])),
         };
         let kv_down = product(&[hidden, self.cached()]);
-        let kv_up = product(&[self.kv_rank, self.heads, self.nope_dim.saturating_add(self.value_dim)]);
+        let kv_up = product(&[
+            self.kv_rank,
+            self.heads,
+            self.nope_dim.saturating_add(self.value_dim),
+        ]);
         let out = product(&[self.heads, self.value_dim, hidden]);
         let split = share(up.saturating_add(kv_up).saturating_add(out), gpus);
         Parameters {
@@ -197,7 +215,10 @@ impl Recurrent {
             RecurrentKind::Mamba2 => Self::mamba2(fields, hidden),
             RecurrentKind::GatedDeltaNet => Self::gated_delta_net(fields, hidden),
         };
-        read.map(|read| Self { state_bytes, ..read })
+        read.map(|read| Self {
+            state_bytes,
+            ..read
+        })
     }
 
     fn mamba1(fields: &Fields<'_>, hidden: u64) -> Result<Self, ConfigError> {
@@ -206,7 +227,11 @@ impl Recurrent {
         let kernel = fields.number("mamba_d_conv")?;
         // `auto` is text, and means this.
         let is_auto = fields.text("mamba_dt_rank").is_ok();
-        let rank = if is_auto { hidden.div_ceil(16) } else { fields.number("mamba_dt_rank")? };
+        let rank = if is_auto {
+            hidden.div_ceil(16)
+        } else {
+            fields.number("mamba_dt_rank")?
+        };
         let projected = rank.saturating_add(2 * state);
         Ok(Self {
             heads: inner,
@@ -263,7 +288,9 @@ impl Recurrent {
         let keys = key_heads.saturating_mul(key_dim);
         let values = heads.saturating_mul(value_dim);
         let conv = keys.saturating_mul(2).saturating_add(values);
-        let projected = conv.saturating_add(values).saturating_add(heads.saturating_mul(2));
+        let projected = conv
+            .saturating_add(values)
+            .saturating_add(heads.saturating_mul(2));
         Ok(Self {
             heads,
             linear: product(&[hidden, projected]).saturating_add(product(&[values, hidden])),
@@ -305,9 +332,10 @@ impl Mixer {
             Self::None => Parameters::default(),
             Self::Attention(attention) => attention.parameters(hidden, gpus),
             Self::Latent(latent) => latent.parameters(hidden, gpus),
-            Self::Recurrent(one) => {
-                Parameters { linear: share(one.linear, gpus), plain: share(one.plain, gpus) }
-            }
+            Self::Recurrent(one) => Parameters {
+                linear: share(one.linear, gpus),
+                plain: share(one.plain, gpus),
+            },
         }
     }
 
@@ -317,12 +345,18 @@ impl Mixer {
             Self::None => 0,
             Self::Attention(one) => {
                 let queries = product(&[2, one.heads, one.head_dim]);
-                share(queries, gpus).saturating_add(product(&[2, one.kv_heads_on(gpus), one.head_dim]))
+                share(queries, gpus).saturating_add(product(&[
+                    2,
+                    one.kv_heads_on(gpus),
+                    one.head_dim,
+                ]))
             }
             // Queries, keys and values of all heads, decompressed, and the output.
             Self::Latent(one) => {
-                let of_head =
-                    2 * (u128::from(one.nope_dim) + u128::from(one.rope_dim) + u128::from(one.value_dim));
+                let of_head = 2
+                    * (u128::from(one.nope_dim)
+                        + u128::from(one.rope_dim)
+                        + u128::from(one.value_dim));
                 share(of_head.saturating_mul(one.heads.into()), gpus)
             }
             Self::Recurrent(one) => share(one.width.into(), gpus),

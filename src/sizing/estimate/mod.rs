@@ -133,7 +133,12 @@ pub enum WorkloadError {
         "{heads} {what} cannot be split over {tensor_parallel} GPUs; this model can be over {}",
         listed(.possible)
     )]
-    HeadsNotSplit { what: &'static str, heads: u64, tensor_parallel: u64, possible: Vec<u64> },
+    HeadsNotSplit {
+        what: &'static str,
+        heads: u64,
+        tensor_parallel: u64,
+        possible: Vec<u64>,
+    },
     #[error(
         "that is more than 1 EiB, which no machine has: check --context and --sequences, and the sizes in the model's config.json"
     )]
@@ -141,7 +146,11 @@ pub enum WorkloadError {
 }
 
 fn listed(numbers: &[u64]) -> String {
-    numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
+    numbers
+        .iter()
+        .map(u64::to_string)
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// GPUs of one node, at most; the pod contract's limit.
@@ -181,7 +190,11 @@ impl Estimate {
 
     /// One part's bytes on each GPU.
     pub fn bytes_of(&self, name: PartName) -> Bytes {
-        self.parts.iter().filter(|part| part.part == name).map(|part| part.bytes).sum()
+        self.parts
+            .iter()
+            .filter(|part| part.part == name)
+            .map(|part| part.bytes)
+            .sum()
     }
 
     /// All but the KV cache, on each GPU.
@@ -192,7 +205,9 @@ impl Estimate {
 
 /// The product, at most [`u128::MAX`].
 pub(crate) fn product(factors: &[u64]) -> u128 {
-    factors.iter().fold(1, |product: u128, factor| product.saturating_mul(u128::from(*factor)))
+    factors.iter().fold(1, |product: u128, factor| {
+        product.saturating_mul(u128::from(*factor))
+    })
 }
 
 /// As bytes, at most as many as 64 bits count: more than any GPU has either way.

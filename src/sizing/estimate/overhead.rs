@@ -25,17 +25,30 @@ pub fn activations(model: &ModelArchitecture, workload: &Workload) -> Part {
     let tokens = workload.max_num_batched_tokens;
     let sequences = workload.max_num_seqs;
     let hidden = |held: u64| product(&[tokens, held, model.hidden, HALF]);
-    let sampler = product(&[sequences, model.vocab, SAMPLER]).saturating_add(hidden(HELD_BESIDE_SAMPLER));
+    let sampler =
+        product(&[sequences, model.vocab, SAMPLER]).saturating_add(hidden(HELD_BESIDE_SAMPLER));
     let widths = model.layers.iter().map(|layer| {
         let gpus = workload.tensor_parallel;
-        layer.mixer.width(gpus).max(layer.feed_forward.width(model.hidden, gpus))
+        layer
+            .mixer
+            .width(gpus)
+            .max(layer.feed_forward.width(model.hidden, gpus))
     });
     let widest = widths.max().unwrap_or_default();
-    let layer = widest.saturating_mul(product(&[tokens, HALF])).saturating_add(hidden(HELD_IN_LAYER));
+    let layer = widest
+        .saturating_mul(product(&[tokens, HALF]))
+        .saturating_add(hidden(HELD_IN_LAYER));
     let formula = if sampler >= layer {
-        format!("the sampler: {sequences} sequences × {} logits × {SAMPLER} B", grouped(model.vocab.into()))
+        format!(
+            "the sampler: {sequences} sequences × {} logits × {SAMPLER} B",
+            grouped(model.vocab.into())
+        )
     } else {
-        format!("the widest layer: {} tokens × {} × {HALF} B", grouped(tokens.into()), grouped(widest))
+        format!(
+            "the widest layer: {} tokens × {} × {HALF} B",
+            grouped(tokens.into()),
+            grouped(widest)
+        )
     };
     Part {
         part: PartName::Activations,
@@ -49,7 +62,11 @@ pub fn activations(model: &ModelArchitecture, workload: &Workload) -> Part {
 /// measured 0.13 and 0.14 GiB on one GPU, 0.54 and 0.55 on each of two.
 pub(crate) fn engine_buffers(workload: &Workload) -> Part {
     let is_alone = workload.tensor_parallel <= 1;
-    let (size, formula) = if is_alone { (144, "one GPU") } else { (564, "several GPUs, with NCCL") };
+    let (size, formula) = if is_alone {
+        (144, "one GPU")
+    } else {
+        (564, "several GPUs, with NCCL")
+    };
     Part {
         part: PartName::EngineBuffers,
         bytes: Bytes::mib(size),
@@ -60,7 +77,11 @@ pub(crate) fn engine_buffers(workload: &Workload) -> Part {
 
 /// From −0.88 to 1.03 GiB in llm-d planner's measurements. Half a GiB is above seven of eight.
 pub fn cuda_graphs(workload: &Workload) -> Part {
-    let (size, formula) = if workload.cuda_graphs { (512, "a constant") } else { (0, "--enforce-eager") };
+    let (size, formula) = if workload.cuda_graphs {
+        (512, "a constant")
+    } else {
+        (0, "--enforce-eager")
+    };
     Part {
         part: PartName::CudaGraphs,
         bytes: Bytes::mib(size),

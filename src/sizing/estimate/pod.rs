@@ -35,26 +35,42 @@ pub fn per_gpu(estimate: &Estimate) -> Bytes {
 
 impl PodLines {
     /// For so much on each GPU: [`per_gpu`], or what certain GPUs ask for.
-    pub fn of(model: &ModelArchitecture, estimate: &Estimate, workload: &Workload, per_gpu: Bytes) -> Self {
+    pub fn of(
+        model: &ModelArchitecture,
+        estimate: &Estimate,
+        workload: &Workload,
+        per_gpu: Bytes,
+    ) -> Self {
         let gpus = workload.tensor_parallel;
         let kv_cache = whole_gib(estimate.bytes_of(PartName::KvCache).times(gpus));
         Self::with(per_gpu.times(gpus), kv_cache, model, workload)
     }
 
     /// For these amounts, over all GPUs.
-    pub fn with(vram: Bytes, kv_cache: Bytes, model: &ModelArchitecture, workload: &Workload) -> Self {
+    pub fn with(
+        vram: Bytes,
+        kv_cache: Bytes,
+        model: &ModelArchitecture,
+        workload: &Workload,
+    ) -> Self {
         let gpus = workload.tensor_parallel;
         let mut args = vec![
             "--gpu-memory-utilization=$(GPU_MEMORY_FRACTION)".to_owned(),
             format!("--max-model-len={}", workload.context),
             format!("--max-num-seqs={}", workload.max_num_seqs),
-            format!("--max-num-batched-tokens={}", workload.max_num_batched_tokens),
+            format!(
+                "--max-num-batched-tokens={}",
+                workload.max_num_batched_tokens
+            ),
         ];
         if gpus > 1 {
             args.push(format!("--tensor-parallel-size={gpus}"));
         }
         if model.quantization.is_made_on_load() {
-            args.push(format!("--quantization={}", model.quantization.precision.name));
+            args.push(format!(
+                "--quantization={}",
+                model.quantization.precision.name
+            ));
         }
         match workload.kv_cache_dtype {
             KvCacheDtype::Fp8 => args.push("--kv-cache-dtype=fp8".into()),
@@ -66,6 +82,11 @@ impl PodLines {
         if !workload.cuda_graphs {
             args.push("--enforce-eager".into());
         }
-        Self { vram: quantity_text(vram), kv_cache: quantity_text(kv_cache), gpus, args }
+        Self {
+            vram: quantity_text(vram),
+            kv_cache: quantity_text(kv_cache),
+            gpus,
+            args,
+        }
     }
 }

@@ -60,7 +60,9 @@ fn any_value() -> impl Strategy<Value = Value> {
         1 => prop::collection::vec("full_attention|sliding_attention|mamba|x", 0..5).prop_map(Value::from),
         1 => Just(json!({"quant_method": "gptq", "bits": 4, "group_size": 1u64 << 40, "ignore": ["model.layers.99999999999999999999.mlp"]})),
     ];
-    leaf.prop_recursive(2, 8, 3, |inner| prop::collection::vec(inner, 0..3).prop_map(Value::from))
+    leaf.prop_recursive(2, 8, 3, |inner| {
+        prop::collection::vec(inner, 0..3).prop_map(Value::from)
+    })
 }
 
 /// A sound file of some family, with a few fields of any value.
@@ -73,7 +75,9 @@ fn any_file() -> impl Strategy<Value = String> {
     ];
     (family, prop::collection::vec((field, any_value()), 0..6)).prop_map(|(family, fields)| {
         let mut file = sound();
-        fields.into_iter().for_each(|(name, value)| file[name] = value);
+        fields
+            .into_iter()
+            .for_each(|(name, value)| file[name] = value);
         file["model_type"] = family.into();
         file.to_string()
     })
@@ -82,7 +86,8 @@ fn any_file() -> impl Strategy<Value = String> {
 fn any_workload() -> impl Strategy<Value = Workload> {
     let size = || prop_oneof![1u64..10_000, any::<u64>()];
     let gpus = prop_oneof![9 => prop::sample::select(&[1u64, 2, 4][..]), 1 => any::<u64>()];
-    let dtype = prop::sample::select(&[KvCacheDtype::Auto, KvCacheDtype::Bf16, KvCacheDtype::Fp8][..]);
+    let dtype =
+        prop::sample::select(&[KvCacheDtype::Auto, KvCacheDtype::Bf16, KvCacheDtype::Fp8][..]);
     (size(), size(), gpus, size(), size(), dtype, any::<bool>()).prop_map(
         |(
             context,

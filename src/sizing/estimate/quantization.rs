@@ -14,17 +14,45 @@ pub struct Precision {
 
 impl Precision {
     /// bf16 and fp16.
-    pub const HALF: Self = Self { name: "16-bit", bytes: 2, parameters: 1 };
-    pub const FP8: Self = Self { name: "fp8", bytes: 1, parameters: 1 };
-    pub const INT8: Self = Self { name: "int8", bytes: 1, parameters: 1 };
+    pub const HALF: Self = Self {
+        name: "16-bit",
+        bytes: 2,
+        parameters: 1,
+    };
+    pub const FP8: Self = Self {
+        name: "fp8",
+        bytes: 1,
+        parameters: 1,
+    };
+    pub const INT8: Self = Self {
+        name: "int8",
+        bytes: 1,
+        parameters: 1,
+    };
     /// 128 × 128 values with a scale of 4 bytes: DeepSeek's.
-    pub(crate) const FP8_BLOCKS: Self = Self { name: "fp8", bytes: 128 * 128 + 4, parameters: 128 * 128 };
+    pub(crate) const FP8_BLOCKS: Self = Self {
+        name: "fp8",
+        bytes: 128 * 128 + 4,
+        parameters: 128 * 128,
+    };
     /// 32 values of 4 bits with a scale of 1 byte (OCP Microscaling Formats 1.0).
-    pub const MXFP4: Self = Self { name: "mxfp4", bytes: 17, parameters: 32 };
+    pub const MXFP4: Self = Self {
+        name: "mxfp4",
+        bytes: 17,
+        parameters: 32,
+    };
     /// 16 values of 4 bits with a scale of 1 byte.
-    pub const NVFP4: Self = Self { name: "nvfp4", bytes: 9, parameters: 16 };
+    pub const NVFP4: Self = Self {
+        name: "nvfp4",
+        bytes: 9,
+        parameters: 16,
+    };
     /// 64 values of 4 bits with a scale of 4 bytes.
-    pub(crate) const NF4: Self = Self { name: "nf4", bytes: 36, parameters: 64 };
+    pub(crate) const NF4: Self = Self {
+        name: "nf4",
+        bytes: 36,
+        parameters: 64,
+    };
     /// AWQ's and GPTQ's usual groups.
     pub const INT4: Self = Self::grouped(4, 128, true);
 
@@ -32,11 +60,17 @@ impl Precision {
     const fn grouped(bits: u64, group: u64, zeros: bool) -> Self {
         let in_bits = bits * group + 16 + if zeros { bits } else { 0 };
         let name = if bits == 8 { "int8" } else { "int4" };
-        Self { name, bytes: in_bits, parameters: 8 * group }
+        Self {
+            name,
+            bytes: in_bits,
+            parameters: 8 * group,
+        }
     }
 
     pub fn bytes_of(self, parameters: u128) -> u128 {
-        parameters.saturating_mul(self.bytes.into()).div_ceil(self.parameters.into())
+        parameters
+            .saturating_mul(self.bytes.into())
+            .div_ceil(self.parameters.into())
     }
 }
 
@@ -87,7 +121,13 @@ const METHODS: [&str; 9] = [
 impl Quantization {
     /// All weights alike; embeddings and norms have 16 bits either way.
     pub(crate) fn uniform(precision: Precision) -> Self {
-        Self { precision, kept: BTreeSet::new(), kept_in: BTreeSet::new(), fp8_kv_cache: false, asked: None }
+        Self {
+            precision,
+            kept: BTreeSet::new(),
+            kept_in: BTreeSet::new(),
+            fp8_kv_cache: false,
+            asked: None,
+        }
     }
 
     /// From the object that has `quantization_config`. With `asked`, weights are in that, and the file's method is not looked at:
@@ -95,12 +135,22 @@ impl Quantization {
     pub fn read(fields: &Fields<'_>, asked: Option<Precision>) -> Result<Self, ConfigError> {
         let Some(fields) = fields.object("quantization_config")? else {
             let asked = asked.filter(|precision| *precision != Precision::HALF);
-            let how = if asked == Some(Precision::FP8) { Asked::OnLoad } else { Asked::Checkpoint };
+            let how = if asked == Some(Precision::FP8) {
+                Asked::OnLoad
+            } else {
+                Asked::Checkpoint
+            };
             let read = Self::uniform(asked.unwrap_or(Precision::HALF));
-            return Ok(Self { asked: asked.map(|_| how), ..read });
+            return Ok(Self {
+                asked: asked.map(|_| how),
+                ..read
+            });
         };
         if asked == Some(Precision::HALF) {
-            return Ok(Self { asked: Some(Asked::Checkpoint), ..Self::uniform(Precision::HALF) });
+            return Ok(Self {
+                asked: Some(Asked::Checkpoint),
+                ..Self::uniform(Precision::HALF)
+            });
         }
         let own = Self::precision(&fields);
         let (precision, asked) = match (own, asked) {
@@ -110,19 +160,36 @@ impl Quantization {
             (_, Some(asked)) => (asked, Some(Asked::Checkpoint)),
         };
         let scheme = fields.object("kv_cache_scheme")?;
-        let of_scheme = scheme.map(|scheme| scheme.count_at("num_bits")).transpose()?.flatten();
+        let of_scheme = scheme
+            .map(|scheme| scheme.count_at("num_bits"))
+            .transpose()?
+            .flatten();
         let of_modelopt = fields.text("kv_cache_quant_algo").unwrap_or_default();
-        let mut read = Self { asked, ..Self::uniform(precision) };
-        read.fp8_kv_cache =
-            of_scheme == Some(8) || of_modelopt.is_some_and(|algo| algo.eq_ignore_ascii_case("fp8"));
-        for list in ["modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules"] {
-            fields.texts(list)?.unwrap_or_default().into_iter().for_each(|module| read.keep(module));
+        let mut read = Self {
+            asked,
+            ..Self::uniform(precision)
+        };
+        read.fp8_kv_cache = of_scheme == Some(8)
+            || of_modelopt.is_some_and(|algo| algo.eq_ignore_ascii_case("fp8"));
+        for list in [
+            "modules_to_not_convert",
+            "ignored_layers",
+            "ignore",
+            "exclude_modules",
+        ] {
+            fields
+                .texts(list)?
+                .unwrap_or_default()
+                .into_iter()
+                .for_each(|module| read.keep(module));
         }
         Ok(read)
     }
 
     fn precision(fields: &Fields<'_>) -> Result<Precision, ConfigError> {
-        let method = fields.text("quant_method")?.ok_or_else(|| fields.refuse("quant_method", "a method"))?;
+        let method = fields
+            .text("quant_method")?
+            .ok_or_else(|| fields.refuse("quant_method", "a method"))?;
         Ok(match method {
             "fp8" if fields.has("weight_block_size") => Precision::FP8_BLOCKS,
             "fp8" | "fbgemm_fp8" => Precision::FP8,
@@ -131,13 +198,15 @@ impl Quantization {
             "awq" | "gptq" | "auto-round" => integers(fields)?,
             "compressed-tensors" => compressed_tensors(fields)?,
             "bitsandbytes"
-                if fields.flag("load_in_8bit", false)? || fields.flag("_load_in_8bit", false)? =>
+                if fields.flag("load_in_8bit", false)?
+                    || fields.flag("_load_in_8bit", false)? =>
             {
                 Precision::INT8
             }
             "bitsandbytes" => Precision::NF4,
             other => {
-                let near = nearest(other, &METHODS).map_or(String::new(), |near| format!(" (`{near}`?)"));
+                let near =
+                    nearest(other, &METHODS).map_or(String::new(), |near| format!(" (`{near}`?)"));
                 let expected = format!("one of {}{near}", METHODS.join(", "));
                 return Err(fields.refuse("quant_method", expected));
             }
@@ -146,12 +215,19 @@ impl Quantization {
 
     /// A module that keeps 16 bits: one of one layer, or, by a pattern, of all.
     fn keep(&mut self, module: &str) {
-        let module = module.trim_start_matches("re:").replace("\\.", ".").to_ascii_lowercase();
+        let module = module
+            .trim_start_matches("re:")
+            .replace("\\.", ".")
+            .to_ascii_lowercase();
         if NOT_COUNTED.iter().any(|word| module.contains(word)) {
             return;
         }
         let layer = module.split_once("layers.").map(|(_, rest)| rest);
-        let digits = |rest: &str| rest.chars().take_while(char::is_ascii_digit).collect::<String>();
+        let digits = |rest: &str| {
+            rest.chars()
+                .take_while(char::is_ascii_digit)
+                .collect::<String>()
+        };
         let index = layer.and_then(|rest| digits(rest).parse::<u64>().ok());
         for part in parts_named(&module, layer) {
             match index {
@@ -164,7 +240,11 @@ impl Quantization {
     /// How this part of a layer is stored.
     pub fn at(&self, layer: u64, part: LayerPart) -> Precision {
         let is_kept = self.kept.contains(&part) || self.kept_in.contains(&(layer, part));
-        if is_kept { Precision::HALF } else { self.precision }
+        if is_kept {
+            Precision::HALF
+        } else {
+            self.precision
+        }
     }
 
     /// Whether an engine has to be told: it loads what a file has without.
@@ -213,13 +293,18 @@ const SMALL: [&str; 9] = [
 
 /// The parts of a layer that a module's name means. What is outside of layers keeps 16 bits either way.
 fn parts_named(module: &str, in_layer: Option<&str>) -> &'static [LayerPart] {
-    let mut names = module.split('.').map(|name| name.trim_matches(['*', '$', '^']));
+    let mut names = module
+        .split('.')
+        .map(|name| name.trim_matches(['*', '$', '^']));
     let last = names.rfind(|name| !name.is_empty()).unwrap_or_default();
     if SMALL.contains(&last) || last.ends_with("norm") {
         return &[];
     }
-    let is_whole =
-        |rest: &str| rest.trim_end_matches(['*', '.', '$']).bytes().all(|byte| byte.is_ascii_digit());
+    let is_whole = |rest: &str| {
+        rest.trim_end_matches(['*', '.', '$'])
+            .bytes()
+            .all(|byte| byte.is_ascii_digit())
+    };
     let has = |words: &[&str]| words.iter().any(|word| module.contains(word));
     if has(&["shared_expert"]) {
         &[LayerPart::FeedForward]
@@ -239,9 +324,15 @@ fn parts_named(module: &str, in_layer: Option<&str>) -> &'static [LayerPart] {
 /// The way out of a file that stores its weights in a way that is not known.
 fn or_another(error: ConfigError) -> ConfigError {
     match error {
-        ConfigError::Invalid { field, found, expected } => {
-            ConfigError::Invalid { field, found, expected: format!("{expected}, or say --quantization") }
-        }
+        ConfigError::Invalid {
+            field,
+            found,
+            expected,
+        } => ConfigError::Invalid {
+            field,
+            found,
+            expected: format!("{expected}, or say --quantization"),
+        },
         other => other,
     }
 }
@@ -262,13 +353,22 @@ fn with_bits(
 ) -> Result<Precision, ConfigError> {
     const WHOLE_CHANNEL: u64 = 1 << 16;
     match bits {
-        4 | 8 => Ok(Precision::grouped(bits, group.unwrap_or(WHOLE_CHANNEL).min(WHOLE_CHANNEL), zeros)),
+        4 | 8 => Ok(Precision::grouped(
+            bits,
+            group.unwrap_or(WHOLE_CHANNEL).min(WHOLE_CHANNEL),
+            zeros,
+        )),
         _ => Err(fields.refuse(name, "4 or 8")),
     }
 }
 
 fn modelopt(fields: &Fields<'_>) -> Result<Precision, ConfigError> {
-    match fields.text("quant_algo")?.unwrap_or_default().to_ascii_uppercase().as_str() {
+    match fields
+        .text("quant_algo")?
+        .unwrap_or_default()
+        .to_ascii_uppercase()
+        .as_str()
+    {
         "FP8" => Ok(Precision::FP8),
         "NVFP4" => Ok(Precision::NVFP4),
         _ => Err(fields.refuse("quant_algo", "FP8 or NVFP4")),
@@ -288,7 +388,13 @@ fn compressed_tensors(fields: &Fields<'_>) -> Result<Precision, ConfigError> {
         ("float", 4) if group == Some(32) => Ok(Precision::MXFP4),
         ("float", 4) => Ok(Precision::NVFP4),
         ("int", 8) if group.is_none() => Ok(Precision::INT8),
-        ("int", _) => with_bits(&weights, "num_bits", bits, group, !weights.flag("symmetric", true)?),
+        ("int", _) => with_bits(
+            &weights,
+            "num_bits",
+            bits,
+            group,
+            !weights.flag("symmetric", true)?,
+        ),
         _ => Err(weights.refuse("type", "int or float")),
     }
 }

@@ -87,17 +87,24 @@ impl RightSize {
         estimate: &Estimate,
         seen: &Observation,
     ) -> Result<Self, Unobserved> {
-        let usage = seen.kv_cache_usage.filter(|usage| usage.is_finite()).ok_or(Unobserved::Usage)?;
+        let usage = seen
+            .kv_cache_usage
+            .filter(|usage| usage.is_finite())
+            .ok_or(Unobserved::Usage)?;
         let usage = usage.clamp(0.0, 1.0);
         let gpus = workload.tensor_parallel;
         let cache = KvCache::of(model, workload);
         let estimated = estimate.fixed_bytes().times(gpus);
         let holds = kv_cache_bytes(&cache, workload, estimate, seen).ok_or(Unobserved::Size)?;
         // What was measured is better known than what was estimated, unless it is less than any engine has.
-        let fixed = seen.used.map(|used| used.minus(holds)).filter(|fixed| fixed.0 >= estimated.0 / 2);
+        let fixed = seen
+            .used
+            .map(|used| used.minus(holds))
+            .filter(|fixed| fixed.0 >= estimated.0 / 2);
         let fixed = fixed.unwrap_or(estimated);
         let used = share(holds, usage);
-        let is_full = seen.preempting || usage >= FULL && seen.waiting.is_some_and(|waiting| waiting > 0);
+        let is_full =
+            seen.preempting || usage >= FULL && seen.waiting.is_some_and(|waiting| waiting > 0);
         let one = bytes(cache.of_one(workload)).times(gpus);
         let wanted = match is_full {
             // How much more it needs cannot be seen: what was asked for, or the margin.
@@ -110,8 +117,15 @@ impl RightSize {
         let asks = per_gpu.times(gpus);
         let reserved = seen.reserved.or(seen.used).unwrap_or(fixed + holds);
         let advice = advice(reserved, asks, is_full);
-        let reason = reason(advice, usage, is_full, (wanted == one).then_some(workload.context), seen);
-        let pod = (advice != Advice::Keep).then(|| PodLines::with(asks, whole_gib(wanted), model, workload));
+        let reason = reason(
+            advice,
+            usage,
+            is_full,
+            (wanted == one).then_some(workload.context),
+            seen,
+        );
+        let pod = (advice != Advice::Keep)
+            .then(|| PodLines::with(asks, whole_gib(wanted), model, workload));
         Ok(Self {
             advice,
             reserved_bytes: seen.reserved,
@@ -146,7 +160,11 @@ fn kv_cache_bytes(
         Some(has.minus(estimate.fixed_bytes().times(gpus)))
     };
     // Engines count tokens of windows and states each in its own way.
-    if cache.is_uniform() { by_tokens().or_else(rest) } else { rest().or_else(by_tokens) }
+    if cache.is_uniform() {
+        by_tokens().or_else(rest)
+    } else {
+        rest().or_else(by_tokens)
+    }
 }
 
 fn advice(reserved: Bytes, asks: Bytes, is_full: bool) -> Advice {
@@ -160,7 +178,13 @@ fn advice(reserved: Bytes, asks: Bytes, is_full: bool) -> Advice {
 }
 
 /// With `least`, what is advised is room for one sequence of so many tokens.
-fn reason(advice: Advice, usage: f64, is_full: bool, least: Option<u64>, seen: &Observation) -> String {
+fn reason(
+    advice: Advice,
+    usage: f64,
+    is_full: bool,
+    least: Option<u64>,
+    seen: &Observation,
+) -> String {
     let percent = (usage * 100.0).round();
     let cache = format!("its KV cache is {percent} % full");
     match (advice, least) {

@@ -71,8 +71,12 @@ impl ShippedModel {
         };
         MODELS.iter().find(is_named).ok_or_else(|| {
             let names: Vec<&'static str> = MODELS.iter().map(|model| model.name).collect();
-            let near = nearest(name, &names).and_then(|near| names.iter().find(|name| **name == near));
-            UnknownModel { name: name.to_owned(), near: near.copied() }
+            let near =
+                nearest(name, &names).and_then(|near| names.iter().find(|name| **name == near));
+            UnknownModel {
+                name: name.to_owned(),
+                near: near.copied(),
+            }
         })
     }
 

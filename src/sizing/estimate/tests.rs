@@ -41,11 +41,17 @@ fn in_precision(text: &str, precision: Precision) -> ModelArchitecture {
 
 /// Llama-3.1-8B's file with this `quantization_config`.
 fn quantized(config: &str) -> String {
-    LLAMA_8B.replace("\"model_type\"", &format!("\"quantization_config\": {config}, \"model_type\""))
+    LLAMA_8B.replace(
+        "\"model_type\"",
+        &format!("\"quantization_config\": {config}, \"model_type\""),
+    )
 }
 
 fn on(gpus: u64) -> Workload {
-    Workload { tensor_parallel: gpus, ..Workload::default() }
+    Workload {
+        tensor_parallel: gpus,
+        ..Workload::default()
+    }
 }
 
 fn estimate(model: &ModelArchitecture, workload: &Workload) -> Estimate {
@@ -119,7 +125,10 @@ fn families_without_a_shipped_model_are_counted_too() {
         ),
     ] {
         let counted = read(text).unwrap().parameters() as f64 / 1e9;
-        assert!((counted - billions).abs() < 0.001, "{repository}: {counted}");
+        assert!(
+            (counted - billions).abs() < 0.001,
+            "{repository}: {counted}"
+        );
     }
 }
 
@@ -141,7 +150,10 @@ fn a_token_takes_what_its_attention_keeps_of_it() {
     ] {
         let size = estimate(&shipped(name), &on(1)).kv_cache;
         assert_eq!(size.bytes_per_token, bytes_per_token, "{name}");
-        assert_eq!(size.bytes_per_token_beyond_windows, bytes_per_token, "{name}");
+        assert_eq!(
+            size.bytes_per_token_beyond_windows, bytes_per_token,
+            "{name}"
+        );
     }
 }
 
@@ -149,8 +161,15 @@ fn a_token_takes_what_its_attention_keeps_of_it() {
 fn tensor_parallelism_splits_heads_and_repeats_what_has_none() {
     let llama = shipped("llama-3.1-70b");
     let of_token = |gpus| estimate(&llama, &on(gpus)).kv_cache.bytes_per_token;
-    assert_eq!((of_token(1), of_token(4), of_token(8)), (kib(320), kib(80), kib(40)));
-    assert_eq!(of_token(16), kib(40), "each GPU holds a whole one of 8 KV heads");
+    assert_eq!(
+        (of_token(1), of_token(4), of_token(8)),
+        (kib(320), kib(80), kib(40))
+    );
+    assert_eq!(
+        of_token(16),
+        kib(40),
+        "each GPU holds a whole one of 8 KV heads"
+    );
     let deepseek = shipped("deepseek-v3");
     let of_token = |gpus| estimate(&deepseek, &on(gpus)).kv_cache.bytes_per_token;
     assert_eq!(of_token(1), of_token(8), "a compressed vector has no heads");
@@ -161,7 +180,11 @@ fn tensor_parallelism_splits_heads_and_repeats_what_has_none() {
 
 #[test]
 fn heads_that_cannot_be_split_are_refused_with_the_numbers_that_can() {
-    let refused = |name: &str, gpus| Estimate::of(&shipped(name), &on(gpus)).unwrap_err().to_string();
+    let refused = |name: &str, gpus| {
+        Estimate::of(&shipped(name), &on(gpus))
+            .unwrap_err()
+            .to_string()
+    };
     let text = refused("llama-3.1-8b", 3);
     assert_eq!(
         text,
@@ -169,7 +192,8 @@ fn heads_that_cannot_be_split_are_refused_with_the_numbers_that_can() {
     );
     let text = refused("phi-4", 4);
     assert!(
-        text.starts_with("10 KV heads cannot be split over 4 GPUs") && text.ends_with("1, 2, 5, 10, 20, 40")
+        text.starts_with("10 KV heads cannot be split over 4 GPUs")
+            && text.ends_with("1, 2, 5, 10, 20, 40")
     );
     assert!(refused("qwen3-next-80b-a3b", 64).contains("can be over 1, 2, 4, 8, 16"));
 }
@@ -178,7 +202,11 @@ fn heads_that_cannot_be_split_are_refused_with_the_numbers_that_can() {
 fn a_sliding_window_caps_what_its_layers_keep() {
     let gemma = shipped("gemma-3-27b");
     let size = |context| {
-        let workload = Workload { context, sequences: 2, ..Workload::default() };
+        let workload = Workload {
+            context,
+            sequences: 2,
+            ..Workload::default()
+        };
         estimate(&gemma, &workload).kv_cache
     };
     // 10 of 62 layers see everything; a token takes 8 KiB in each.
@@ -186,31 +214,60 @@ fn a_sliding_window_caps_what_its_layers_keep() {
     assert_eq!(short.bytes_per_sequence, kib(8 * 62 * 1024));
     assert_eq!(long.bytes_per_sequence, kib(8 * (10 * 32_768 + 52 * 1024)));
     let reading = kib(8 * 52 * 8192);
-    assert_eq!(long.bytes, long.bytes_per_sequence.times(2) + reading, "one of two is being read");
-    assert_eq!(short.bytes, short.bytes_per_sequence.times(2), "it is no longer than its window");
+    assert_eq!(
+        long.bytes,
+        long.bytes_per_sequence.times(2) + reading,
+        "one of two is being read"
+    );
+    assert_eq!(
+        short.bytes,
+        short.bytes_per_sequence.times(2),
+        "it is no longer than its window"
+    );
     let mistral = r#"{"model_type": "mistral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,
         "num_hidden_layers": 32, "num_attention_heads": 32, "sliding_window": 4096}"#;
     let size = estimate(&read(mistral).unwrap(), &on(1)).kv_cache;
-    assert_eq!((size.bytes_per_token, size.bytes_per_token_beyond_windows), (kib(128), Bytes(0)));
+    assert_eq!(
+        (size.bytes_per_token, size.bytes_per_token_beyond_windows),
+        (kib(128), Bytes(0))
+    );
 }
 
 #[test]
 fn a_recurrent_state_is_the_same_for_every_context_and_split_by_heads() {
-    let state = |name: &str, gpus| estimate(&shipped(name), &on(gpus)).kv_cache.state_bytes_per_sequence.0;
+    let state = |name: &str, gpus| {
+        estimate(&shipped(name), &on(gpus))
+            .kv_cache
+            .state_bytes_per_sequence
+            .0
+    };
     // 28 layers of 8,192 channels: 3 inputs of the convolution and 16 of the state.
     assert_eq!(state("jamba-1.5-mini", 1), 28 * 8192 * (3 + 16) * 2);
     // 36 layers: 8,192 channels of the convolution, and 32 heads of 128 by 128.
-    assert_eq!(state("qwen3-next-80b-a3b", 1), 36 * (8192 * 3 + 32 * 128 * 128) * 2);
-    assert_eq!(state("qwen3-next-80b-a3b", 4) * 4, state("qwen3-next-80b-a3b", 1));
+    assert_eq!(
+        state("qwen3-next-80b-a3b", 1),
+        36 * (8192 * 3 + 32 * 128 * 128) * 2
+    );
+    assert_eq!(
+        state("qwen3-next-80b-a3b", 4) * 4,
+        state("qwen3-next-80b-a3b", 1)
+    );
     // 24 layers; the state has 32 bits.
-    assert_eq!(state("nemotron-h-8b", 1), 24 * (10_240 * 3 * 2 + 8192 * 128 * 4));
+    assert_eq!(
+        state("nemotron-h-8b", 1),
+        24 * (10_240 * 3 * 2 + 8192 * 128 * 4)
+    );
 }
 
 #[test]
 fn a_kv_cache_of_8_bits_is_half_as_large_and_a_file_may_ask_for_it() {
-    let fp8 = Workload { kv_cache_dtype: KvCacheDtype::Fp8, ..Workload::default() };
-    let of_token =
-        |model: &ModelArchitecture, workload: &Workload| estimate(model, workload).kv_cache.bytes_per_token;
+    let fp8 = Workload {
+        kv_cache_dtype: KvCacheDtype::Fp8,
+        ..Workload::default()
+    };
+    let of_token = |model: &ModelArchitecture, workload: &Workload| {
+        estimate(model, workload).kv_cache.bytes_per_token
+    };
     let llama = read(LLAMA_8B).unwrap();
     assert_eq!(of_token(&llama, &fp8), kib(64));
     let asks = changed(
@@ -219,7 +276,10 @@ fn a_kv_cache_of_8_bits_is_half_as_large_and_a_file_may_ask_for_it() {
     );
     let asks = asks.unwrap();
     assert_eq!(of_token(&asks, &Workload::default()), kib(64));
-    let explicit = Workload { kv_cache_dtype: KvCacheDtype::Bf16, ..Workload::default() };
+    let explicit = Workload {
+        kv_cache_dtype: KvCacheDtype::Bf16,
+        ..Workload::default()
+    };
     assert_eq!(of_token(&asks, &explicit), kib(128));
 }
 
@@ -227,16 +287,37 @@ fn a_kv_cache_of_8_bits_is_half_as_large_and_a_file_may_ask_for_it() {
 fn every_quantization_has_its_bytes_for_a_parameter() {
     for (config, thousandths) in [
         (r#"{"quant_method": "fp8"}"#, 1000),
-        (r#"{"quant_method": "fp8", "weight_block_size": [128, 128]}"#, 1000),
+        (
+            r#"{"quant_method": "fp8", "weight_block_size": [128, 128]}"#,
+            1000,
+        ),
         (r#"{"quant_method": "fbgemm_fp8"}"#, 1000),
-        (r#"{"quant_method": "awq", "bits": 4, "group_size": 128}"#, 519),
-        (r#"{"quant_method": "gptq", "bits": 4, "group_size": 32}"#, 578),
-        (r#"{"quant_method": "gptq", "bits": 8, "group_size": -1}"#, 1000),
+        (
+            r#"{"quant_method": "awq", "bits": 4, "group_size": 128}"#,
+            519,
+        ),
+        (
+            r#"{"quant_method": "gptq", "bits": 4, "group_size": 32}"#,
+            578,
+        ),
+        (
+            r#"{"quant_method": "gptq", "bits": 8, "group_size": -1}"#,
+            1000,
+        ),
         (r#"{"quant_method": "mxfp4"}"#, 531),
-        (r#"{"quant_method": "modelopt", "quant_algo": "NVFP4"}"#, 562),
+        (
+            r#"{"quant_method": "modelopt", "quant_algo": "NVFP4"}"#,
+            562,
+        ),
         (r#"{"quant_method": "modelopt", "quant_algo": "FP8"}"#, 1000),
-        (r#"{"quant_method": "bitsandbytes", "load_in_4bit": true}"#, 562),
-        (r#"{"quant_method": "bitsandbytes", "load_in_8bit": true}"#, 1000),
+        (
+            r#"{"quant_method": "bitsandbytes", "load_in_4bit": true}"#,
+            562,
+        ),
+        (
+            r#"{"quant_method": "bitsandbytes", "load_in_8bit": true}"#,
+            1000,
+        ),
         (
             r#"{"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights":
                {"num_bits": 4, "type": "int", "group_size": 128, "symmetric": true}}}}"#,
@@ -248,7 +329,10 @@ fn every_quantization_has_its_bytes_for_a_parameter() {
             1000,
         ),
     ] {
-        let model = changed("\"model_type\"", &format!(r#""quantization_config": {config}, "model_type""#));
+        let model = changed(
+            "\"model_type\"",
+            &format!(r#""quantization_config": {config}, "model_type""#),
+        );
         let bytes = model.unwrap().quantization.precision.bytes_of(1_000_000);
         assert_eq!(bytes / 1000, thousandths, "{config}");
     }
@@ -266,9 +350,18 @@ fn modules_that_are_not_quantized_keep_16_bits() {
     let layer = attention / 32 + 3 * 4096 * 14_336;
     let all = weights(r#"["lm_head", "model.layers.0.mlp.gate", "re:.*router"]"#);
     assert_eq!(weights(r#"["model.layers.*.self_attn"]"#), all + attention);
-    assert_eq!(weights(r#"["re:.*self_attn.*", "model.layers.1.self_attn.q_proj"]"#), all + attention);
-    assert_eq!(weights(r#"["model.layers.7.self_attn.q_proj"]"#), all + attention / 32);
-    assert_eq!(weights(r#"["model.layers.0", "model.layers.31"]"#), all + 2 * layer);
+    assert_eq!(
+        weights(r#"["re:.*self_attn.*", "model.layers.1.self_attn.q_proj"]"#),
+        all + attention
+    );
+    assert_eq!(
+        weights(r#"["model.layers.7.self_attn.q_proj"]"#),
+        all + attention / 32
+    );
+    assert_eq!(
+        weights(r#"["model.layers.0", "model.layers.31"]"#),
+        all + 2 * layer
+    );
 }
 
 #[test]
@@ -293,9 +386,15 @@ fn modules_beside_the_language_models_layers_and_small_ones_keep_nothing_in_16_b
     ];
     let all = read(&quantized(r#"{"quant_method": "fp8"}"#)).unwrap();
     for name in names {
-        let file = quantized(&format!(r#"{{"quant_method": "fp8", "modules_to_not_convert": ["{name}"]}}"#));
+        let file = quantized(&format!(
+            r#"{{"quant_method": "fp8", "modules_to_not_convert": ["{name}"]}}"#
+        ));
         let model = read(&file).unwrap();
-        assert_eq!(weights::on_each(&model, 1), weights::on_each(&all, 1), "{name}");
+        assert_eq!(
+            weights::on_each(&model, 1),
+            weights::on_each(&all, 1),
+            "{name}"
+        );
         assert!(model.notes.is_empty(), "{name}: {:?}", model.notes);
     }
 }
@@ -305,24 +404,41 @@ fn another_quantization_than_the_files_can_be_asked_for() {
     let halves = weights::on_each(&read(LLAMA_8B).unwrap(), 1).0;
     let eighths = weights::on_each(&in_precision(LLAMA_8B, Precision::FP8), 1).0;
     let smaller = 8_030_261_248 - 2 * 128_256 * 4096 - 65 * 4096;
-    assert_eq!(halves - eighths, smaller, "embeddings and norms keep 16 bits");
+    assert_eq!(
+        halves - eighths,
+        smaller,
+        "embeddings and norms keep 16 bits"
+    );
 }
 
 #[test]
 fn a_quantization_that_is_not_known_has_a_way_out() {
     for (config, problem) in [
-        (r#"{"quant_method": "hqq"}"#, "`quantization_config.quant_method` is \"hqq\""),
-        (r#"{"quant_method": "gptq", "bits": 3}"#, "`quantization_config.bits` is 3; write 4 or 8"),
+        (
+            r#"{"quant_method": "hqq"}"#,
+            "`quantization_config.quant_method` is \"hqq\"",
+        ),
+        (
+            r#"{"quant_method": "gptq", "bits": 3}"#,
+            "`quantization_config.bits` is 3; write 4 or 8",
+        ),
     ] {
         let file = quantized(config);
         let text = message(read(&file));
-        assert!(text.contains(problem) && text.ends_with("or say --quantization"), "{text}");
+        assert!(
+            text.contains(problem) && text.ends_with("or say --quantization"),
+            "{text}"
+        );
         let model = in_precision(&file, Precision::INT4);
         assert_eq!(
             weights::on_each(&model, 1),
             weights::on_each(&in_precision(LLAMA_8B, Precision::INT4), 1)
         );
-        assert!(model.notes[0].contains("not in int4: give the engine a checkpoint"), "{:?}", model.notes);
+        assert!(
+            model.notes[0].contains("not in int4: give the engine a checkpoint"),
+            "{:?}",
+            model.notes
+        );
     }
 }
 
@@ -331,34 +447,69 @@ fn asking_for_the_files_own_quantization_changes_nothing_and_for_none_leaves_not
     let gpt = ShippedModel::named("gpt-oss-20b").unwrap();
     let own = gpt.read().unwrap();
     assert_eq!(gpt.read_in(Some(Precision::MXFP4)).unwrap(), own);
-    assert!(own.notes.iter().any(|note| note.contains("not in mxfp4")), "{:?}", own.notes);
+    assert!(
+        own.notes.iter().any(|note| note.contains("not in mxfp4")),
+        "{:?}",
+        own.notes
+    );
     let halves = gpt.read_in(Some(Precision::HALF)).unwrap();
-    assert!(halves.notes.iter().all(|note| !note.contains("mxfp4")), "{:?}", halves.notes);
-    assert!(halves.notes.iter().any(|note| note.contains("not in 16-bit")), "{:?}", halves.notes);
+    assert!(
+        halves.notes.iter().all(|note| !note.contains("mxfp4")),
+        "{:?}",
+        halves.notes
+    );
+    assert!(
+        halves
+            .notes
+            .iter()
+            .any(|note| note.contains("not in 16-bit")),
+        "{:?}",
+        halves.notes
+    );
     // Blocks have scales, which plain fp8 has not.
     let blocks = quantized(r#"{"quant_method": "fp8", "weight_block_size": [128, 128]}"#);
-    assert_eq!(in_precision(&blocks, Precision::FP8).quantization.precision, Precision::FP8_BLOCKS);
+    assert_eq!(
+        in_precision(&blocks, Precision::FP8).quantization.precision,
+        Precision::FP8_BLOCKS
+    );
 }
 
 #[test]
 fn a_pods_lines_make_the_engine_load_what_was_counted() {
     let lines = |model: &ModelArchitecture, kv_cache_dtype| {
-        let workload = Workload { kv_cache_dtype, ..Workload::default() };
+        let workload = Workload {
+            kv_cache_dtype,
+            ..Workload::default()
+        };
         let estimate = estimate(model, &workload);
-        PodLines::of(model, &estimate, &workload, pod::per_gpu(&estimate)).args.join(" ")
+        PodLines::of(model, &estimate, &workload, pod::per_gpu(&estimate))
+            .args
+            .join(" ")
     };
     let plain = read(LLAMA_8B).unwrap();
     let fp8 = in_precision(LLAMA_8B, Precision::FP8);
     assert!(lines(&fp8, KvCacheDtype::Auto).contains("--quantization=fp8"));
     assert!(fp8.notes.is_empty(), "{:?}", fp8.notes);
-    for model in [&plain, &in_precision(LLAMA_8B, Precision::INT4), &in_precision(LLAMA_8B, Precision::HALF)]
-    {
+    for model in [
+        &plain,
+        &in_precision(LLAMA_8B, Precision::INT4),
+        &in_precision(LLAMA_8B, Precision::HALF),
+    ] {
         assert!(!lines(model, KvCacheDtype::Auto).contains("--quantization"));
     }
-    let own = read(&quantized(r#"{"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 8}}"#)).unwrap();
-    assert!(!lines(&own, KvCacheDtype::Auto).contains("--quantization"), "the file says it");
+    let own = read(&quantized(
+        r#"{"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 8}}"#,
+    ))
+    .unwrap();
+    assert!(
+        !lines(&own, KvCacheDtype::Auto).contains("--quantization"),
+        "the file says it"
+    );
     assert!(lines(&own, KvCacheDtype::Bf16).contains("--kv-cache-dtype=bfloat16"));
-    assert!(!lines(&plain, KvCacheDtype::Bf16).contains("--kv-cache-dtype"), "16 bits are its own");
+    assert!(
+        !lines(&plain, KvCacheDtype::Bf16).contains("--kv-cache-dtype"),
+        "16 bits are its own"
+    );
 }
 
 #[test]
@@ -373,25 +524,51 @@ fn layers_without_a_window_are_as_many_as_the_familys_default_says() {
         let has_window = |layer: &&architecture::Layer| matches!(layer.mixer, mixer::Mixer::Attention(one) if one.window.is_some());
         model.layers.iter().filter(has_window).count()
     };
-    assert_eq!((windows("qwen2", 32), windows("qwen3", 32), windows("qwen2_5_vl_text", 84)), (4, 4, 4));
+    assert_eq!(
+        (
+            windows("qwen2", 32),
+            windows("qwen3", 32),
+            windows("qwen2_5_vl_text", 84)
+        ),
+        (4, 4, 4)
+    );
     assert_eq!(windows("qwen2", 24), 0);
 }
 
 #[test]
 fn the_language_model_of_a_larger_one_is_read_and_the_rest_is_noted() {
     let inner = LLAMA_8B.replace("128256", "1.5");
-    let text = message(read(&format!(r#"{{"model_type": "mistral3", "text_config": {inner}}}"#)));
-    assert!(text.starts_with("2: `text_config.vocab_size` is 1.5"), "{text}");
-    let whole = read(&format!(r#"{{"model_type": "mistral3", "text_config": {LLAMA_8B}}}"#)).unwrap();
+    let text = message(read(&format!(
+        r#"{{"model_type": "mistral3", "text_config": {inner}}}"#
+    )));
+    assert!(
+        text.starts_with("2: `text_config.vocab_size` is 1.5"),
+        "{text}"
+    );
+    let whole = read(&format!(
+        r#"{{"model_type": "mistral3", "text_config": {LLAMA_8B}}}"#
+    ))
+    .unwrap();
     assert_eq!(whole.parameters(), 8_030_261_248);
-    assert!(whole.notes.iter().any(|note| note.contains("images and sound")), "{:?}", whole.notes);
+    assert!(
+        whole
+            .notes
+            .iter()
+            .any(|note| note.contains("images and sound")),
+        "{:?}",
+        whole.notes
+    );
 }
 
 #[test]
 fn the_sampler_or_the_widest_layer_is_the_peak() {
     let llama = read(LLAMA_8B).unwrap();
     let peak = |max_num_seqs, max_num_batched_tokens| {
-        let workload = Workload { max_num_seqs, max_num_batched_tokens, ..Workload::default() };
+        let workload = Workload {
+            max_num_seqs,
+            max_num_batched_tokens,
+            ..Workload::default()
+        };
         let part = overhead::activations(&llama, &workload);
         (part.bytes.0, part.formula)
     };
@@ -412,21 +589,40 @@ fn the_pods_lines_ask_for_whole_gib_over_all_gpus() {
     let gib = estimate.per_gpu_bytes.0.div_ceil(1 << 30) * 4;
     assert_eq!((lines.vram, lines.gpus), (format!("{gib}Gi"), 4));
     assert_eq!(lines.kv_cache, "40Gi", "16 × 8192 × 320 KiB");
-    assert!(lines.args.contains(&"--tensor-parallel-size=4".to_owned()), "{:?}", lines.args);
-    assert_eq!(lines.args[0], "--gpu-memory-utilization=$(GPU_MEMORY_FRACTION)");
+    assert!(
+        lines.args.contains(&"--tensor-parallel-size=4".to_owned()),
+        "{:?}",
+        lines.args
+    );
+    assert_eq!(
+        lines.args[0],
+        "--gpu-memory-utilization=$(GPU_MEMORY_FRACTION)"
+    );
 }
 
 #[test]
 fn a_gpu_takes_an_estimate_beside_its_headroom() {
     let estimate = estimate(&read(LLAMA_8B).unwrap(), &on(1));
     let asked = pod::per_gpu(&estimate).0 >> 30;
-    let gpu = |gib| GpuSize { name: "a".into(), memory_bytes: Bytes::gib(gib) };
-    assert!(!GpuFit::of(&estimate, gpu(asked)).fits, "a tenth is headroom");
+    let gpu = |gib| GpuSize {
+        name: "a".into(),
+        memory_bytes: Bytes::gib(gib),
+    };
+    assert!(
+        !GpuFit::of(&estimate, gpu(asked)).fits,
+        "a tenth is headroom"
+    );
     let fit = GpuFit::of(&estimate, gpu(80));
     assert_eq!((fit.fits, fit.engines), (true, 72 / asked));
-    assert_eq!((fit.vram_per_gpu_bytes, fit.fraction_percent), (Bytes::gib(asked), asked * 100 / 80));
+    assert_eq!(
+        (fit.vram_per_gpu_bytes, fit.fraction_percent),
+        (Bytes::gib(asked), asked * 100 / 80)
+    );
     let told = Bytes(80 * (1 << 30) / 100 * fit.fraction_percent);
-    assert_eq!(fit.kv_cache_bytes, told.minus(estimate.fixed_bytes()) + Bytes::mib(512));
+    assert_eq!(
+        fit.kv_cache_bytes,
+        told.minus(estimate.fixed_bytes()) + Bytes::mib(512)
+    );
 }
 
 #[test]
@@ -434,10 +630,22 @@ fn where_the_rounded_fraction_is_too_little_a_pod_asks_for_more() {
     let estimate = estimate(&read(LLAMA_8B).unwrap(), &on(1));
     let counted = estimate.bytes_of(PartName::KvCache);
     for gib in 40..200 {
-        let fit = GpuFit::of(&estimate, GpuSize { name: "a".into(), memory_bytes: Bytes::gib(gib) });
-        assert!(fit.kv_cache_bytes >= counted, "{gib}: {}", fit.kv_cache_bytes);
+        let fit = GpuFit::of(
+            &estimate,
+            GpuSize {
+                name: "a".into(),
+                memory_bytes: Bytes::gib(gib),
+            },
+        );
+        assert!(
+            fit.kv_cache_bytes >= counted,
+            "{gib}: {}",
+            fit.kv_cache_bytes
+        );
         assert!(fit.vram_per_gpu_bytes >= pod::per_gpu(&estimate));
-        assert!(fit.vram_per_gpu_bytes.0 <= pod::per_gpu(&estimate).0 + (gib << 30) / 100 + (1 << 30));
+        assert!(
+            fit.vram_per_gpu_bytes.0 <= pod::per_gpu(&estimate).0 + (gib << 30) / 100 + (1 << 30)
+        );
     }
 }
 
@@ -448,9 +656,14 @@ fn every_shipped_model_is_read_and_found_by_either_name() {
     names.sort_unstable();
     assert_eq!(names, listed, "in order of name");
     for model in MODELS {
-        let read = model.read().unwrap_or_else(|error| panic!("{}: {error}", model.name));
+        let read = model
+            .read()
+            .unwrap_or_else(|error| panic!("{}: {error}", model.name));
         assert!(read.max_context.is_some(), "{}", model.name);
-        assert_eq!(ShippedModel::named(&model.repository.to_lowercase()), Ok(model));
+        assert_eq!(
+            ShippedModel::named(&model.repository.to_lowercase()),
+            Ok(model)
+        );
     }
     let error = ShippedModel::named("lama-3.1-8b").unwrap_err().to_string();
     assert!(error.contains("did you mean `llama-3.1-8b`?"), "{error}");
@@ -458,16 +671,31 @@ fn every_shipped_model_is_read_and_found_by_either_name() {
 
 #[test]
 fn more_than_any_machine_has_is_refused() {
-    let huge = read(&LLAMA_8B.replace("14336", "4294967296").replace("4096", "4294967296")).unwrap();
+    let huge = read(
+        &LLAMA_8B
+            .replace("14336", "4294967296")
+            .replace("4096", "4294967296"),
+    )
+    .unwrap();
     assert_eq!(Estimate::of(&huge, &on(1)), Err(WorkloadError::TooLarge));
     let norms = r#"{"model_type": "olmo2", "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128,
         "num_hidden_layers": 2, "num_attention_heads": 4294967296, "num_key_value_heads": 4294967296,
         "head_dim": 4294967296, "attention_bias": true}"#;
-    assert_eq!(Estimate::of(&read(norms).unwrap(), &on(1)), Err(WorkloadError::TooLarge));
+    assert_eq!(
+        Estimate::of(&read(norms).unwrap(), &on(1)),
+        Err(WorkloadError::TooLarge)
+    );
     let model = read(LLAMA_8B).unwrap();
-    let long = Workload { context: u64::MAX, sequences: u64::MAX, ..Workload::default() };
+    let long = Workload {
+        context: u64::MAX,
+        sequences: u64::MAX,
+        ..Workload::default()
+    };
     let refused = Estimate::of(&model, &long).unwrap_err().to_string();
-    assert!(refused.contains("no machine has: check --context"), "{refused}");
+    assert!(
+        refused.contains("no machine has: check --context"),
+        "{refused}"
+    );
 }
 
 #[test]
@@ -479,7 +707,12 @@ fn a_uniform_cache_has_neither_windows_nor_states() {
 
 #[test]
 fn numbers_are_grouped_by_threes() {
-    for (number, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (8_030_261_248, "8,030,261,248")] {
+    for (number, text) in [
+        (0, "0"),
+        (999, "999"),
+        (1000, "1,000"),
+        (8_030_261_248, "8,030,261,248"),
+    ] {
         assert_eq!(grouped(number), text);
     }
 }

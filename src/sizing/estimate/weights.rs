@@ -12,11 +12,19 @@ const MXFP4_MULTIPLES: (u64, u64) = (256, 128);
 pub fn part(model: &ModelArchitecture, workload: &Workload) -> Part {
     let gpus = workload.tensor_parallel;
     let precision = model.quantization.precision;
-    let split = if gpus > 1 { format!(", over {gpus} GPUs") } else { String::new() };
+    let split = if gpus > 1 {
+        format!(", over {gpus} GPUs")
+    } else {
+        String::new()
+    };
     Part {
         part: PartName::Weights,
         bytes: on_each(model, gpus),
-        formula: format!("{} parameters in {}{split}", grouped(model.parameters()), precision.name),
+        formula: format!(
+            "{} parameters in {}{split}",
+            grouped(model.parameters()),
+            precision.name
+        ),
         source: "config.json; shapes of transformers' modules",
     }
 }
@@ -36,7 +44,11 @@ fn of_layer(model: &ModelArchitecture, index: u64, layer: &Layer, gpus: u64) -> 
     let plain = model.parameters_of(layer, gpus).plain;
     let experts = layer.feed_forward.experts().map_or(0, |experts| {
         let precision = at(LayerPart::Experts);
-        let multiples = if precision == Precision::MXFP4 { MXFP4_MULTIPLES } else { (1, 1) };
+        let multiples = if precision == Precision::MXFP4 {
+            MXFP4_MULTIPLES
+        } else {
+            (1, 1)
+        };
         precision.bytes_of(experts.weights(model.hidden, gpus, multiples))
     });
     [

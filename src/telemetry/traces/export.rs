@@ -12,7 +12,9 @@ use opentelemetry_http::hyper::HyperClient;
 use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig, WithHttpConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::OTelSdkResult;
-use opentelemetry_sdk::trace::{SdkTracerProvider, Span, SpanData, SpanExporter as _, SpanProcessor};
+use opentelemetry_sdk::trace::{
+    SdkTracerProvider, Span, SpanData, SpanExporter as _, SpanProcessor,
+};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::error::TrySendError;
@@ -71,7 +73,10 @@ where
     let resource = resource(&collector.instance);
     let exporter = exporter(&collector.endpoint, connector, &resource)?;
     let (sender, queue) = channel(QUEUE);
-    let processor = Queue { sender, metrics: metrics.clone() };
+    let processor = Queue {
+        sender,
+        metrics: metrics.clone(),
+    };
     let provider = SdkTracerProvider::builder()
         .with_id_generator(PodTraceIds::default())
         .with_span_processor(processor)
@@ -79,12 +84,25 @@ where
         .build();
     let traces = Traces(Some(Arc::new(provider.tracer("stowage"))));
     let stop = CancellationToken::new();
-    let outbox = Outbox { exporter, metrics: metrics.clone(), endpoint: collector.endpoint, told: None };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let outbox = Outbox {
+        exporter,
+        metrics: metrics.clone(),
+        endpoint: collector.endpoint,
+        told: None,
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     let stopped = stop.clone();
     let thread = std::thread::Builder::new().name("traces".into());
     let thread = thread.spawn(move || runtime.block_on(outbox.run(queue, stopped)))?;
-    Ok((traces, Exporting { stop, thread: Some(thread) }))
+    Ok((
+        traces,
+        Exporting {
+            stop,
+            thread: Some(thread),
+        },
+    ))
 }
 
 /// Attributes of every span; `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` count for more.
@@ -99,11 +117,17 @@ fn resource(instance: &str) -> Resource {
         let found = detected.iter().find(|(key, _)| key.as_str() == name);
         found.is_some_and(|(_, value)| !value.as_str().starts_with("unknown_service"))
     };
-    let missing = own.into_iter().filter(|attribute| !is_named(attribute.key.as_str()));
+    let missing = own
+        .into_iter()
+        .filter(|attribute| !is_named(attribute.key.as_str()));
     Resource::builder().with_attributes(missing).build()
 }
 
-fn exporter<C>(endpoint: &Uri, connector: C, resource: &Resource) -> Result<SpanExporter, TraceError>
+fn exporter<C>(
+    endpoint: &Uri,
+    connector: C,
+    resource: &Resource,
+) -> Result<SpanExporter, TraceError>
 where
     C: Connect + Clone + std::fmt::Debug + Send + Sync + 'static,
 {
@@ -115,8 +139,10 @@ where
         .with_endpoint(endpoint.to_string())
         .with_timeout(TIMEOUT)
         .build();
-    let mut exporter = exporter
-        .map_err(|error| TraceError::Exporter { endpoint: endpoint.clone(), error: error.to_string() })?;
+    let mut exporter = exporter.map_err(|error| TraceError::Exporter {
+        endpoint: endpoint.clone(),
+        error: error.to_string(),
+    })?;
     exporter.set_resource(resource);
     Ok(exporter)
 }
@@ -133,7 +159,10 @@ impl SpanProcessor for Queue {
 
     fn on_end(&self, span: SpanData) {
         if let Err(TrySendError::Full(_) | TrySendError::Closed(_)) = self.sender.try_send(span) {
-            self.metrics.dropped.with_label_values(&["queue-full"]).inc();
+            self.metrics
+                .dropped
+                .with_label_values(&["queue-full"])
+                .inc();
         }
     }
 
@@ -189,7 +218,10 @@ impl Outbox {
                 }
             }
             Some(error) => {
-                self.metrics.dropped.with_label_values(&["export-failed"]).inc_by(count);
+                self.metrics
+                    .dropped
+                    .with_label_values(&["export-failed"])
+                    .inc_by(count);
                 self.tell(&error);
             }
         }
@@ -201,7 +233,9 @@ impl Outbox {
         }
         self.told = Some(Instant::now());
         let hint = match self.endpoint.port_u16() {
-            Some(GRPC_PORT) => "; port 4317 is gRPC's, and this is OTLP over HTTP, by default on 4318",
+            Some(GRPC_PORT) => {
+                "; port 4317 is gRPC's, and this is OTLP over HTTP, by default on 4318"
+            }
             _ => "",
         };
         warn!(
@@ -212,7 +246,10 @@ impl Outbox {
 }
 
 /// A full batch, or what has come within [`LINGER`] of the first; `None` once it shall stop.
-async fn next_batch(queue: &mut Receiver<SpanData>, stop: &CancellationToken) -> Option<Vec<SpanData>> {
+async fn next_batch(
+    queue: &mut Receiver<SpanData>,
+    stop: &CancellationToken,
+) -> Option<Vec<SpanData>> {
     let mut batch = Vec::new();
     tokio::select! {
         biased;

@@ -74,12 +74,20 @@ impl Traces {
         key: &PodKey,
         began: Option<SystemTime>,
     ) -> Traced {
-        let Some(tracer) = &self.0 else { return Traced::default() };
-        let mut builder = tracer.span_builder(name).with_kind(kind).with_attributes(pod_attributes(uid, key));
+        let Some(tracer) = &self.0 else {
+            return Traced::default();
+        };
+        let mut builder = tracer
+            .span_builder(name)
+            .with_kind(kind)
+            .with_attributes(pod_attributes(uid, key));
         builder.start_time = began;
         let nothing = Context::new();
         let span = trace_id::with_trace_of(uid, || tracer.build_with_context(builder, &nothing));
-        Traced { context: Some(nothing.with_span(span)), is_own: true }
+        Traced {
+            context: Some(nothing.with_span(span)),
+            is_own: true,
+        }
     }
 
     fn below_present(
@@ -88,14 +96,22 @@ impl Traces {
         kind: SpanKind,
         attributes: impl FnOnce() -> Vec<KeyValue>,
     ) -> Traced {
-        let Some(tracer) = &self.0 else { return Traced::default() };
+        let Some(tracer) = &self.0 else {
+            return Traced::default();
+        };
         let parent = Context::current();
         if !parent.has_active_span() {
             return Traced::default();
         }
-        let builder = tracer.span_builder(name).with_kind(kind).with_attributes(attributes());
+        let builder = tracer
+            .span_builder(name)
+            .with_kind(kind)
+            .with_attributes(attributes());
         let span = tracer.build_with_context(builder, &parent);
-        Traced { context: Some(parent.with_span(span)), is_own: true }
+        Traced {
+            context: Some(parent.with_span(span)),
+            is_own: true,
+        }
     }
 }
 
@@ -103,7 +119,10 @@ impl Traced {
     /// The present span, for a task that goes on with it.
     pub fn present() -> Self {
         let context = Context::current();
-        Self { context: context.has_active_span().then_some(context), is_own: false }
+        Self {
+            context: context.has_active_span().then_some(context),
+            is_own: false,
+        }
     }
 
     /// Makes this the present span of the thread, until the guard is dropped. Not across an await: see [`Self::around`].

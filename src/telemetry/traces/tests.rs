@@ -6,14 +6,25 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use std::net::TcpListener;
 
 fn pod() -> (PodUid, PodKey) {
-    (PodUid::parse("0f8fad5b-d9cb-469f-a165-70867728950e").unwrap(), PodKey::parse("team", "llm").unwrap())
+    (
+        PodUid::parse("0f8fad5b-d9cb-469f-a165-70867728950e").unwrap(),
+        PodKey::parse("team", "llm").unwrap(),
+    )
 }
 
 /// A collector that takes connections and never answers.
 fn silent() -> (TcpListener, Collector) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let endpoint = format!("http://{}/v1/traces", listener.local_addr().unwrap()).parse().unwrap();
-    (listener, Collector { endpoint, instance: "stowage-0".into() })
+    let endpoint = format!("http://{}/v1/traces", listener.local_addr().unwrap())
+        .parse()
+        .unwrap();
+    (
+        listener,
+        Collector {
+            endpoint,
+            instance: "stowage-0".into(),
+        },
+    )
 }
 
 #[test]
@@ -30,9 +41,18 @@ fn nothing_is_recorded_while_traces_are_off() {
 #[test]
 fn a_step_needs_a_call_and_a_write_without_one_is_a_root_of_its_pods_trace() {
     let (_listener, collector) = silent();
-    let (traces, _exporting) = start(collector, HttpConnector::new(), &Metrics::new().traces).unwrap();
+    let (traces, _exporting) =
+        start(collector, HttpConnector::new(), &Metrics::new().traces).unwrap();
     let (uid, key) = pod();
-    let trace = |traced: &Traced| traced.context.as_ref().unwrap().span().span_context().trace_id();
+    let trace = |traced: &Traced| {
+        traced
+            .context
+            .as_ref()
+            .unwrap()
+            .span()
+            .span_context()
+            .trace_id()
+    };
     assert!(!traces.step("decide").is_recorded());
     let write = traces.write("evict pod", &uid, &key);
     assert_eq!(trace(&write), trace_id::trace_id(&uid));
@@ -40,7 +60,11 @@ fn a_step_needs_a_call_and_a_write_without_one_is_a_root_of_its_pods_trace() {
     let other = PodUid::parse("uid-other").unwrap();
     let call = traces.call("preempt", traces.arrival(), &uid, &key);
     let _within = call.enter();
-    assert_eq!(trace(&traces.write("evict pod", &other, &key)), trace_id::trace_id(&uid), "below the call");
+    assert_eq!(
+        trace(&traces.write("evict pod", &other, &key)),
+        trace_id::trace_id(&uid),
+        "below the call"
+    );
 }
 
 #[test]

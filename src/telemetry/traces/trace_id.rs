@@ -41,7 +41,9 @@ pub(crate) fn with_trace_of<T>(uid: &PodUid, begin: impl FnOnce() -> T) -> T {
 pub fn trace_id(uid: &PodUid) -> TraceId {
     let digits: String = uid.as_str().chars().filter(|c| *c != '-').collect();
     let is_uuid = digits.len() == 32 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let of_uuid = TraceId::from_hex(&digits).ok().filter(|id| is_uuid && *id != TraceId::INVALID);
+    let of_uuid = TraceId::from_hex(&digits)
+        .ok()
+        .filter(|id| is_uuid && *id != TraceId::INVALID);
     of_uuid.unwrap_or_else(|| {
         let digest = Sha256::digest(uid.as_str());
         let mut half = [0; 16];
@@ -61,8 +63,12 @@ mod tests {
             id("0f8fad5b-d9cb-469f-a165-70867728950e").to_string(),
             "0f8fad5bd9cb469fa16570867728950e"
         );
-        let others =
-            ["uid-a", "uid-b", "00000000-0000-0000-0000-000000000000", "+f8fad5bd9cb469fa16570867728950e"];
+        let others = [
+            "uid-a",
+            "uid-b",
+            "00000000-0000-0000-0000-000000000000",
+            "+f8fad5bd9cb469fa16570867728950e",
+        ];
         for uid in others {
             assert_ne!(id(uid), TraceId::INVALID, "{uid}");
             assert_eq!(id(uid), id(uid));
@@ -76,6 +82,10 @@ mod tests {
         assert_eq!(with_trace_of(&uid, || ids.new_trace_id()), trace_id(&uid));
         assert_ne!(ids.new_trace_id(), trace_id(&uid));
         with_trace_of(&uid, || ());
-        assert_ne!(ids.new_trace_id(), trace_id(&uid), "one that was not taken is not left over");
+        assert_ne!(
+            ids.new_trace_id(),
+            trace_id(&uid),
+            "one that was not taken is not left over"
+        );
     }
 }

@@ -17,7 +17,10 @@ const SGLANG: &str = include_str!("../../fixtures/engines/sglang.txt");
 /// The engine of the pod with this UID.
 fn engine_of<'a>(report: &'a Value, pod: &Value) -> &'a Value {
     let engines = report["engines"].as_array();
-    let found = engines.into_iter().flatten().find(|engine| engine["pod"] == pod["metadata"]["uid"]);
+    let found = engines
+        .into_iter()
+        .flatten()
+        .find(|engine| engine["pod"] == pod["metadata"]["uid"]);
     found.unwrap_or(&Value::Null)
 }
 
@@ -50,7 +53,9 @@ fn the_fullest_rank_and_the_summed_queues_of_an_engine_reach_the_ledger() {
         assert_eq!(shown[key], value, "{key}");
     }
     let full = EngineLoad::of(Percent::new(64), Some(3));
-    eventually("the ledger has it", || measured(&extender, "GPU-a").unwrap().engine_load == full);
+    eventually("the ledger has it", || {
+        measured(&extender, "GPU-a").unwrap().engine_load == full
+    });
     engine.shows(VLLM_ASLEEP);
     eventually("asleep it is no neighbor", || {
         measured(&extender, "GPU-a").unwrap().engine_load == EngineLoad::NONE
@@ -66,7 +71,10 @@ fn an_engine_is_found_by_a_port_its_pod_declares() {
     });
     let report = world.look_until(&[], |report| is_serving(report, &llama));
     let shown = engine_of(&report, &llama);
-    assert_eq!((&shown["engine"], &shown["kvCacheUsage"]), (&json!("sglang"), &json!(0.71)));
+    assert_eq!(
+        (&shown["engine"], &shown["kvCacheUsage"]),
+        (&json!("sglang"), &json!(0.71))
+    );
 }
 
 #[test]
@@ -81,7 +89,9 @@ fn a_dead_and_a_hanging_engine_do_not_delay_a_healthy_one() {
     let dead = world.pod("dead", at(NOBODYS));
     // A busy machine may keep any of the three waiting for as long as the hung one.
     let is_told = |report: &Value, pod, why| {
-        engine_of(report, pod)["problem"].as_str().is_some_and(|problem| problem.contains(why))
+        engine_of(report, pod)["problem"]
+            .as_str()
+            .is_some_and(|problem| problem.contains(why))
     };
     let report = world.look_until(&[], |report| {
         is_serving(report, &good)
@@ -90,7 +100,10 @@ fn a_dead_and_a_hanging_engine_do_not_delay_a_healthy_one() {
     });
     for pod in [&hung, &dead] {
         let shown = engine_of(&report, pod);
-        assert_eq!((&shown["state"], &shown["kvCacheUsage"]), (&json!("starting"), &Value::Null));
+        assert_eq!(
+            (&shown["state"], &shown["kvCacheUsage"]),
+            (&json!("starting"), &Value::Null)
+        );
     }
 }
 
@@ -106,6 +119,11 @@ fn an_engine_that_dies_is_unreachable_and_how_busy_its_gpu_is_unknown() {
     let _agent = world.start(&agents_at(&extender));
     reported_until(&extender, "it serves", |report| is_serving(report, &llama));
     engine.end(&world);
-    reported_until(&extender, "it is away", |report| engine_of(report, &llama)["state"] == "unreachable");
-    assert_eq!(measured(&extender, "GPU-a").unwrap().engine_load, EngineLoad::of(None, None));
+    reported_until(&extender, "it is away", |report| {
+        engine_of(report, &llama)["state"] == "unreachable"
+    });
+    assert_eq!(
+        measured(&extender, "GPU-a").unwrap().engine_load,
+        EngineLoad::of(None, None)
+    );
 }

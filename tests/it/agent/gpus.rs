@@ -29,7 +29,10 @@ fn bound(extender: &Served, pod: &Value) -> String {
 
 #[test]
 fn vram_of_pods_and_unowned_vram_are_charged_separately() {
-    let world = AgentNode::of([ScriptedGpu { utilization: 73, ..busy("a", &[(10, 20), (11, 40)]) }]);
+    let world = AgentNode::of([ScriptedGpu {
+        utilization: 73,
+        ..busy("a", &[(10, 20), (11, 40)])
+    }]);
     let llama = world.pod("llama", |pod| bound_to(pod, "GPU-a", 20 * GIB));
     world.runs_in(10, &llama);
     world.runs(11, "0::/system.slice/a-notebook.service\n");
@@ -42,28 +45,56 @@ fn vram_of_pods_and_unowned_vram_are_charged_separately() {
     let of_llama = json!({ "pid": 10, "usedBytes": 20 * GIB, "pod": uid(&llama) });
     let of_nobody = json!({ "pid": 11, "usedBytes": 40 * GIB });
     assert_eq!(gpu["processes"], json!([of_llama, of_nobody]));
-    assert_eq!((&gpu["totalBytes"], &gpu["usedBytes"]), (&json!(80 * GIB), &json!(60 * GIB)));
-    assert_eq!((&gpu["model"], &gpu["utilizationPercent"]), (&json!("NVIDIA-H100-80GB-HBM3"), &json!(73)));
+    assert_eq!(
+        (&gpu["totalBytes"], &gpu["usedBytes"]),
+        (&json!(80 * GIB), &json!(60 * GIB))
+    );
+    assert_eq!(
+        (&gpu["model"], &gpu["utilizationPercent"]),
+        (&json!("NVIDIA-H100-80GB-HBM3"), &json!(73))
+    );
     assert_eq!(report["findings"], Value::Null);
     eventually("the ledger has it", || {
         measured(&extender, "GPU-a").is_some_and(|gpu| gpu.attributed.len() == 1)
     });
     // Of 80 GiB, 8 are headroom, 0.6 the driver's, 20 allocated, and 40 unaccounted.
-    eventually("what nobody owns is believed", || extender.passed(&pod("large", "20Gi"), &[NODE]).is_empty());
+    eventually("what nobody owns is believed", || {
+        extender.passed(&pod("large", "20Gi"), &[NODE]).is_empty()
+    });
     assert_eq!(extender.passed(&pod("small", "10Gi"), &[NODE]), [NODE]);
 }
 
 #[test]
 fn mig_slices_are_listed_after_their_gpu() {
-    let slice = |letter: &str| Slice { uuid: format!("MIG-{letter}"), ..Slice::default() };
-    let with_process = Slice { processes: busy("x", &[(10, 4)]).processes, used: 4 * GIB, ..slice("x") };
+    let slice = |letter: &str| Slice {
+        uuid: format!("MIG-{letter}"),
+        ..Slice::default()
+    };
+    let with_process = Slice {
+        processes: busy("x", &[(10, 4)]).processes,
+        used: 4 * GIB,
+        ..slice("x")
+    };
     let slices = [(0, with_process), (3, slice("y"))].into();
-    let world = AgentNode::of([ScriptedGpu { mig_enabled: true, slices, ..gpu("a") }, gpu("b")]);
+    let world = AgentNode::of([
+        ScriptedGpu {
+            mig_enabled: true,
+            slices,
+            ..gpu("a")
+        },
+        gpu("b"),
+    ]);
     let llama = world.pod("llama", |_| {});
     world.runs_in(10, &llama);
-    let report = world.look_until(&[], |report| report["gpus"][1]["processes"][0]["pod"].is_string());
-    let shown: Vec<_> =
-        report["gpus"].as_array().unwrap().iter().map(|g| (&g["uuid"], &g["parent"])).collect();
+    let report = world.look_until(&[], |report| {
+        report["gpus"][1]["processes"][0]["pod"].is_string()
+    });
+    let shown: Vec<_> = report["gpus"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|g| (&g["uuid"], &g["parent"]))
+        .collect();
     let (a, none) = (json!("GPU-a"), Value::Null);
     let [x, y, b] = ["MIG-x", "MIG-y", "GPU-b"].map(|uuid| json!(uuid));
     assert_eq!(shown, [(&a, &none), (&x, &a), (&y, &a), (&b, &none)]);
@@ -78,11 +109,22 @@ fn mig_slices_are_listed_after_their_gpu() {
 
 #[test]
 fn gpus_that_reach_each_other_share_an_island() {
-    let linked = |letter, nvlink| ScriptedGpu { nvlink, ..gpu(letter) };
-    let world = AgentNode::of([linked("a", Some(1)), linked("b", None), linked("c", Some(1))]);
+    let linked = |letter, nvlink| ScriptedGpu {
+        nvlink,
+        ..gpu(letter)
+    };
+    let world = AgentNode::of([
+        linked("a", Some(1)),
+        linked("b", None),
+        linked("c", Some(1)),
+    ]);
     let report = world.look_until(&[], |report| report["gpus"].is_array());
-    let islands: Vec<_> =
-        report["gpus"].as_array().unwrap().iter().map(|gpu| gpu["nvlinkIsland"].as_u64()).collect();
+    let islands: Vec<_> = report["gpus"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|gpu| gpu["nvlinkIsland"].as_u64())
+        .collect();
     assert_eq!(islands, [Some(0), None, Some(0)]);
 }
 
@@ -95,11 +137,27 @@ fn a_gpu_error_drains_the_gpu_and_a_program_error_does_not() {
     eventually("the ledger has both", || healths(&extender).len() == 2);
     // They are read in this order: once the second has had its effect, the first has had none.
     let xids = vec![Xid { gpu: 1, xid: 13 }, Xid { gpu: 0, xid: 48 }];
-    world.play(&NvmlScript { xids, ..script([gpu("a"), gpu("b")]) });
-    let report = reported_until(&extender, "it drains", |r| r["gpus"][0]["health"] == "draining");
-    assert!(report["gpus"][0]["healthReason"].as_str().unwrap().contains("XID 48"), "{report:#}");
+    world.play(&NvmlScript {
+        xids,
+        ..script([gpu("a"), gpu("b")])
+    });
+    let report = reported_until(&extender, "it drains", |r| {
+        r["gpus"][0]["health"] == "draining"
+    });
+    assert!(
+        report["gpus"][0]["healthReason"]
+            .as_str()
+            .unwrap()
+            .contains("XID 48"),
+        "{report:#}"
+    );
     assert_eq!(report["gpus"][1]["health"], "healthy");
-    assert!(agent.line_with("reports an error of a GPU").contains("xid=13"), "both are logged");
+    assert!(
+        agent
+            .line_with("reports an error of a GPU")
+            .contains("xid=13"),
+        "both are logged"
+    );
     assert_eq!(bound(&extender, &small), "GPU-b");
 }
 
@@ -112,13 +170,30 @@ fn a_dead_gpu_takes_no_new_pods_and_its_pods_get_an_event() {
     let extender = world.extender_with([small.clone()]);
     let _agent = world.start(&agents_at(&extender));
     eventually("the ledger has both", || healths(&extender).len() == 2);
-    world.play(&script([ScriptedGpu { lost: true, ..gpu("a") }, gpu("b")]));
-    let report = reported_until(&extender, "it is lost", |r| r["gpus"][0]["health"] == "lost");
-    assert_eq!(report["gpus"][0]["totalBytes"], 80 * GIB, "its size is remembered");
+    world.play(&script([
+        ScriptedGpu {
+            lost: true,
+            ..gpu("a")
+        },
+        gpu("b"),
+    ]));
+    let report = reported_until(&extender, "it is lost", |r| {
+        r["gpus"][0]["health"] == "lost"
+    });
+    assert_eq!(
+        report["gpus"][0]["totalBytes"],
+        80 * GIB,
+        "its size is remembered"
+    );
     eventually("its pod is told", || !extender.events().is_empty());
     let events = extender.events();
-    let [(name, PodEventReason::GpuLost, told)] = &events[..] else { panic!("{events:?}") };
-    assert!(name == "llama" && told.contains("GPU-a is unhealthy"), "{told}");
+    let [(name, PodEventReason::GpuLost, told)] = &events[..] else {
+        panic!("{events:?}")
+    };
+    assert!(
+        name == "llama" && told.contains("GPU-a is unhealthy"),
+        "{told}"
+    );
     assert_eq!(healths(&extender)[0], ("GPU-a".into(), Health::Lost));
     assert_eq!(bound(&extender, &small), "GPU-b");
 }

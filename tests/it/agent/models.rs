@@ -26,27 +26,49 @@ fn fetched(cache: &Path, model: &str, files: &[(&str, usize)]) {
 /// Tier, bytes and source of a model.
 fn found<'a>(report: &'a Value, model: &str) -> (&'a str, u64, &'a str) {
     let models = report["models"].as_array().unwrap();
-    let found = models.iter().find(|found| found["model"] == model).unwrap_or_else(|| panic!("{report:#}"));
-    (found["tier"].as_str().unwrap(), found["bytes"].as_u64().unwrap(), found["source"].as_str().unwrap())
+    let found = models
+        .iter()
+        .find(|found| found["model"] == model)
+        .unwrap_or_else(|| panic!("{report:#}"));
+    (
+        found["tier"].as_str().unwrap(),
+        found["bytes"].as_u64().unwrap(),
+        found["source"].as_str().unwrap(),
+    )
 }
 
 #[test]
 fn models_are_whole_or_partial_on_disk_and_nearest_in_an_engine() {
     let world = AgentNode::of([gpu("a")]);
     let cache = world.folder().join("hub");
-    fetched(&cache, "org/whole", &[("model.safetensors", 9000), ("config.json", 10)]);
-    fetched(&cache, "org/part", &[("model-00001-of-00002.safetensors", 5000)]);
+    fetched(
+        &cache,
+        "org/whole",
+        &[("model.safetensors", 9000), ("config.json", 10)],
+    );
+    fetched(
+        &cache,
+        "org/part",
+        &[("model-00001-of-00002.safetensors", 5000)],
+    );
     fetched(&cache, HELD, &[("model.safetensors", 7000)]);
     let images = json!([{ "names": ["r.io/org/image:1"], "sizeBytes": 3 * GIB }]);
-    world.api.patch_status("nodes/node-a", &json!({ "status": { "images": images } })).unwrap();
+    world
+        .api
+        .patch_status("nodes/node-a", &json!({ "status": { "images": images } }))
+        .unwrap();
     let engine = StubEngine::serving(&world, VLLM);
     world.pod("llama", |pod| engine_at(pod, engine.port));
     let arguments = ["--hf-cache", cache.to_str().unwrap()];
     let is_held = |report: &Value| {
         let models = report["models"].as_array();
-        ["engine", "image"].iter().all(|by| models.is_some_and(|all| all.iter().any(|m| m["source"] == *by)))
+        ["engine", "image"]
+            .iter()
+            .all(|by| models.is_some_and(|all| all.iter().any(|m| m["source"] == *by)))
     };
-    let report = world.look_until(&arguments, |report| is_held(report) && report["missing"].is_null());
+    let report = world.look_until(&arguments, |report| {
+        is_held(report) && report["missing"].is_null()
+    });
     let (tier, bytes, source) = found(&report, "org/whole");
     assert!(
         matches!(tier, "disk" | "page-cache"),
@@ -54,8 +76,15 @@ fn models_are_whole_or_partial_on_disk_and_nearest_in_an_engine() {
     );
     assert_eq!((bytes, source), (9000, "huggingface"));
     assert_eq!(found(&report, "org/part"), ("partial", 5000, "huggingface"));
-    assert_eq!(found(&report, HELD), ("resident", 7000, "engine"), "the disk knows what it weighs");
-    assert_eq!(found(&report, "oci://r.io/org/image:1"), ("disk", 3 * GIB, "image"));
+    assert_eq!(
+        found(&report, HELD),
+        ("resident", 7000, "engine"),
+        "the disk knows what it weighs"
+    );
+    assert_eq!(
+        found(&report, "oci://r.io/org/image:1"),
+        ("disk", 3 * GIB, "image")
+    );
 }
 
 #[test]
@@ -77,6 +106,12 @@ fn a_missing_model_cache_is_named_and_the_rest_is_reported() {
     let report = world.look_until(&["--hf-cache", nowhere.to_str().unwrap()], |report| {
         report["missing"][0]["part"] == "models"
     });
-    assert!(report["missing"][0]["reason"].as_str().unwrap().contains("nowhere"), "{report:#}");
+    assert!(
+        report["missing"][0]["reason"]
+            .as_str()
+            .unwrap()
+            .contains("nowhere"),
+        "{report:#}"
+    );
     assert_eq!(report["gpus"][0]["uuid"], json!("GPU-a"));
 }

@@ -27,11 +27,22 @@ fn a_process_without_a_telling_cgroup_belongs_to_the_pod_with_its_gpu() {
         pod["spec"]["containers"][0]["resources"]["limits"] = json!({ "nvidia.com/gpu": "1" });
     };
     let llama = world.pod("llama", plugin);
-    [10, 11].into_iter().for_each(|pid| world.runs(pid, "0::/\n"));
-    world.kubelet.answers(Ok(vec![given("default", "llama", "nvidia.com/gpu", &["GPU-a"])]));
+    [10, 11]
+        .into_iter()
+        .for_each(|pid| world.runs(pid, "0::/\n"));
+    world.kubelet.answers(Ok(vec![given(
+        "default",
+        "llama",
+        "nvidia.com/gpu",
+        &["GPU-a"],
+    )]));
     let report = world.look_until(&[], |report| owner(report).is_string());
     assert_eq!(owner(&report), uid(&llama));
-    assert_eq!(report["gpus"][1]["processes"], json!([{ "pid": 11, "usedBytes": 10 * GIB }]), "nobody's");
+    assert_eq!(
+        report["gpus"][1]["processes"],
+        json!([{ "pid": 11, "usedBytes": 10 * GIB }]),
+        "nobody's"
+    );
 }
 
 /// The Event of a finding, which is counted once however often it is reported.
@@ -39,7 +50,9 @@ fn told(world: &AgentNode, extender: &Served, kind: &str) -> (String, PodEventRe
     let _agent = world.start(&agents_at(extender));
     let is_repeated = |report: &Value| {
         report["findings"][0]["kind"] == kind
-            && report["sequence"].as_u64().is_some_and(|sequence| sequence > 5)
+            && report["sequence"]
+                .as_u64()
+                .is_some_and(|sequence| sequence > 5)
     };
     reported_until(extender, "it is found", is_repeated);
     eventually("its pod is told", || !extender.events().is_empty());
@@ -47,7 +60,10 @@ fn told(world: &AgentNode, extender: &Served, kind: &str) -> (String, PodEventRe
     // A report without its GPUs finds nothing; the next one that finds it has found it again.
     let without_gpus = || extender.metric("stowage_agent_missing_parts_total{part=\"gpus\"}");
     let (counted, without_gpus) = (counted(), without_gpus());
-    assert!((1..=1 + without_gpus).contains(&counted), "{counted} times, {without_gpus} without GPUs");
+    assert!(
+        (1..=1 + without_gpus).contains(&counted),
+        "{counted} times, {without_gpus} without GPUs"
+    );
     extender.events().swap_remove(0)
 }
 
@@ -58,7 +74,10 @@ fn a_pod_on_another_gpu_than_assigned_is_found_and_reported() {
     world.runs_in(10, &llama);
     let (name, kind, text) = told(&world, &world.extender(), "drift");
     assert_eq!((name.as_str(), kind), ("llama", PodEventReason::Drift));
-    assert!(text.contains("run on GPU-b") && text.contains("recorded GPU-a"), "{text}");
+    assert!(
+        text.contains("run on GPU-b") && text.contains("recorded GPU-a"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -68,5 +87,8 @@ fn a_pod_that_uses_more_vram_than_granted_is_found_and_reported() {
     world.runs_in(10, &llama);
     let (name, kind, text) = told(&world, &world.extender(), "over-grant");
     assert_eq!((name.as_str(), kind), ("llama", PodEventReason::OverGrant));
-    assert!(text.contains("24.0 GiB") && text.contains("20.0 GiB"), "{text}");
+    assert!(
+        text.contains("24.0 GiB") && text.contains("20.0 GiB"),
+        "{text}"
+    );
 }

@@ -10,7 +10,10 @@ use std::process::{Child, Command, Stdio};
 /// An init container of a pod: it runs in the pod's cgroup from its first moment on.
 fn asks(world: &AgentNode, pod: &Value, socket: &Path) -> Child {
     let mut container = Command::new("sh")
-        .args(["-c", "read go && exec \"$0\" wait-turn --agent-limit 10m --socket \"$1\""])
+        .args([
+            "-c",
+            "read go && exec \"$0\" wait-turn --agent-limit 10m --socket \"$1\"",
+        ])
         .arg(env!("CARGO_BIN_EXE_stowage"))
         .arg(socket)
         .stdin(Stdio::piped())
@@ -25,7 +28,12 @@ fn asks(world: &AgentNode, pod: &Value, socket: &Path) -> Child {
 /// What it says when it has ended.
 fn said(mut container: Child) -> String {
     let mut text = String::new();
-    container.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+    container
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_string(&mut text)
+        .unwrap();
     assert_eq!(container.wait().unwrap().code(), Some(0), "{text}");
     text
 }
@@ -34,17 +42,33 @@ fn said(mut container: Child) -> String {
 fn two_pods_on_one_gpu_start_one_after_the_other() {
     let world = AgentNode::of([gpu("a"), gpu("b")]);
     let pod = |name, gpu| world.pod(name, |pod| bound_to(pod, gpu, 1 << 30));
-    let [one, two, other] = [pod("one", "GPU-a"), pod("two", "GPU-a"), pod("other", "GPU-b")];
+    let [one, two, other] = [
+        pod("one", "GPU-a"),
+        pod("two", "GPU-a"),
+        pod("other", "GPU-b"),
+    ];
     let socket = world.folder().join("turns.sock");
     let extender = world.extender();
-    let mut command = world.agent(&["--interval", "100ms", "--extender", &agents_at(&extender), "--turns"]);
+    let mut command = world.agent(&[
+        "--interval",
+        "100ms",
+        "--extender",
+        &agents_at(&extender),
+        "--turns",
+    ]);
     let agent = RunningAgent::start(command.arg(&socket));
     assert!(said(asks(&world, &one, &socket)).contains("this pod's turn"));
     let mut waiting = asks(&world, &two, &socket);
     agent.line_with("asks for its turn");
     agent.line_with("asks for its turn");
-    assert!(said(asks(&world, &other, &socket)).contains("this pod's turn"), "on another GPU");
-    assert!(waiting.try_wait().unwrap().is_none(), "it asked before that one");
+    assert!(
+        said(asks(&world, &other, &socket)).contains("this pod's turn"),
+        "on another GPU"
+    );
+    assert!(
+        waiting.try_wait().unwrap().is_none(),
+        "it asked before that one"
+    );
     let ready = json!({ "status": { "conditions": [{ "type": "Ready", "status": "True" }] } });
     world.api.patch_status("pods/default/one", &ready).unwrap();
     assert!(said(waiting).contains("this pod's turn"));
@@ -57,7 +81,13 @@ fn an_agent_that_dies_holds_no_pod() {
     let [one, two] = [pod("one"), pod("two")];
     let socket = world.folder().join("turns.sock");
     let extender = world.extender();
-    let mut command = world.agent(&["--interval", "100ms", "--extender", &agents_at(&extender), "--turns"]);
+    let mut command = world.agent(&[
+        "--interval",
+        "100ms",
+        "--extender",
+        &agents_at(&extender),
+        "--turns",
+    ]);
     let agent = RunningAgent::start(command.arg(&socket));
     said(asks(&world, &one, &socket));
     let waiting = asks(&world, &two, &socket);
@@ -73,13 +103,24 @@ fn without_an_agent_or_beyond_its_limit_a_pod_starts() {
     let socket = folder.path().join("turns.sock");
     let waits = |limits: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_stowage"));
-        let output = command.args(["wait-turn", "--socket"]).arg(&socket).args(limits).output().unwrap();
+        let output = command
+            .args(["wait-turn", "--socket"])
+            .arg(&socket)
+            .args(limits)
+            .output()
+            .unwrap();
         assert_eq!(output.status.code(), Some(0));
         String::from_utf8(output.stderr).unwrap()
     };
     assert!(waits(&["--agent-limit", "100ms"]).contains("no agent answers"));
     let listener = UnixListener::bind(&socket).unwrap();
-    assert!(waits(&["--limit", "100ms"]).contains("the limit has passed"), "it never answers");
+    assert!(
+        waits(&["--limit", "100ms"]).contains("the limit has passed"),
+        "it never answers"
+    );
     drop(listener);
-    assert!(waits(&["--agent-limit", "100ms"]).contains("no agent answers"), "the socket is left behind");
+    assert!(
+        waits(&["--agent-limit", "100ms"]).contains("no agent answers"),
+        "the socket is left behind"
+    );
 }

@@ -53,9 +53,19 @@ impl AgentNode {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join("proc")).unwrap();
         let mock = Mock::install(folder.path(), &script(gpus)).unwrap();
-        let (kubelet, api) =
-            runtime.block_on(async { (FakeKubelet::start(vec![]), ApiServer::start().await.unwrap()) });
-        let world = Self { folder, mock, kubelet, api, runtime };
+        let (kubelet, api) = runtime.block_on(async {
+            (
+                FakeKubelet::start(vec![]),
+                ApiServer::start().await.unwrap(),
+            )
+        });
+        let world = Self {
+            folder,
+            mock,
+            kubelet,
+            api,
+            runtime,
+        };
         world.api.create("nodes", node(NODE)).unwrap();
         world.asks(&world.api.uri().to_string());
         world
@@ -97,7 +107,13 @@ impl AgentNode {
     pub fn runs_in(&self, pid: u32, pod: &Value) {
         let uid = uid(pod).replace('-', "_");
         let slice = format!("kubepods-burstable.slice/kubepods-burstable-pod{uid}.slice");
-        self.runs(pid, &format!("0::/kubepods.slice/{slice}/cri-containerd-{}.scope\n", "c".repeat(64)));
+        self.runs(
+            pid,
+            &format!(
+                "0::/kubepods.slice/{slice}/cri-containerd-{}.scope\n",
+                "c".repeat(64)
+            ),
+        );
     }
 
     /// A pod of this node with an address of its own; `edit` makes it what the test is about.
@@ -133,7 +149,10 @@ impl AgentNode {
 
     /// What `--once --json` prints.
     fn look(&self, more: &[&str]) -> Value {
-        let output = self.agent(&[&["--once", "--json"], more].concat()).output().unwrap();
+        let output = self
+            .agent(&[&["--once", "--json"], more].concat())
+            .output()
+            .unwrap();
         assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
         serde_json::from_slice(&output.stdout).unwrap()
     }
@@ -146,7 +165,10 @@ impl AgentNode {
             if is_there(&report) {
                 return report;
             }
-            assert!(started.elapsed() < PATIENCE, "it never came to this: {report:#}");
+            assert!(
+                started.elapsed() < PATIENCE,
+                "it never came to this: {report:#}"
+            );
         }
     }
 
@@ -160,7 +182,10 @@ impl AgentNode {
         let mut cluster = ServedCluster::of(&[]);
         cluster.nodes.push(node(NODE));
         let known = self.api.list("pods");
-        cluster.with(known.iter().map(|pod| Value::clone(pod))).with(waiting).serve()
+        cluster
+            .with(known.iter().map(|pod| Value::clone(pod)))
+            .with(waiting)
+            .serve()
     }
 
     /// The agent as it runs on a node, but ten times a second; it reports to `extender`.
@@ -172,7 +197,15 @@ impl AgentNode {
 /// The command in an environment that says nothing of clusters or caches.
 pub fn stowage_agent() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_stowage"));
-    let said = ["HOME", "HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME", "KUBECONFIG", "NODE_NAME", "RUST_LOG"];
+    let said = [
+        "HOME",
+        "HF_HOME",
+        "HF_HUB_CACHE",
+        "XDG_CACHE_HOME",
+        "KUBECONFIG",
+        "NODE_NAME",
+        "RUST_LOG",
+    ];
     for name in said {
         command.env_remove(name);
     }
@@ -199,11 +232,18 @@ pub struct RunningAgent {
 
 impl RunningAgent {
     pub fn start(command: &mut Command) -> Self {
-        let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let mut child = command
+            .stderr(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
         let (lines, log) = channel();
         let stderr = BufReader::new(child.stderr.take().unwrap());
         std::thread::spawn(move || {
-            stderr.lines().map_while(Result::ok).try_for_each(|line| lines.send(line))
+            stderr
+                .lines()
+                .map_while(Result::ok)
+                .try_for_each(|line| lines.send(line))
         });
         Self { child, log }
     }
@@ -218,7 +258,10 @@ impl RunningAgent {
         let started = Instant::now();
         let mut lines = Vec::new();
         loop {
-            match self.log.recv_timeout(PATIENCE.saturating_sub(started.elapsed())) {
+            match self
+                .log
+                .recv_timeout(PATIENCE.saturating_sub(started.elapsed()))
+            {
                 Ok(line) => {
                     lines.push(line);
                     if lines.last().is_some_and(|line| line.contains(text)) {
@@ -239,7 +282,13 @@ impl RunningAgent {
 
     pub fn signal(&self, name: &str) {
         let kill = format!("kill -{name} {}", self.child.id());
-        assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
+        assert!(
+            Command::new("sh")
+                .args(["-c", &kill])
+                .status()
+                .unwrap()
+                .success()
+        );
     }
 
     /// Until it has ended by itself.
@@ -278,18 +327,37 @@ pub struct StubEngine {
 impl StubEngine {
     /// One that is ready, with this metrics page.
     pub fn serving(world: &AgentNode, metrics: &'static str) -> Self {
-        let pages = Arc::new(Mutex::new(BTreeMap::from([("/metrics", metrics), ("/health", "")])));
+        let pages = Arc::new(Mutex::new(BTreeMap::from([
+            ("/metrics", metrics),
+            ("/health", ""),
+        ])));
         let (known, stop) = (pages.clone(), CancellationToken::new());
-        let answer =
-            move |uri: Uri| async move { known.lock().get(uri.path()).copied().ok_or(StatusCode::NOT_FOUND) };
+        let answer = move |uri: Uri| async move {
+            known
+                .lock()
+                .get(uri.path())
+                .copied()
+                .ok_or(StatusCode::NOT_FOUND)
+        };
         let router = axum::Router::new().fallback(answer);
-        let listener = world.runtime.block_on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).unwrap();
+        let listener = world
+            .runtime
+            .block_on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))
+            .unwrap();
         let port = listener.local_addr().unwrap().port();
         let stopped = stop.clone().cancelled_owned();
         let task = world.runtime.spawn(async {
-            axum::serve(listener, router).with_graceful_shutdown(stopped).await.unwrap();
+            axum::serve(listener, router)
+                .with_graceful_shutdown(stopped)
+                .await
+                .unwrap();
         });
-        Self { port, pages, stop, task }
+        Self {
+            port,
+            pages,
+            stop,
+            task,
+        }
     }
 
     pub fn shows(&self, metrics: &'static str) {
@@ -316,7 +384,9 @@ pub fn bound_to(pod: &mut Value, gpus: &str, granted: u64) {
 
 /// The node's latest report, as operators see it; null before the first.
 pub fn reported(extender: &Served) -> Value {
-    let mut board = Client::connect(extender.operators).get_page("/debug/reports").json();
+    let mut board = Client::connect(extender.operators)
+        .get_page("/debug/reports")
+        .json();
     board[NODE]["report"].take()
 }
 
@@ -334,7 +404,11 @@ pub fn reported_until(extender: &Served, what: &str, is_there: impl Fn(&Value) -
 pub fn measured(extender: &Served, gpu: &str) -> Option<GpuReading> {
     let ledger = extender.service.cluster();
     let reading = ledger.reading(&NodeName::parse(NODE).unwrap())?;
-    reading.gpus.iter().find(|reading| reading.uuid.as_str() == gpu).cloned()
+    reading
+        .gpus
+        .iter()
+        .find(|reading| reading.uuid.as_str() == gpu)
+        .cloned()
 }
 
 /// Where the node's agent finds an extender.
@@ -353,11 +427,17 @@ pub fn text(bytes: &[u8]) -> &str {
 // ---- what the driver says ----
 
 pub fn script(gpus: impl IntoIterator<Item = ScriptedGpu>) -> NvmlScript {
-    NvmlScript { gpus: gpus.into_iter().collect(), ..NvmlScript::default() }
+    NvmlScript {
+        gpus: gpus.into_iter().collect(),
+        ..NvmlScript::default()
+    }
 }
 
 pub fn gpu(letter: &str) -> ScriptedGpu {
-    ScriptedGpu { uuid: format!("GPU-{letter}"), ..ScriptedGpu::default() }
+    ScriptedGpu {
+        uuid: format!("GPU-{letter}"),
+        ..ScriptedGpu::default()
+    }
 }
 
 /// A GPU with these processes, by PID and GiB, and nothing else on it.
@@ -365,11 +445,18 @@ pub fn busy(letter: &str, processes: &[(u32, u64)]) -> ScriptedGpu {
     let used = processes.iter().map(|(_, gib)| gib * GIB).sum();
     ScriptedGpu {
         used,
-        processes: processes.iter().map(|(pid, gib)| process(*pid, *gib)).collect(),
+        processes: processes
+            .iter()
+            .map(|(pid, gib)| process(*pid, *gib))
+            .collect(),
         ..gpu(letter)
     }
 }
 
 pub fn process(pid: u32, gib: u64) -> GpuProcess {
-    GpuProcess { pid, used: Some(gib * GIB), ..GpuProcess::default() }
+    GpuProcess {
+        pid,
+        used: Some(gib * GIB),
+        ..GpuProcess::default()
+    }
 }

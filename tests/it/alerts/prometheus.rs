@@ -38,7 +38,8 @@ impl RunningPrometheus {
     pub fn start(targets: &[ScrapeTarget<'_>]) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let jobs = targets.iter().map(|target| {
-            let scraped = json!({ "targets": [target.address.to_string()], "labels": target.labels });
+            let scraped =
+                json!({ "targets": [target.address.to_string()], "labels": target.labels });
             json!({ "job_name": target.job, "static_configs": [scraped] })
         });
         let config = json!({
@@ -51,7 +52,10 @@ impl RunningPrometheus {
         std::fs::write(&file, config.to_string()).unwrap();
         let started = Command::new("prometheus")
             .arg(format!("--config.file={}", file.display()))
-            .arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()))
+            .arg(format!(
+                "--storage.tsdb.path={}",
+                folder.path().join("data").display()
+            ))
             .arg("--web.listen-address=127.0.0.1:0")
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -67,10 +71,18 @@ impl RunningPrometheus {
         let stderr = BufReader::new(child.stderr.take().unwrap());
         std::thread::spawn(move || {
             // To its end, whether or not the lines are read: a full pipe would stop it.
-            stderr.lines().map_while(Result::ok).for_each(|line| drop(lines.send(line)));
+            stderr
+                .lines()
+                .map_while(Result::ok)
+                .for_each(|line| drop(lines.send(line)));
         });
         let unknown = SocketAddr::from(([127, 0, 0, 1], 0));
-        let mut running = Self { child, address: unknown, _log: log, _folder: folder };
+        let mut running = Self {
+            child,
+            address: unknown,
+            _log: log,
+            _folder: folder,
+        };
         running.address = running.listens();
         crate::served::eventually("Prometheus is ready", || {
             Client::connect(running.address).get_page("/-/ready").status == 200
@@ -82,9 +94,14 @@ impl RunningPrometheus {
     fn listens(&self) -> SocketAddr {
         let mut log = String::new();
         while let Ok(line) = self._log.recv_timeout(PATIENCE) {
-            let address = line
-                .contains("\"Listening on\"")
-                .then(|| line.split("address=").nth(1)?.split_whitespace().next()?.parse().ok());
+            let address = line.contains("\"Listening on\"").then(|| {
+                line.split("address=")
+                    .nth(1)?
+                    .split_whitespace()
+                    .next()?
+                    .parse()
+                    .ok()
+            });
             if let Some(address) = address.flatten() {
                 return address;
             }
@@ -95,20 +112,31 @@ impl RunningPrometheus {
 
     /// What an expression comes to now.
     pub fn query(&self, expression: &str) -> Vec<Sample> {
-        let data = self.data(&format!("/api/v1/query?query={}", percent_encoded(expression)), expression);
+        let data = self.data(
+            &format!("/api/v1/query?query={}", percent_encoded(expression)),
+            expression,
+        );
         assert_eq!(data["resultType"], "vector", "{expression}");
         let sample = |series: &Value| Sample {
             labels: series["metric"].as_object().unwrap().clone(),
             value: series["value"][1].as_str().unwrap().parse().unwrap(),
         };
-        data["result"].as_array().unwrap().iter().map(sample).collect()
+        data["result"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(sample)
+            .collect()
     }
 
     /// Every rule of every group, with its health and its state.
     pub fn rules(&self) -> Vec<Value> {
         let data = self.data("/api/v1/rules", "the rules");
         let groups = data["groups"].as_array().unwrap().iter();
-        groups.flat_map(|group| group["rules"].as_array().unwrap()).cloned().collect()
+        groups
+            .flat_map(|group| group["rules"].as_array().unwrap())
+            .cloned()
+            .collect()
     }
 
     fn data(&self, path: &str, what: &str) -> Value {
@@ -129,7 +157,9 @@ fn percent_encoded(text: &str) -> String {
     let mut encoded = String::new();
     for byte in text.bytes() {
         match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => encoded.push(byte.into()),
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
+                encoded.push(byte.into())
+            }
             other => write!(encoded, "%{other:02X}").unwrap(),
         }
     }

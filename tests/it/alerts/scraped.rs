@@ -40,7 +40,13 @@ autoscaling:
 ";
 
 const fn machine(node: &'static str) -> DemoMachine {
-    DemoMachine { node, model: "H100", gpus: 2, gib: 80, models: &[] }
+    DemoMachine {
+        node,
+        model: "H100",
+        gpus: 2,
+        gib: 80,
+        models: &[],
+    }
 }
 
 /// A cluster that is scraped.
@@ -56,32 +62,64 @@ struct ScrapedCluster {
 impl ScrapedCluster {
     fn start() -> Self {
         let runtime = Runtime::new().unwrap();
-        let setup = runtime.block_on(Setup::by(policy(), &[machine("node-b")])).unwrap();
+        let setup = runtime
+            .block_on(Setup::by(policy(), &[machine("node-b")]))
+            .unwrap();
         keeps_a_certificate(&setup, &runtime);
         let node = AgentNode::of([gpu("a")]);
-        setup.api.create("nodes", machine(NODE).registration()).unwrap();
+        setup
+            .api
+            .create("nodes", machine(NODE).registration())
+            .unwrap();
         node.asks(&setup.api.uri().to_string());
         let reports_to = format!("http://{}", setup.stowage.addresses.agents);
         let arguments = ["--extender", &reports_to, "--metrics-listen", "127.0.0.1:0"];
         let agent = RunningAgent::start(&mut node.agent(&arguments));
         let says = agent.line_with("metrics: http://");
-        let agents_page = says.split("http://").nth(1).unwrap().split('/').next().unwrap().parse().unwrap();
-        Self { engines: Vec::new(), agents_page, _agent: agent, _node: node, setup, runtime }
+        let agents_page = says
+            .split("http://")
+            .nth(1)
+            .unwrap()
+            .split('/')
+            .next()
+            .unwrap()
+            .parse()
+            .unwrap();
+        Self {
+            engines: Vec::new(),
+            agents_page,
+            _agent: agent,
+            _node: node,
+            setup,
+            runtime,
+        }
     }
 
     /// As a Prometheus finds them by the manifests.
     fn targets(&self) -> [ScrapeTarget<'static>; 2] {
         let operators = self.setup.stowage.addresses.operators;
         [
-            ScrapeTarget { job: "stowage", address: operators, labels: json!({}) },
-            ScrapeTarget { job: "stowage-agent", address: self.agents_page, labels: json!({ "node": NODE }) },
+            ScrapeTarget {
+                job: "stowage",
+                address: operators,
+                labels: json!({}),
+            },
+            ScrapeTarget {
+                job: "stowage-agent",
+                address: self.agents_page,
+                labels: json!({ "node": NODE }),
+            },
         ]
     }
 
     /// What the expressions are about. Called once both pages are scraped, so that counters are seen to rise.
     fn lives(&mut self) {
         for name in ["llama-8b-1", "llama-8b-2"] {
-            let load = StubEngineLoad { kv_percent: 60, waiting: 3, running: 12 };
+            let load = StubEngineLoad {
+                kv_percent: 60,
+                waiting: 3,
+                running: 12,
+            };
             let engine = FakeEngine::start(self.setup.api.clone(), name, "llama-8b", load);
             let engine = self.runtime.block_on(engine).unwrap();
             self.create(pod(name, 20, Some(engine.port())));
@@ -102,7 +140,9 @@ impl ScrapedCluster {
 }
 
 fn policy() -> Policy {
-    load(&[SourceText::new("policy.yaml", POLICY)]).unwrap().policy
+    load(&[SourceText::new("policy.yaml", POLICY)])
+        .unwrap()
+        .policy
 }
 
 /// As `serve --agents-tls-secret` does.
@@ -122,8 +162,13 @@ fn keeps_a_certificate(setup: &Setup, runtime: &Runtime) {
     };
     let _inside = runtime.enter();
     let client = setup.api.client("stowage").unwrap();
-    let keeping =
-        certificates::run(client, setup.stowage.service.clone(), options, vec!["agents"], |_| Ok(()));
+    let keeping = certificates::run(
+        client,
+        setup.stowage.service.clone(),
+        options,
+        vec!["agents"],
+        |_| Ok(()),
+    );
     drop(runtime.spawn(keeping));
 }
 
@@ -161,11 +206,17 @@ impl Asked {
             expression: substituted(&target.expression),
             labels: between(&target.legend, "{{", "}}"),
         });
-        let alerts = alerts().into_iter().map(|Alert { name, left, rule, .. }| Self {
-            of: format!("alert {name}"),
-            expression: left,
-            labels: words(&rule).flat_map(|text| between(text, "{{ $labels.", " ")).collect(),
-        });
+        let alerts = alerts().into_iter().map(
+            |Alert {
+                 name, left, rule, ..
+             }| Self {
+                of: format!("alert {name}"),
+                expression: left,
+                labels: words(&rule)
+                    .flat_map(|text| between(text, "{{ $labels.", " "))
+                    .collect(),
+            },
+        );
         panels.chain(alerts).collect()
     }
 
@@ -174,7 +225,12 @@ impl Asked {
         let samples = prometheus.query(&self.expression);
         for sample in &samples {
             for label in &self.labels {
-                assert!(sample.labels.contains_key(label), "{}: no {label} in {:?}", self.of, sample.labels);
+                assert!(
+                    sample.labels.contains_key(label),
+                    "{}: no {label} in {:?}",
+                    self.of,
+                    sample.labels
+                );
             }
         }
         samples.iter().any(|sample| sample.value.is_finite())
@@ -182,20 +238,37 @@ impl Asked {
 }
 
 fn words(rule: &Value) -> impl Iterator<Item = &str> {
-    rule["annotations"].as_object().unwrap().values().map(|text| text.as_str().unwrap())
+    rule["annotations"]
+        .as_object()
+        .unwrap()
+        .values()
+        .map(|text| text.as_str().unwrap())
 }
 
 /// What stands between the two, each time.
 fn between(text: &str, begin: &str, end: &str) -> BTreeSet<String> {
     let parts = text.split(begin).skip(1);
-    parts.map(|rest| rest.split(end).next().unwrap().trim().to_owned()).collect()
+    parts
+        .map(|rest| rest.split(end).next().unwrap().trim().to_owned())
+        .collect()
 }
 
 /// As Grafana puts values into an expression before it asks.
 fn substituted(expression: &str) -> String {
-    let variables = [("$__rate_interval", "5m"), ("$__interval", "1m"), ("$__range", "15m")];
-    let asked = variables.iter().fold(expression.to_owned(), |text, (name, value)| text.replace(name, value));
-    assert!(!asked.contains('$'), "this test has no value for a variable of {asked}");
+    let variables = [
+        ("$__rate_interval", "5m"),
+        ("$__interval", "1m"),
+        ("$__range", "15m"),
+    ];
+    let asked = variables
+        .iter()
+        .fold(expression.to_owned(), |text, (name, value)| {
+            text.replace(name, value)
+        });
+    assert!(
+        !asked.contains('$'),
+        "this test has no value for a variable of {asked}"
+    );
     asked
 }
 
@@ -203,8 +276,12 @@ fn substituted(expression: &str) -> String {
 fn every_expression_of_the_dashboard_and_of_the_alerts_has_data() {
     let mut cluster = ScrapedCluster::start();
     let targets = cluster.targets();
-    let Some(prometheus) = RunningPrometheus::start(&targets) else { return };
-    eventually("both pages are scraped", || prometheus.query("up == 1").len() == targets.len());
+    let Some(prometheus) = RunningPrometheus::start(&targets) else {
+        return;
+    };
+    eventually("both pages are scraped", || {
+        prometheus.query("up == 1").len() == targets.len()
+    });
     cluster.lives();
 
     let mut without = Asked::all();
@@ -217,8 +294,14 @@ fn every_expression_of_the_dashboard_and_of_the_alerts_has_data() {
             break;
         }
         if started.elapsed() > PATIENCE {
-            let missing = without.iter().map(|asked| format!("{}: {}\n", asked.of, asked.expression));
-            panic!("{} of {asked} expressions have no data:\n{}", without.len(), missing.collect::<String>());
+            let missing = without
+                .iter()
+                .map(|asked| format!("{}: {}\n", asked.of, asked.expression));
+            panic!(
+                "{} of {asked} expressions have no data:\n{}",
+                without.len(),
+                missing.collect::<String>()
+            );
         }
         std::thread::park_timeout(Duration::from_millis(500));
     }
@@ -231,12 +314,19 @@ fn rules_are_sound(prometheus: &RunningPrometheus) {
     let rules = prometheus.rules();
     assert_eq!(rules.len(), alerts().len() + recorded().len());
     for rule in &rules {
-        assert_eq!(rule["health"], "ok", "{}: {}", rule["name"], rule["lastError"]);
+        assert_eq!(
+            rule["health"], "ok",
+            "{}: {}",
+            rule["name"], rule["lastError"]
+        );
     }
     let active = |is_it: fn(&Value) -> bool| {
         let rules = prometheus.rules().into_iter();
         let active = rules.filter(|rule| rule["type"] == "alerting" && rule["state"] != "inactive");
-        active.filter(is_it).map(|rule| rule["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        active
+            .filter(is_it)
+            .map(|rule| rule["name"].as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
     };
     eventually("the missing agent is noticed", || {
         active(|rule| rule["name"] == "StowageAgentMissing").len() == 1
@@ -260,6 +350,9 @@ fn labels_are_found_in_legends_and_in_the_words_of_an_alert() {
         ["gpu", "node"].map(str::to_owned).into()
     );
     let text = "GPU {{ $labels.gpu }} of {{ $labels.node }} is {{ $value }}";
-    assert_eq!(between(text, "{{ $labels.", " "), ["gpu", "node"].map(str::to_owned).into());
+    assert_eq!(
+        between(text, "{{ $labels.", " "),
+        ["gpu", "node"].map(str::to_owned).into()
+    );
     assert_eq!(between("none", "{{", "}}"), BTreeSet::new());
 }

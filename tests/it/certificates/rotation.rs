@@ -61,7 +61,10 @@ fn fast<const DAYS: u32>() -> jiff::Timestamp {
 }
 
 fn time_source(wall: fn() -> jiff::Timestamp) -> TimeSource {
-    TimeSource { wall, monotonic: || Duration::from_millis(millis()) }
+    TimeSource {
+        wall,
+        monotonic: || Duration::from_millis(millis()),
+    }
 }
 
 /// When what is done began: the files' latest bundle was looked up, and each agent's latest report that has ended was begun.
@@ -74,12 +77,20 @@ impl RotationProgress {
     /// There are no agents yet, whose reports could be late.
     fn new() -> Arc<Self> {
         let reports = std::array::from_fn(|_| AtomicU64::new(u64::MAX / 2));
-        Arc::new(Self { files: AtomicU64::default(), reports })
+        Arc::new(Self {
+            files: AtomicU64::default(),
+            reports,
+        })
     }
 
     fn is_nobody_late(&self) -> bool {
         let began = |at: &AtomicU64| at.load(Ordering::SeqCst);
-        let report = self.reports.iter().map(began).min().expect("there are agents");
+        let report = self
+            .reports
+            .iter()
+            .map(began)
+            .min()
+            .expect("there are agents");
         began(&self.files) + LATEST_FILE >= millis() && report + LATEST_REPORT >= millis()
     }
 
@@ -105,14 +116,20 @@ struct RotatingReplica {
 impl RotatingReplica {
     fn start(api: &ApiServer, runtime: &Runtime, rotation: Rotation) -> Self {
         let mut cluster = ServedCluster::of(&[]);
-        cluster.nodes.extend((0..AGENTS).map(|agent| node(&name_of(agent))));
+        cluster
+            .nodes
+            .extend((0..AGENTS).map(|agent| node(&name_of(agent))));
         cluster.time = time_source(rotation.wall);
         let served = cluster.serve();
         let tls = Tls::awaiting().unwrap();
         let (mut endpoints, [_, agents, _]) = endpoints();
         endpoints.agents.tls = Some(tls.clone());
         let stop = CancellationToken::new();
-        drop(served.spawn(server::serve(served.extender.clone(), endpoints, stop.clone())));
+        drop(served.spawn(server::serve(
+            served.extender.clone(),
+            endpoints,
+            stop.clone(),
+        )));
         let settings = CertificateSettings {
             names: vec!["127.0.0.1".into()],
             lifetime: 90 * DAY,
@@ -134,9 +151,19 @@ impl RotatingReplica {
             tls.replace(&loaded);
             Ok(())
         };
-        let keeping =
-            runtime.spawn(certificates::run(client, served.service.clone(), options, vec!["agents"], serve));
-        Self { served, agents, stop, keeping }
+        let keeping = runtime.spawn(certificates::run(
+            client,
+            served.service.clone(),
+            options,
+            vec!["agents"],
+            serve,
+        ));
+        Self {
+            served,
+            agents,
+            stop,
+            keeping,
+        }
     }
 
     fn certificates(&self) -> u64 {
@@ -145,7 +172,11 @@ impl RotatingReplica {
     }
 
     fn leads(&self, leads: bool) {
-        let tenure = if leads { Tenure::without_end() } else { Tenure::Standby };
+        let tenure = if leads {
+            Tenure::without_end()
+        } else {
+            Tenure::Standby
+        };
         self.served.service.set_tenure(tenure);
     }
 }
@@ -198,7 +229,11 @@ async fn agent(
     progress: Arc<RotationProgress>,
     end: CancellationToken,
 ) -> Tally {
-    let new = || Publisher::new(replicas.clone(), None, Some(ca.clone())).unwrap().with_patience(PATIENCE);
+    let new = || {
+        Publisher::new(replicas.clone(), None, Some(ca.clone()))
+            .unwrap()
+            .with_patience(PATIENCE)
+    };
     let (mut publisher, mut tally) = (new(), Tally::default());
     sleep(Duration::from_millis(1000 * number as u64 / AGENTS as u64)).await;
     let mut ticks = tokio::time::interval(Duration::from_secs(1));
@@ -215,7 +250,10 @@ async fn agent(
         publisher.publish(report, Instant::now()).await;
         progress.reports[number].store(began, Ordering::SeqCst);
         let state = publisher.state();
-        let accepted = state.replicas.values().filter(|one| one.latest == PublishOutcome::Accepted);
+        let accepted = state
+            .replicas
+            .values()
+            .filter(|one| one.latest == PublishOutcome::Accepted);
         if accepted.count() != replicas.len() || !state.problems.is_empty() {
             tally.lost.push(format!("report {}: {state:?}", tally.sent));
         }
@@ -230,28 +268,43 @@ fn rotate(rotation: Rotation) {
     create_empty(&api);
     let replicas = [(); 2].map(|()| RotatingReplica::start(&api, &runtime, rotation));
     let folder = tempfile::tempdir().unwrap();
-    let files: Vec<PathBuf> = (0..AGENTS).map(|agent| folder.path().join(format!("{agent}.crt"))).collect();
+    let files: Vec<PathBuf> = (0..AGENTS)
+        .map(|agent| folder.path().join(format!("{agent}.crt")))
+        .collect();
     let progress = RotationProgress::new();
     let kubelets = runtime.spawn(kubelets(api.clone(), files.clone(), progress.clone()));
     let time = runtime.spawn(progress.clone().run());
     let end = CancellationToken::new();
     let tallies = runtime.block_on(async {
         // Agents that are there before the first CA lose what they cannot send: another test's matter.
-        while !files.iter().all(|file| file.exists()) || replicas.iter().any(|one| one.certificates() == 0) {
+        while !files.iter().all(|file| file.exists())
+            || replicas.iter().any(|one| one.certificates() == 0)
+        {
             sleep(Duration::from_millis(50)).await;
         }
-        let extenders: Vec<Destination> =
-            replicas.iter().map(|one| format!("https://{}", one.agents).parse().unwrap()).collect();
+        let extenders: Vec<Destination> = replicas
+            .iter()
+            .map(|one| format!("https://{}", one.agents).parse().unwrap())
+            .collect();
         let mut agents: JoinSet<Tally> = JoinSet::new();
         for (number, file) in files.iter().enumerate() {
             progress.reports[number].store(millis(), Ordering::SeqCst);
-            agents.spawn(agent(number, extenders.clone(), file.clone(), progress.clone(), end.clone()));
+            agents.spawn(agent(
+                number,
+                extenders.clone(),
+                file.clone(),
+                progress.clone(),
+                end.clone(),
+            ));
         }
         let mut signed = std::collections::BTreeSet::new();
         for turn in 0.. {
             // Now the one leads, now the other, now both believe it.
             let leader = turn / 10 % 3;
-            replicas.iter().enumerate().for_each(|(place, one)| one.leads(leader == 2 || leader == place));
+            replicas
+                .iter()
+                .enumerate()
+                .for_each(|(place, one)| one.leads(leader == 2 || leader == place));
             let secret = api.get(super::SECRET).unwrap();
             signed.insert(secret["data"]["ca.crt"].to_string());
             let is_enough = |one: &RotatingReplica| one.certificates() >= rotation.certificates;
@@ -273,7 +326,12 @@ fn rotate(rotation: Rotation) {
         replicas.each_ref().map(RotatingReplica::certificates),
         rotation.cas
     );
-    assert!(lost.is_empty(), "{} of {sent} reports are lost, such as {}", lost.len(), lost[0]);
+    assert!(
+        lost.is_empty(),
+        "{} of {sent} reports are lost, such as {}",
+        lost.len(),
+        lost[0]
+    );
     assert!(sent >= AGENTS as u64);
     for replica in &replicas {
         replica.keeping.abort();

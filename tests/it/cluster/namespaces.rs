@@ -7,7 +7,9 @@ use stowage_scheduling::vocabulary::classification::PodTraits;
 
 fn selecting() -> Policy {
     let text = "classes: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n";
-    load(&[SourceText::new("policy.yaml", text)]).unwrap().policy
+    load(&[SourceText::new("policy.yaml", text)])
+        .unwrap()
+        .policy
 }
 
 fn namespace(team: &str) -> Value {
@@ -15,9 +17,16 @@ fn namespace(team: &str) -> Value {
 }
 
 fn class_of_chat(service: &Service) -> String {
-    let chat = PodTraits { namespace: "chat".into(), ..PodTraits::default() };
+    let chat = PodTraits {
+        namespace: "chat".into(),
+        ..PodTraits::default()
+    };
     let cluster = service.cluster();
-    cluster.policy().class(cluster.policy().classify(&chat).class).name.clone()
+    cluster
+        .policy()
+        .class(cluster.policy().classify(&chat).class)
+        .name
+        .clone()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -26,8 +35,14 @@ async fn f_labels_of_namespaces_are_watched_while_a_policy_selects_by_them() {
     server.create("namespaces", namespace("a")).unwrap();
     let replica = TestReplica::acting(&server).await;
     let service = &replica.service;
-    assert!(service.cluster().namespaces().is_empty(), "nothing asks for them");
-    assert!(!service.set_policy(selecting()), "the policy before stays until they are known");
+    assert!(
+        service.cluster().namespaces().is_empty(),
+        "nothing asks for them"
+    );
+    assert!(
+        !service.set_policy(selecting()),
+        "the policy before stays until they are known"
+    );
     eventually("they are listed", || service.namespaces_known()).await;
     assert!(service.set_policy(selecting()));
     assert_eq!(class_of_chat(service), "own");
@@ -39,6 +54,9 @@ async fn f_labels_of_namespaces_are_watched_while_a_policy_selects_by_them() {
     service.set_policy(without_engines());
     // As the watch of policy files does, which knows whether another policy waits for them.
     service.want_namespaces(service.reads_namespaces());
-    eventually("nothing asks for them any more", || service.cluster().namespaces().is_empty()).await;
+    eventually("nothing asks for them any more", || {
+        service.cluster().namespaces().is_empty()
+    })
+    .await;
     replica.stop().await;
 }

@@ -27,8 +27,14 @@ async fn installed() -> Option<RealControlPlane> {
 async fn try_to_create(client: &Client, pod: &Value) -> Result<(), String> {
     let pods: Api<Pod> = Api::default_namespaced(client.clone());
     let pod: Pod = serde_json::from_value(pod.clone()).unwrap();
-    let dry_run = PostParams { dry_run: true, ..PostParams::default() };
-    pods.create(&dry_run, &pod).await.map(drop).map_err(|error| error.to_string())
+    let dry_run = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    pods.create(&dry_run, &pod)
+        .await
+        .map(drop)
+        .map_err(|error| error.to_string())
 }
 
 fn refused(outcome: Result<(), String>, reason: &str) {
@@ -66,7 +72,13 @@ async fn accounts(world: &RealControlPlane) -> Accounts {
         &["create", "namespace", "monitoring"],
         &["create", "namespace", "gpu-operator"],
         &["create", "namespace", "nvidia-gpu-operator"],
-        &["label", "namespace", "monitoring", "gpu-operator", "stowage.dev/all-gpus=allowed"],
+        &[
+            "label",
+            "namespace",
+            "monitoring",
+            "gpu-operator",
+            "stowage.dev/all-gpus=allowed",
+        ],
         &["create", "serviceaccount", "tenant", "--namespace=team-a"],
         &[
             "create",
@@ -82,13 +94,16 @@ async fn accounts(world: &RealControlPlane) -> Accounts {
     }
     let token = world.kubectl(&["create", "token", "tenant", "--namespace=team-a"]);
     assert!(token.ok, "{}", token.said);
-    let admin: Value = serde_json::from_str(&std::fs::read_to_string(world.admin()).unwrap()).unwrap();
+    let admin: Value =
+        serde_json::from_str(&std::fs::read_to_string(world.admin()).unwrap()).unwrap();
     let client = async |name: &str, user: Value| {
         let mut config = admin.clone();
         config["users"][0]["user"] = user;
         let file = world.folder().join(name);
         std::fs::write(&file, config.to_string()).unwrap();
-        kubernetes::connect(Some(&file), WriteTimes::default()).await.unwrap()
+        kubernetes::connect(Some(&file), WriteTimes::default())
+            .await
+            .unwrap()
     };
     let (certificate, key) = world.client_certificate("system:node:a", "system:nodes");
     let certificate = [("kubelet.crt", certificate), ("kubelet.key", key)].map(|(name, text)| {
@@ -118,17 +133,30 @@ async fn act_out(accounts: &Accounts, row: &Value, name: &str) -> Result<(), Str
     let namespace = row["in"].as_str().unwrap_or("team-a");
     let of_namespace = format!("/api/v1/namespaces/{namespace}");
     let send = async |method: &str, path: &str, body: &Value| {
-        let kind =
-            if method == "PATCH" { "application/strategic-merge-patch+json" } else { "application/json" };
-        let request = http::Request::builder().method(method).uri(path).header("content-type", kind);
+        let kind = if method == "PATCH" {
+            "application/strategic-merge-patch+json"
+        } else {
+            "application/json"
+        };
+        let request = http::Request::builder()
+            .method(method)
+            .uri(path)
+            .header("content-type", kind);
         let request = request.body(body.to_string().into_bytes()).unwrap();
-        client.request::<Value>(request).await.map(drop).map_err(|error| error.to_string())
+        client
+            .request::<Value>(request)
+            .await
+            .map(drop)
+            .map_err(|error| error.to_string())
     };
     if row["create"].is_object() {
         return send("POST", "/api/v1/namespaces", &row["create"]).await;
     }
     if row["patch"].is_object() {
-        let part = row["part"].as_str().map(|part| format!("/{part}")).unwrap_or_default();
+        let part = row["part"]
+            .as_str()
+            .map(|part| format!("/{part}"))
+            .unwrap_or_default();
         return send("PATCH", &format!("{of_namespace}{part}"), &row["patch"]).await;
     }
     let pods = format!("{of_namespace}/pods");
@@ -138,7 +166,12 @@ async fn act_out(accounts: &Accounts, row: &Value, name: &str) -> Result<(), Str
         let mut container = row["debug"].clone();
         (container["name"], container["image"]) = ("debug".into(), "debug".into());
         let patch = json!({ "spec": { "ephemeralContainers": [container] } });
-        return send("PATCH", &format!("{pods}/{name}/ephemeralcontainers"), &patch).await;
+        return send(
+            "PATCH",
+            &format!("{pods}/{name}/ephemeralcontainers"),
+            &patch,
+        )
+        .await;
     }
     if row["bind"].is_object() {
         created.unwrap_or_else(|said| panic!("{row}: {said}"));
@@ -154,12 +187,18 @@ async fn act_out(accounts: &Accounts, row: &Value, name: &str) -> Result<(), Str
 /// A pod with what every pod needs, and what the row says of it.
 fn filled_in(said: &Value, name: &str) -> Value {
     let mut pod = said.clone();
-    (pod["apiVersion"], pod["kind"], pod["metadata"]["name"]) = ("v1".into(), "Pod".into(), name.into());
+    (pod["apiVersion"], pod["kind"], pod["metadata"]["name"]) =
+        ("v1".into(), "Pod".into(), name.into());
     if pod["spec"]["containers"].is_null() {
         pod["spec"]["containers"] = json!([{}]);
     }
     for (list, prefix) in [("containers", "c"), ("initContainers", "i")] {
-        for (place, container) in pod["spec"][list].as_array_mut().into_iter().flatten().enumerate() {
+        for (place, container) in pod["spec"][list]
+            .as_array_mut()
+            .into_iter()
+            .flatten()
+            .enumerate()
+        {
             container["name"] = format!("{prefix}{place}").into();
             container["image"] = "image".into();
         }
@@ -170,14 +209,22 @@ fn filled_in(said: &Value, name: &str) -> Value {
 /// What is claimed of Stowage's nodes, and that no more is refused than that takes.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_tenant_gets_a_gpu_past_stowage_and_what_runs_well_elsewhere_still_does() {
-    let Some(world) = installed().await else { return };
+    let Some(world) = installed().await else {
+        return;
+    };
     for class in ["nvidia-cdi", "nvidia-legacy", "gvisor"] {
         world.create_runtime_class(class);
     }
     let accounts = accounts(&world).await;
     let table = std::fs::read_to_string(manifest("../tests/fixtures/admission.yaml")).unwrap();
     let table: Vec<Value> = serde_saphyr::from_str(&table).unwrap();
-    let rows = |part: &str| table.iter().find_map(|of| of[part].as_array()).unwrap().clone();
+    let rows = |part: &str| {
+        table
+            .iter()
+            .find_map(|of| of[part].as_array())
+            .unwrap()
+            .clone()
+    };
     let (mut attacks, mut innocents) = (rows("attacks"), rows("innocents"));
     // By the default policy, no node of Stowage's has the first, and any may have the second.
     let under_nvidia = |pattern: &String| {
@@ -186,7 +233,11 @@ async fn no_tenant_gets_a_gpu_past_stowage_and_what_runs_well_elsewhere_still_do
         let spec = json!({ "runtimeClassName": "nvidia", "containers": [container] });
         json!({ "row": pattern, "pod": { "spec": spec } })
     };
-    let NodeRules { gpu_resources, harmless_resources, .. } = NodeRules::default();
+    let NodeRules {
+        gpu_resources,
+        harmless_resources,
+        ..
+    } = NodeRules::default();
     innocents.extend(gpu_resources.iter().map(under_nvidia));
     attacks.extend(harmless_resources.iter().map(under_nvidia).map(|mut row| {
         row["refused"] = "must set NVIDIA_VISIBLE_DEVICES".into();
@@ -196,7 +247,10 @@ async fn no_tenant_gets_a_gpu_past_stowage_and_what_runs_well_elsewhere_still_do
     let mut tries = 0;
     let mut in_force = async |row: &Value| {
         tries += 1;
-        act_out(&accounts, row, &format!("probe-{tries}")).await.is_err() == row["refused"].is_string()
+        act_out(&accounts, row, &format!("probe-{tries}"))
+            .await
+            .is_err()
+            == row["refused"].is_string()
     };
     for probe in [
         json!({ "pod": { "spec": { "runtimeClassName": "nvidia" } }, "refused": "" }),
@@ -204,7 +258,10 @@ async fn no_tenant_gets_a_gpu_past_stowage_and_what_runs_well_elsewhere_still_do
         json!({ "pod": { "spec": { "runtimeClassName": "nvidia" } }, "in": "monitoring" }),
         json!({ "pod": { "spec": { "runtimeClassName": "nvidia" } }, "in": "gpu-operator" }),
     ] {
-        eventually(&probe.to_string(), async || in_force(&probe).await.then_some(())).await;
+        eventually(&probe.to_string(), async || {
+            in_force(&probe).await.then_some(())
+        })
+        .await;
     }
     let mut wrong = Vec::new();
     for (n, row) in attacks.iter().chain(&innocents).enumerate() {
@@ -217,9 +274,22 @@ async fn no_tenant_gets_a_gpu_past_stowage_and_what_runs_well_elsewhere_still_do
             wrong.push(format!("{}: {said:?}", row["row"]));
         }
     }
-    println!("{} attacks, {} innocents; {}", attacks.len(), innocents.len(), world.versions());
-    assert!(wrong.is_empty(), "{} rows:\n{}", wrong.len(), wrong.join("\n"));
-    assert!(attacks.iter().all(|row| row["refused"].is_string()), "each says why");
+    println!(
+        "{} attacks, {} innocents; {}",
+        attacks.len(),
+        innocents.len(),
+        world.versions()
+    );
+    assert!(
+        wrong.is_empty(),
+        "{} rows:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
+    assert!(
+        attacks.iter().all(|row| row["refused"].is_string()),
+        "each says why"
+    );
     assert!(innocents.iter().all(|row| row["refused"].is_null()));
     assert!(attacks.len() > 50 && innocents.len() > 30);
 }
@@ -227,25 +297,53 @@ async fn no_tenant_gets_a_gpu_past_stowage_and_what_runs_well_elsewhere_still_do
 /// What admission cannot see, an agent does: but a pod that an administrator lets see all GPUs is no news.
 #[tokio::test(flavor = "multi_thread")]
 async fn pods_of_exempt_namespaces_get_no_event_about_gpus_that_stowage_did_not_give_them() {
-    let Some(world) = installed().await else { return };
+    let Some(world) = installed().await else {
+        return;
+    };
     assert!(world.kubectl(&["create", "namespace", "monitoring"]).ok);
-    assert!(world.kubectl(&["label", "namespace", "monitoring", "stowage.dev/all-gpus=allowed"]).ok);
-    let stowage = kubernetes::connect(Some(&world.service_account()), WriteTimes::default()).await.unwrap();
+    assert!(
+        world
+            .kubectl(&[
+                "label",
+                "namespace",
+                "monitoring",
+                "stowage.dev/all-gpus=allowed"
+            ])
+            .ok
+    );
+    let stowage = kubernetes::connect(Some(&world.service_account()), WriteTimes::default())
+        .await
+        .unwrap();
     let namespaces: Api<Namespace> = Api::all(stowage.clone());
-    eventually("Stowage's rights count", async || namespaces.list_metadata(&Default::default()).await.ok())
-        .await;
+    eventually("Stowage's rights count", async || {
+        namespaces.list_metadata(&Default::default()).await.ok()
+    })
+    .await;
     let service = Service::new(Policy::default());
     let (recorder, receiver) = EventRecorder::new(service.clone());
-    tokio::spawn(events::publish(stowage, service.clone(), "here".into(), receiver));
+    tokio::spawn(events::publish(
+        stowage,
+        service.clone(),
+        "here".into(),
+        receiver,
+    ));
     for namespace in ["kube-system", "monitoring", "default"] {
         let mut sees = pod(&json!({}));
         sees["metadata"]["name"] = json!("sees");
         let pods: Api<Pod> = Api::namespaced(world.client.clone(), namespace);
         let sees = serde_json::from_value(sees).unwrap();
-        let uid = pods.create(&PostParams::default(), &sees).await.unwrap().metadata.uid.unwrap();
-        for (uid, name) in
-            [(&*uid, "sees"), (&format!("of-{namespace}"), "sees"), (&format!("not-{uid}"), "none")]
-        {
+        let uid = pods
+            .create(&PostParams::default(), &sees)
+            .await
+            .unwrap()
+            .metadata
+            .uid
+            .unwrap();
+        for (uid, name) in [
+            (&*uid, "sees"),
+            (&format!("of-{namespace}"), "sees"),
+            (&format!("not-{uid}"), "none"),
+        ] {
             recorder.record_event(PodEvent {
                 key: PodKey::parse(namespace, name).unwrap(),
                 uid: PodUid::parse(uid).unwrap(),
@@ -254,35 +352,56 @@ async fn pods_of_exempt_namespaces_get_no_event_about_gpus_that_stowage_did_not_
             });
         }
     }
-    let counted = |outcome| service.metrics.events.with_label_values(&["StowageUngranted", outcome]).get();
+    let counted = |outcome| {
+        service
+            .metrics
+            .events
+            .with_label_values(&["StowageUngranted", outcome])
+            .get()
+    };
     let outcomes = ["exempt", "published", "failed", "unconfirmed"];
     let all = || outcomes.map(counted).iter().sum::<u64>() == 9;
     eventually("the Events are written", async || all().then_some(())).await;
     assert_eq!(outcomes.map(counted), [2, 1, 0, 6]);
-    let said = world.kubectl(&["get", "events", "--all-namespaces", "--output=name"]).said;
-    assert_eq!(said.lines().filter(|line| line.contains("sees")).count(), 1, "{said}");
+    let said = world
+        .kubectl(&["get", "events", "--all-namespaces", "--output=name"])
+        .said;
+    assert_eq!(
+        said.lines().filter(|line| line.contains("sees")).count(),
+        1,
+        "{said}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_amount_of_vram_without_a_unit_is_not_admitted() {
-    let Some(world) = installed().await else { return };
+    let Some(world) = installed().await else {
+        return;
+    };
     let try_amount = async |amount: &str| {
         let pod = pod(&json!({ "stowage.dev/vram": amount }));
         try_to_create(&world.client, &pod).await
     };
-    eventually("the policy is in force", async || try_amount("40").await.err()).await;
+    eventually("the policy is in force", async || {
+        try_amount("40").await.err()
+    })
+    .await;
     for little in ["1", "40", "40k", "255Mi"] {
         refused(try_amount(little).await, "write a unit, such as 40Gi");
     }
     for enough in ["256Mi", "40Gi", "42949672960"] {
-        try_amount(enough).await.unwrap_or_else(|said| panic!("{enough}: {said}"));
+        try_amount(enough)
+            .await
+            .unwrap_or_else(|said| panic!("{enough}: {said}"));
     }
 }
 
 /// A kubelet whose writes are refused never shows a pod running, nor ended: it could not be evicted.
 #[tokio::test(flavor = "multi_thread")]
 async fn s6_a_pod_that_is_admitted_can_be_written_by_its_kubelet_however_many_annotations_it_has() {
-    let Some(world) = installed().await else { return };
+    let Some(world) = installed().await else {
+        return;
+    };
     let in_force = {
         let mut pod = pod(&json!({}));
         pod["metadata"]["annotations"] = json!({ "stowage.dev/devices": "GPU-1" });
@@ -290,31 +409,43 @@ async fn s6_a_pod_that_is_admitted_can_be_written_by_its_kubelet_however_many_an
     };
     eventually("the policy is in force", async || {
         let outcome = try_to_create(&world.client, &in_force).await;
-        outcome.is_err_and(|said| said.contains(ONLY_STOWAGE)).then_some(())
+        outcome
+            .is_err_and(|said| said.contains(ONLY_STOWAGE))
+            .then_some(())
     })
     .await;
     let pods: Api<Pod> = Api::default_namespaced(world.client.clone());
     let params = PatchParams::default();
     // Few long keys cost as much as many short ones.
-    for (name, keys, width) in
-        [("few", 10, 5), ("short", 20_000, 5), ("shortest", 35_000, 5), ("long", 800, 300)]
-    {
+    for (name, keys, width) in [
+        ("few", 10, 5),
+        ("short", 20_000, 5),
+        ("shortest", 35_000, 5),
+        ("long", 800, 300),
+    ] {
         let key = |n: usize| match width {
             ..10 => format!("{n:0width$x}"),
             _ => format!("{}/{n:060}", "a.".repeat(120).trim_end_matches('.')),
         };
-        let annotations: serde_json::Map<String, Value> = (0..keys).map(|n| (key(n), json!(""))).collect();
+        let annotations: serde_json::Map<String, Value> =
+            (0..keys).map(|n| (key(n), json!(""))).collect();
         let mut tried = pod(&json!({}));
         tried["metadata"] = json!({ "name": name, "annotations": annotations });
-        if let Err(refused) =
-            pods.create(&PostParams::default(), &serde_json::from_value(tried).unwrap()).await
+        if let Err(refused) = pods
+            .create(
+                &PostParams::default(),
+                &serde_json::from_value(tried).unwrap(),
+            )
+            .await
         {
             assert_ne!(name, "few", "{refused}");
             println!("{name}: not admitted");
             continue;
         }
         let running = json!({ "status": { "phase": "Running" } });
-        let written = pods.patch_status(name, &params, &Patch::Strategic(running)).await;
+        let written = pods
+            .patch_status(name, &params, &Patch::Strategic(running))
+            .await;
         assert!(written.is_ok(), "{name}: {}", written.unwrap_err());
         if keys > 1000 {
             continue; // To compare so many takes longer than this client waits.
@@ -329,50 +460,74 @@ async fn s6_a_pod_that_is_admitted_can_be_written_by_its_kubelet_however_many_an
 /// Why a container with a long name has no annotation for the NRI plugin.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_that_is_too_long_comes_in_with_a_binding_and_no_write_after_it() {
-    let Some(world) = installed().await else { return };
-    world.add_nodes(&[super::node("a", 2, 81_559, "NVIDIA-H100-80GB-HBM3")]).await;
+    let Some(world) = installed().await else {
+        return;
+    };
+    world
+        .add_nodes(&[super::node("a", 2, 81_559, "NVIDIA-H100-80GB-HBM3")])
+        .await;
     let pods: Api<Pod> = Api::default_namespaced(world.client.clone());
     for (container, is_writable) in [("c".repeat(53), true), ("c".repeat(54), false)] {
         let name = format!("of-{}", container.len());
         let mut pod = pod(&json!({}));
         pod["metadata"]["name"] = json!(name);
         pod["spec"]["schedulerName"] = json!("nobody");
-        pods.create(&PostParams::default(), &serde_json::from_value(pod).unwrap()).await.unwrap();
+        pods.create(
+            &PostParams::default(),
+            &serde_json::from_value(pod).unwrap(),
+        )
+        .await
+        .unwrap();
         let annotations =
             json!({ format!("nvidia.cdi.k8s.io/container.{container}"): "nvidia.com/gpu=GPU-1" });
         let binding = json!({
             "apiVersion": "v1", "kind": "Binding", "metadata": { "name": name, "annotations": annotations },
             "target": { "apiVersion": "v1", "kind": "Node", "name": "a" },
         });
-        let stowage =
-            kubernetes::connect(Some(&world.service_account()), WriteTimes::default()).await.unwrap();
+        let stowage = kubernetes::connect(Some(&world.service_account()), WriteTimes::default())
+            .await
+            .unwrap();
         let bound: Api<Pod> = Api::default_namespaced(stowage);
         bound
             .create_subresource::<_, Value>("binding", &name, &PostParams::default(), &binding)
             .await
             .unwrap();
         let running = Patch::Strategic(json!({ "status": { "phase": "Running" } }));
-        let written = pods.patch_status(&name, &PatchParams::default(), &running).await;
+        let written = pods
+            .patch_status(&name, &PatchParams::default(), &running)
+            .await;
         assert_eq!(written.is_ok(), is_writable, "{name}: {written:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn s6_stowage_may_write_its_own_resources_of_a_nodes_status_only() {
-    let Some(world) = installed().await else { return };
-    world.add_nodes(&[super::node("a", 2, 81_559, "NVIDIA-H100-80GB-HBM3")]).await;
-    let stowage = kubernetes::connect(Some(&world.service_account()), WriteTimes::default()).await.unwrap();
+    let Some(world) = installed().await else {
+        return;
+    };
+    world
+        .add_nodes(&[super::node("a", 2, 81_559, "NVIDIA-H100-80GB-HBM3")])
+        .await;
+    let stowage = kubernetes::connect(Some(&world.service_account()), WriteTimes::default())
+        .await
+        .unwrap();
     let write = async |client: &Client, status: Value| {
         let nodes: Api<Node> = Api::all(client.clone());
         let patch = Patch::Strategic(status);
-        nodes.patch_status("a", &PatchParams::default(), &patch).await.map_err(|error| error.to_string())
+        nodes
+            .patch_status("a", &PatchParams::default(), &patch)
+            .await
+            .map_err(|error| error.to_string())
     };
     let taint = json!({ "status": { "conditions": [{ "type": "Ready", "status": "False" }] } });
     eventually("the policy is in force", async || {
         // A write that changes nothing is allowed, and one before the policy is in force may have changed it.
         let mut again = taint.clone();
         again["status"]["conditions"][0]["message"] = jiff::Timestamp::now().to_string().into();
-        write(&stowage, again).await.is_err_and(|said| said.contains(ONLY_VRAM)).then_some(())
+        write(&stowage, again)
+            .await
+            .is_err_and(|said| said.contains(ONLY_VRAM))
+            .then_some(())
     })
     .await;
     for status in [
@@ -390,7 +545,10 @@ async fn s6_stowage_may_write_its_own_resources_of_a_nodes_status_only() {
         json!({ "metadata": { "finalizers": ["example.com/a"] } }),
     ] {
         let outcome = write(&stowage, status.clone()).await;
-        assert!(outcome.as_ref().is_err_and(|said| said.contains(ONLY_VRAM)), "{status}: {outcome:?}");
+        assert!(
+            outcome.as_ref().is_err_and(|said| said.contains(ONLY_VRAM)),
+            "{status}: {outcome:?}"
+        );
     }
     // Others write as they always did.
     write(&world.client, taint).await.unwrap();
@@ -401,7 +559,10 @@ async fn s6_stowage_may_write_its_own_resources_of_a_nodes_status_only() {
         let node = write(&stowage, status).await.unwrap();
         let status = serde_json::to_value(node.status).unwrap();
         assert_eq!(
-            (&status["capacity"]["stowage.dev/vram"], &status["capacity"]["cpu"]),
+            (
+                &status["capacity"]["stowage.dev/vram"],
+                &status["capacity"]["cpu"]
+            ),
             (&json!(amount), &json!("128"))
         );
     }
@@ -409,13 +570,21 @@ async fn s6_stowage_may_write_its_own_resources_of_a_nodes_status_only() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn s6_the_agents_account_may_list_pods_and_read_its_node_only() {
-    let Some(world) = installed().await else { return };
+    let Some(world) = installed().await else {
+        return;
+    };
     let can = |what: &str| {
         let account = "--as=system:serviceaccount:kube-system:stowage-agent";
-        let question: Vec<&str> = ["auth", "can-i", account].into_iter().chain(what.split(' ')).collect();
+        let question: Vec<&str> = ["auth", "can-i", account]
+            .into_iter()
+            .chain(what.split(' '))
+            .collect();
         world.kubectl(&question).said.lines().next() == Some("yes")
     };
-    eventually("its rights count", async || can("list pods --all-namespaces").then_some(())).await;
+    eventually("its rights count", async || {
+        can("list pods --all-namespaces").then_some(())
+    })
+    .await;
     assert!(can("watch pods --all-namespaces") && can("get nodes/a"));
     for no in [
         "get pods",

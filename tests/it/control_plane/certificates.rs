@@ -39,17 +39,33 @@ fn get(world: &RealControlPlane, object: &str) -> Option<Value> {
 fn is_trusted(world: &RealControlPlane) -> Option<()> {
     let config_map = get(world, "configmap/stowage-agents-ca")?;
     let address = SocketAddr::from(([127, 0, 0, 1], world.ports.agents));
-    let mut agent =
-        connect_to("stowage-agents.kube-system.svc", address, config_map["data"]["ca.crt"].as_str()?, None);
+    let mut agent = connect_to(
+        "stowage-agents.kube-system.svc",
+        address,
+        config_map["data"]["ca.crt"].as_str()?,
+        None,
+    );
     agent.try_get("/").ok().map(drop)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_empty_secret_is_filled_with_the_rights_of_a_role_for_it_alone() {
-    let Some(mut world) = RealControlPlane::start().await else { return };
+    let Some(mut world) = RealControlPlane::start().await else {
+        return;
+    };
     world.install();
-    for kind in ["secret/stowage-agents-tls", "configmap/stowage-agents-ca", "role/stowage-certificates"] {
-        world.kubectl(&["delete", "--namespace", "kube-system", "--ignore-not-found", kind]);
+    for kind in [
+        "secret/stowage-agents-tls",
+        "configmap/stowage-agents-ca",
+        "role/stowage-certificates",
+    ] {
+        world.kubectl(&[
+            "delete",
+            "--namespace",
+            "kube-system",
+            "--ignore-not-found",
+            kind,
+        ]);
     }
     let applied = world.apply(OBJECTS, &[]);
     assert!(applied.ok, "{}", applied.said);
@@ -57,7 +73,8 @@ async fn an_empty_secret_is_filled_with_the_rights_of_a_role_for_it_alone() {
     eventually("it says that it may not read the Secret", async || {
         world.check();
         let (status, text) = world.get("/readyz").await?;
-        (status == 503 && text.contains("no certificate") && text.contains("forbidden")).then_some(())
+        (status == 503 && text.contains("no certificate") && text.contains("forbidden"))
+            .then_some(())
     })
     .await;
 
@@ -65,10 +82,17 @@ async fn an_empty_secret_is_filled_with_the_rights_of_a_role_for_it_alone() {
     let applied = world.apply(&shipped, &[]);
     assert!(applied.ok, "{}", applied.said);
     eventually("agents get through", async || is_trusted(&world)).await;
-    eventually("it is ready", async || (world.get("/readyz").await?.0 == 200).then_some(())).await;
+    eventually("it is ready", async || {
+        (world.get("/readyz").await?.0 == 200).then_some(())
+    })
+    .await;
     let before = get(&world, "secret/stowage-agents-tls");
     let again = world.apply(&shipped, &[]);
-    assert!(again.ok && !again.said.contains("configured"), "{}", again.said);
+    assert!(
+        again.ok && !again.said.contains("configured"),
+        "{}",
+        again.said
+    );
     assert_eq!(
         get(&world, "secret/stowage-agents-tls"),
         before,
@@ -76,7 +100,17 @@ async fn an_empty_secret_is_filled_with_the_rights_of_a_role_for_it_alone() {
     );
     let may = |verb: &str, what: &str| {
         let account = "--as=system:serviceaccount:kube-system:stowage";
-        world.kubectl(&["auth", "can-i", verb, what, "--namespace", "kube-system", account]).ok
+        world
+            .kubectl(&[
+                "auth",
+                "can-i",
+                verb,
+                what,
+                "--namespace",
+                "kube-system",
+                account,
+            ])
+            .ok
     };
     assert!(may("update", "secrets/stowage-agents-tls"));
     for (verb, what) in [
@@ -90,22 +124,46 @@ async fn an_empty_secret_is_filled_with_the_rights_of_a_role_for_it_alone() {
     }
 
     // Somebody deletes it; then applies one of the other type, which the API server wants to have both keys.
-    assert!(world.kubectl(&["delete", "--namespace", "kube-system", "secret/stowage-agents-tls"]).ok);
+    assert!(
+        world
+            .kubectl(&[
+                "delete",
+                "--namespace",
+                "kube-system",
+                "secret/stowage-agents-tls"
+            ])
+            .ok
+    );
     eventually("it names the Secret", async || {
         let log = world.stowage.as_ref()?.log();
-        log.contains("there is no Secret kube-system/stowage-agents-tls").then_some(())
+        log.contains("there is no Secret kube-system/stowage-agents-tls")
+            .then_some(())
     })
     .await;
     is_trusted(&world).expect("what it serves stays");
-    let typed = OBJECTS.replace("type: Opaque", "type: kubernetes.io/tls\ndata: {tls.crt: '', tls.key: ''}");
+    let typed = OBJECTS.replace(
+        "type: Opaque",
+        "type: kubernetes.io/tls\ndata: {tls.crt: '', tls.key: ''}",
+    );
     let applied = world.apply(&typed, &[]);
     assert!(applied.ok, "{}", applied.said);
     eventually("the next CA signs", async || {
         let secret = get(&world, "secret/stowage-agents-tls")?;
-        secret["data"]["tls.crt"].as_str().is_some_and(|text| !text.is_empty()).then_some(())
+        secret["data"]["tls.crt"]
+            .as_str()
+            .is_some_and(|text| !text.is_empty())
+            .then_some(())
     })
     .await;
     eventually("agents get through", async || is_trusted(&world)).await;
-    assert!(!world.stowage.as_ref().unwrap().log().contains("PRIVATE KEY"), "no key is ever logged");
+    assert!(
+        !world
+            .stowage
+            .as_ref()
+            .unwrap()
+            .log()
+            .contains("PRIVATE KEY"),
+        "no key is ever logged"
+    );
     world.check();
 }

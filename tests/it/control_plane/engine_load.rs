@@ -13,8 +13,14 @@ const MIB: u64 = 81_559;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn of_gpus_with_equal_vram_at_66_and_2_percent_the_emptier_kv_cache_gets_the_pod() {
-    let nodes = vec![node("pair", 2, MIB, PCIE), node("a-full", 1, MIB, H100), node("b-empty", 1, MIB, H100)];
-    let Some(mut world) = RealControlPlane::at_work(nodes.clone(), &ALWAYS).await else { return };
+    let nodes = vec![
+        node("pair", 2, MIB, PCIE),
+        node("a-full", 1, MIB, H100),
+        node("b-empty", 1, MIB, H100),
+    ];
+    let Some(mut world) = RealControlPlane::at_work(nodes.clone(), &ALWAYS).await else {
+        return;
+    };
     world.begin_scheduling().await;
     let caches = [(0, 0, 66), (0, 1, 2), (1, 0, 66), (2, 0, 2)];
     for (node, gpu, percent) in caches {
@@ -26,7 +32,9 @@ async fn of_gpus_with_equal_vram_at_66_and_2_percent_the_emptier_kv_cache_gets_t
             let of = |(node, gpu, percent): (usize, u32, u8)| {
                 let counted = &known["gpus"][gpu as usize]["engine_load"]["kv_cache"];
                 // An engine at 2 % is hardly told from none.
-                known["name"] != nodes[node].name.as_str() || percent == 2 || *counted == u64::from(percent)
+                known["name"] != nodes[node].name.as_str()
+                    || percent == 2
+                    || *counted == u64::from(percent)
             };
             caches.into_iter().all(of)
         });
@@ -40,10 +48,25 @@ async fn of_gpus_with_equal_vram_at_66_and_2_percent_the_emptier_kv_cache_gets_t
         pod.spec.as_mut().unwrap().node_selector = Some(selector);
         pod
     };
-    submit(&world.client, &[on("of-two-gpus", PCIE), on("of-two-nodes", H100)]).await;
+    submit(
+        &world.client,
+        &[on("of-two-gpus", PCIE), on("of-two-nodes", H100)],
+    )
+    .await;
     let bound = all_bound(&mut world, 2).await;
-    let named = |name: &str| bound.iter().find(|pod| pod.metadata.name.as_deref() == Some(name)).unwrap();
-    assert_eq!(annotation(named("of-two-gpus"), "stowage.dev/devices"), Some(&*nodes[0].uuid(1)));
+    let named = |name: &str| {
+        bound
+            .iter()
+            .find(|pod| pod.metadata.name.as_deref() == Some(name))
+            .unwrap()
+    };
+    assert_eq!(
+        annotation(named("of-two-gpus"), "stowage.dev/devices"),
+        Some(&*nodes[0].uuid(1))
+    );
     assert_eq!(node_of(named("of-two-nodes")), Some("b-empty"));
-    println!("two pods bound beside the emptier caches; {}", world.versions());
+    println!(
+        "two pods bound beside the emptier caches; {}",
+        world.versions()
+    );
 }

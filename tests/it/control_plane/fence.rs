@@ -27,8 +27,9 @@ impl Fenced {
         let world = RealControlPlane::start().await?;
         world.install();
         raise(&world);
-        let stowage =
-            kubernetes::connect(Some(&world.service_account()), WriteTimes::default()).await.unwrap();
+        let stowage = kubernetes::connect(Some(&world.service_account()), WriteTimes::default())
+            .await
+            .unwrap();
         Some(Self { world, stowage })
     }
 
@@ -50,7 +51,10 @@ impl Fenced {
             Ok(lease) => lease,
             Err(_) => {
                 let patch = Patch::Merge(&object);
-                self.leases().patch("stowage-scheduler", &PatchParams::default(), &patch).await.unwrap()
+                self.leases()
+                    .patch("stowage-scheduler", &PatchParams::default(), &patch)
+                    .await
+                    .unwrap()
             }
         };
         format!("{}/{transitions}/nonce", lease.metadata.uid.unwrap())
@@ -63,26 +67,37 @@ impl Fenced {
             "metadata": { "name": "waits", "annotations": annotations },
             "target": { "kind": "Node", "name": "n" },
         });
-        let dry_run = PostParams { dry_run: true, ..PostParams::default() };
-        let bound: kube::Result<Value> =
-            pods.create_subresource("binding", "waits", &dry_run, &binding).await;
+        let dry_run = PostParams {
+            dry_run: true,
+            ..PostParams::default()
+        };
+        let bound: kube::Result<Value> = pods
+            .create_subresource("binding", "waits", &dry_run, &binding)
+            .await;
         bound.map(drop).map_err(|error| error.to_string())
     }
 
     async fn bind_as(&self, epoch: &str) -> Result<(), String> {
-        self.bind(&json!({ "stowage.dev/devices": "GPU-1", "stowage.dev/leader-epoch": epoch })).await
+        self.bind(&json!({ "stowage.dev/devices": "GPU-1", "stowage.dev/leader-epoch": epoch }))
+            .await
     }
 
     async fn condition(&self, condition: Value) -> Result<(), String> {
         let pods: Api<Pod> = Api::default_namespaced(self.stowage.clone());
         let patch = Patch::Strategic(json!({ "status": { "conditions": [condition] } }));
-        let patched = pods.patch_status("waits", &PatchParams::default(), &patch).await;
+        let patched = pods
+            .patch_status("waits", &PatchParams::default(), &patch)
+            .await;
         patched.map(drop).map_err(|error| error.to_string())
     }
 
     async fn hold_as(&self, epoch: &str) -> Result<(), String> {
-        let message = json!({ "node": "n", "devices": ["GPU-1"], "victims": [], "epoch": epoch }).to_string();
-        self.condition(json!({ "type": "stowage.dev/Reserved", "status": "True", "message": message })).await
+        let message =
+            json!({ "node": "n", "devices": ["GPU-1"], "victims": [], "epoch": epoch }).to_string();
+        self.condition(
+            json!({ "type": "stowage.dev/Reserved", "status": "True", "message": message }),
+        )
+        .await
     }
 }
 
@@ -91,7 +106,9 @@ fn raise(world: &RealControlPlane) {
     let applied = world.kubectl(&[
         "apply",
         "-f",
-        manifest("components/leader-fence/leader-fence.yaml").to_str().unwrap(),
+        manifest("components/leader-fence/leader-fence.yaml")
+            .to_str()
+            .unwrap(),
     ]);
     assert!(applied.ok, "{}", applied.said);
 }
@@ -103,40 +120,74 @@ fn refused(outcome: Result<(), String>, reason: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn b4_the_fence_refuses_writes_decided_before_the_lease_changed_hands() {
-    let Some(fenced) = Fenced::start().await else { return };
-    submit(&fenced.world.client, &[pod("waits", 20, &json!({}), "stowage-serving")]).await;
+    let Some(fenced) = Fenced::start().await else {
+        return;
+    };
+    submit(
+        &fenced.world.client,
+        &[pod("waits", 20, &json!({}), "stowage-serving")],
+    )
+    .await;
     let first = fenced.lease(3).await;
-    eventually("the fence is up", async || fenced.bind_as("none/3/nonce").await.err()).await;
+    eventually("the fence is up", async || {
+        fenced.bind_as("none/3/nonce").await.err()
+    })
+    .await;
     fenced.bind_as(&first).await.unwrap();
     fenced.hold_as(&first).await.unwrap();
     let uid = first.split('/').next().unwrap();
-    let others =
-        ["none/3/nonce".to_owned(), format!("{uid}/2/nonce"), format!("{uid}/30/nonce"), String::new()];
+    let others = [
+        "none/3/nonce".to_owned(),
+        format!("{uid}/2/nonce"),
+        format!("{uid}/30/nonce"),
+        String::new(),
+    ];
     for other in &others {
         refused(fenced.bind_as(other).await, PASSED_ON);
         refused(fenced.hold_as(other).await, PASSED_ON);
     }
-    refused(fenced.bind(&json!({ "stowage.dev/devices": "GPU-1" })).await, PASSED_ON);
+    refused(
+        fenced
+            .bind(&json!({ "stowage.dev/devices": "GPU-1" }))
+            .await,
+        PASSED_ON,
+    );
 
     let second = fenced.lease(4).await;
-    eventually("the old epoch is refused", async || fenced.bind_as(&first).await.err()).await;
+    eventually("the old epoch is refused", async || {
+        fenced.bind_as(&first).await.err()
+    })
+    .await;
     refused(fenced.bind_as(&first).await, PASSED_ON);
     refused(fenced.hold_as(&format!("{first}-late")).await, PASSED_ON);
     // Earlier reservations stand, and can be ended and written beside.
     let beside = json!({ "type": "PodScheduled", "status": "False" });
     fenced.condition(beside.clone()).await.unwrap();
-    fenced.condition(json!({ "type": "stowage.dev/Reserved", "status": "False" })).await.unwrap();
+    fenced
+        .condition(json!({ "type": "stowage.dev/Reserved", "status": "False" }))
+        .await
+        .unwrap();
     fenced.bind_as(&second).await.unwrap();
     fenced.hold_as(&second).await.unwrap();
 
     // The fence does not affect kube-scheduler with the same identity.
     fenced.bind(&json!({})).await.unwrap();
     // Without the Lease it affects no client: neither kubelets, nor other schedulers, nor Stowage.
-    fenced.leases().delete("stowage-scheduler", &DeleteParams::default()).await.unwrap();
-    eventually("without it there is no fence", async || fenced.bind_as("none/0/nonce").await.ok()).await;
+    fenced
+        .leases()
+        .delete("stowage-scheduler", &DeleteParams::default())
+        .await
+        .unwrap();
+    eventually("without it there is no fence", async || {
+        fenced.bind_as("none/0/nonce").await.ok()
+    })
+    .await;
     fenced.condition(beside).await.unwrap();
     let third = fenced.lease(4).await;
-    eventually("the Lease made again is another", async || fenced.bind_as(&second).await.err()).await;
+    eventually("the Lease made again is another", async || {
+        fenced.bind_as(&second).await.err()
+    })
+    .await;
     refused(fenced.bind_as(&second).await, PASSED_ON);
     fenced.bind_as(&third).await.unwrap();
 }
@@ -146,23 +197,39 @@ async fn b4_stowage_binds_behind_the_fence() {
     let nodes = vec![node("a", 2, 81_559, "NVIDIA-H100-80GB-HBM3")];
     let serve = serve_beside_its_scheduler();
     let serve: Vec<&str> = serve.iter().map(String::as_str).collect();
-    let Some(mut world) = RealControlPlane::at_work(nodes, &serve).await else { return };
+    let Some(mut world) = RealControlPlane::at_work(nodes, &serve).await else {
+        return;
+    };
     raise(&world);
     world.begin_scheduling().await;
-    submit(&world.client, &[pod("first", 20, &json!({}), "stowage-serving")]).await;
+    submit(
+        &world.client,
+        &[pod("first", 20, &json!({}), "stowage-serving")],
+    )
+    .await;
     all_bound(&mut world, 1).await;
     // Another process, another holder, one transition more.
     world.scheduler.take().expect("it runs").kill();
     world.start_scheduler();
-    submit(&world.client, &[pod("second", 20, &json!({}), "stowage-serving")]).await;
+    submit(
+        &world.client,
+        &[pod("second", 20, &json!({}), "stowage-serving")],
+    )
+    .await;
     let bound = all_bound(&mut world, 2).await;
     let (namespace, name) = LEASE.split_once('/').unwrap();
     let leases: Api<Lease> = Api::namespaced(world.client.clone(), namespace);
     let lease = leases.get(name).await.unwrap();
     let epoch = |transitions| format!("{}/{transitions}/", lease.metadata.uid.as_deref().unwrap());
     for (name, transitions) in [("first", 0), ("second", 1)] {
-        let pod = bound.iter().find(|pod| super::name_of(pod) == name).unwrap();
+        let pod = bound
+            .iter()
+            .find(|pod| super::name_of(pod) == name)
+            .unwrap();
         let written = super::annotation(pod, "stowage.dev/leader-epoch").unwrap_or_default();
-        assert!(written.starts_with(&epoch(transitions)), "{name}: {written}");
+        assert!(
+            written.starts_with(&epoch(transitions)),
+            "{name}: {written}"
+        );
     }
 }

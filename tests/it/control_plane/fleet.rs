@@ -25,17 +25,31 @@ pub struct GpuNode {
 }
 
 pub fn node(name: &str, gpus: u32, mib: u64, model: &'static str) -> GpuNode {
-    GpuNode { name: name.into(), gpus, mib, reserved_mib: 0, model }
+    GpuNode {
+        name: name.into(),
+        gpus,
+        mib,
+        reserved_mib: 0,
+        model,
+    }
 }
 
 impl GpuNode {
     pub fn uuid(&self, index: u32) -> String {
-        let name: u32 = self.name.bytes().fold(7, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
+        let name: u32 = self.name.bytes().fold(7, |sum, byte| {
+            sum.wrapping_mul(31).wrapping_add(byte.into())
+        });
         format!("GPU-{name:08x}-0000-4000-8000-{index:012x}")
     }
 
     pub fn object(&self) -> Node {
-        let Self { name, gpus, mib, model, .. } = self;
+        let Self {
+            name,
+            gpus,
+            mib,
+            model,
+            ..
+        } = self;
         from_json(json!({ "metadata": { "name": name, "labels": {
             "kubernetes.io/hostname": name,
             "nvidia.com/gpu.count": gpus.to_string(),
@@ -46,8 +60,7 @@ impl GpuNode {
 
     /// As a kubelet fills it in, before VRAM is advertised.
     pub fn status(&self) -> Value {
-        let amounts =
-            json!({ "cpu": "128", "memory": "1024Gi", "pods": "250", "ephemeral-storage": "1024Gi" });
+        let amounts = json!({ "cpu": "128", "memory": "1024Gi", "pods": "250", "ephemeral-storage": "1024Gi" });
         json!({
             "capacity": amounts,
             "allocatable": amounts,
@@ -61,8 +74,8 @@ impl GpuNode {
             let used = measured.unaccounted.get(&uuid).copied().unwrap_or_default();
             let engine = measured.engines.get(&uuid);
             let by_engine = engine.map_or(0, |engine| engine["bytes"].as_u64().unwrap());
-            let process =
-                engine.map(|engine| json!({ "pid": 1, "usedBytes": by_engine, "pod": engine["pod"] }));
+            let process = engine
+                .map(|engine| json!({ "pid": 1, "usedBytes": by_engine, "pod": engine["pod"] }));
             json!({
                 "uuid": uuid,
                 "index": index,
@@ -78,7 +91,9 @@ impl GpuNode {
             let uuid = self.uuid(index);
             if let Some(engine) = measured.engines.get(&uuid) {
                 let (pod, state) = (&engine["pod"], &engine["state"]);
-                return Some(json!({ "pod": pod, "engine": "vllm", "gpus": [uuid], "state": state }));
+                return Some(
+                    json!({ "pod": pod, "engine": "vllm", "gpus": [uuid], "state": state }),
+                );
             }
             let usage = measured.caches.get(&uuid)?;
             Some(json!({
@@ -116,7 +131,10 @@ impl FleetAgents {
         let task = tokio::spawn(async move {
             for sequence in 1.. {
                 let measured = shared.lock().clone();
-                let reports: Vec<Value> = nodes.iter().map(|node| node.report(sequence, &measured)).collect();
+                let reports: Vec<Value> = nodes
+                    .iter()
+                    .map(|node| node.report(sequence, &measured))
+                    .collect();
                 for reports in reports.chunks(AT_ONCE) {
                     tell(&replicas, &Value::from(reports).to_string()).await;
                 }
@@ -134,7 +152,10 @@ impl FleetAgents {
 
     /// From the next report on.
     pub fn occupy(&self, uuid: &str, mib: u64) {
-        self.measured.lock().unaccounted.insert(uuid.to_owned(), mib);
+        self.measured
+            .lock()
+            .unaccounted
+            .insert(uuid.to_owned(), mib);
     }
 
     /// From the next report on.
@@ -162,8 +183,7 @@ impl Drop for FleetAgents {
 
 /// A pod for Stowage that asks for so much VRAM, in GiB, with the given annotations and PriorityClass.
 pub fn pod(name: &str, gib: u64, annotations: &Value, priority_class: &str) -> Pod {
-    let resources =
-        json!({ "limits": { "stowage.dev/vram": format!("{gib}Gi") }, "requests": { "cpu": "100m" } });
+    let resources = json!({ "limits": { "stowage.dev/vram": format!("{gib}Gi") }, "requests": { "cpu": "100m" } });
     from_json(json!({
         "metadata": { "name": name, "annotations": annotations },
         "spec": {

@@ -26,11 +26,18 @@ async fn what_is_recorded_beside_a_real_scheduler_replays_to_the_byte() {
         node("l40s-a", 2, 46_068, "NVIDIA-L40S"),
     ];
     let serve = [&ALWAYS[..], &["--record", recorded]].concat();
-    let Some(mut world) = RealControlPlane::at_work(nodes, &serve).await else { return };
+    let Some(mut world) = RealControlPlane::at_work(nodes, &serve).await else {
+        return;
+    };
     world.begin_scheduling().await;
     a_story(&mut world).await;
     world.check();
-    assert_eq!(world.count("stowage_recorder_dropped_inputs_total", "").await, 0);
+    assert_eq!(
+        world
+            .count("stowage_recorder_dropped_inputs_total", "")
+            .await,
+        0
+    );
     // Its last checkpoint is what a replay compares the state at the end with.
     world.stowage.take().expect("it runs").terminate();
 
@@ -38,24 +45,53 @@ async fn what_is_recorded_beside_a_real_scheduler_replays_to_the_byte() {
     assert_eq!(said.code, 0, "{}{}", said.out, said.err);
     let report: Value = serde_json::from_str(&said.out).unwrap();
     let count = |what: &str| report[what].as_u64().unwrap();
-    assert!(count("answers") > 10 && count("checkpoints") >= 1, "{}", said.out);
-    assert_eq!((count("gaps"), count("unasked"), count("torn")), (0, 0, 0), "{}", said.out);
-    println!("{} inputs and {} answers; {}", count("inputs"), count("answers"), world.versions());
+    assert!(
+        count("answers") > 10 && count("checkpoints") >= 1,
+        "{}",
+        said.out
+    );
+    assert_eq!(
+        (count("gaps"), count("unasked"), count("torn")),
+        (0, 0, 0),
+        "{}",
+        said.out
+    );
+    println!(
+        "{} inputs and {} answers; {}",
+        count("inputs"),
+        count("answers"),
+        world.versions()
+    );
 
     if std::env::var_os("STOWAGE_BLESS").is_some() {
         let said = stowage(&["bundle", "--from", recorded, "-f", CONTROL_PLANE_RECORDING]);
         assert_eq!(said.code, 0, "{}{}", said.out, said.err);
-        assert!(std::fs::metadata(CONTROL_PLANE_RECORDING).unwrap().len() < MOST_BYTES, "{}", said.out);
+        assert!(
+            std::fs::metadata(CONTROL_PLANE_RECORDING).unwrap().len() < MOST_BYTES,
+            "{}",
+            said.out
+        );
     }
 }
 
 /// All verbs and the planner: pods that fit and one that does not, one that preempts, gated ones, and one that leaves.
 async fn a_story(world: &mut RealControlPlane) {
-    let borrowers = (0..6).map(|i| pod(&format!("filler-{i}"), 30, &json!({}), "stowage-opportunistic"));
+    let borrowers = (0..6).map(|i| {
+        pod(
+            &format!("filler-{i}"),
+            30,
+            &json!({}),
+            "stowage-opportunistic",
+        )
+    });
     submit(&world.client, &borrowers.collect::<Vec<_>>()).await;
     all_bound(world, 6).await;
     the_clock_is_past_the_last_start(&world.client).await;
-    submit(&world.client, &[pod("chat", 60, &json!({}), "stowage-serving")]).await;
+    submit(
+        &world.client,
+        &[pod("chat", 60, &json!({}), "stowage-serving")],
+    )
+    .await;
     is_bound(world, "chat").await;
     let two = json!({ "stowage.dev/gpus": "2" });
     submit(

@@ -14,9 +14,14 @@ const ALWAYS_SENT: &str = "poddisruptionbudget.policy/stowage configured";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn n9_the_install_block_of_the_readme_runs_as_written() {
-    let Some(world) = RealControlPlane::start().await else { return };
+    let Some(world) = RealControlPlane::start().await else {
+        return;
+    };
     let blocks = blocks("README.md");
-    let blocks: Vec<&String> = blocks.iter().filter(|block| block.contains("kubectl apply")).collect();
+    let blocks: Vec<&String> = blocks
+        .iter()
+        .filter(|block| block.contains("kubectl apply"))
+        .collect();
     assert_eq!(blocks.len(), 1, "{blocks:?}");
     println!("{}", blocks[0]);
     let clone = Clone::new(&world, None);
@@ -24,50 +29,93 @@ async fn n9_the_install_block_of_the_readme_runs_as_written() {
     assert!(installed.ok, "{}", installed.said);
     for (workload, replicas) in [("deployment/stowage", 2), ("daemonset/stowage-agent", 0)] {
         let object = get(&world, &["--namespace", "kube-system", workload]);
-        assert_eq!(object["spec"]["replicas"].as_u64().unwrap_or(0), replicas, "{workload}");
+        assert_eq!(
+            object["spec"]["replicas"].as_u64().unwrap_or(0),
+            replicas,
+            "{workload}"
+        );
         what_it_mounts_is_there(&world, &object);
     }
     let policies = get(&world, &["validatingadmissionpolicybindings"]);
     assert!(!policies["items"].as_array().unwrap().is_empty());
     let pods = get(&world, &["pods", "--all-namespaces"]);
-    assert_eq!(pods["items"], Value::Array(vec![]), "an example is not installed");
+    assert_eq!(
+        pods["items"],
+        Value::Array(vec![]),
+        "an example is not installed"
+    );
 
     what_stowage_writes_is_there(&world);
-    let budget = || get(&world, &["--namespace", "kube-system", "poddisruptionbudget/stowage"]);
+    let budget = || {
+        get(
+            &world,
+            &["--namespace", "kube-system", "poddisruptionbudget/stowage"],
+        )
+    };
     let before = budget();
     let again = clone.run(blocks[0]);
     assert!(again.ok, "{}", again.said);
-    let changed: Vec<&str> = again.said.lines().filter(|line| !line.ends_with(" unchanged")).collect();
+    let changed: Vec<&str> = again
+        .said
+        .lines()
+        .filter(|line| !line.ends_with(" unchanged"))
+        .collect();
     assert_eq!(changed, [ALWAYS_SENT], "a second apply changes nothing");
     assert_eq!(budget(), before, "nor the disruption budget");
-    let written = get(&world, &["--namespace", "kube-system", "secret/stowage-agents-tls"]);
-    assert_eq!(written["data"]["tls.crt"], "Y2VydGlmaWNhdGU=", "what Stowage wrote stays");
-    let written = get(&world, &["--namespace", "kube-system", "configmap/stowage-agents-ca"]);
+    let written = get(
+        &world,
+        &["--namespace", "kube-system", "secret/stowage-agents-tls"],
+    );
+    assert_eq!(
+        written["data"]["tls.crt"], "Y2VydGlmaWNhdGU=",
+        "what Stowage wrote stays"
+    );
+    let written = get(
+        &world,
+        &["--namespace", "kube-system", "configmap/stowage-agents-ca"],
+    );
     assert_eq!(written["data"]["ca.crt"], "CA");
     let difference = clone.run("kubectl diff -k manifests/");
-    assert!(difference.ok && difference.said.is_empty(), "{}", difference.said);
+    assert!(
+        difference.ok && difference.said.is_empty(),
+        "{}",
+        difference.said
+    );
 }
 
 /// As Stowage fills them with a certificate: by replacing the whole object.
 fn what_stowage_writes_is_there(world: &RealControlPlane) {
     let secret = json!({ "tls.crt": "Y2VydGlmaWNhdGU=", "tls.key": "a2V5" });
     let map = json!({ "ca.crt": "CA" });
-    for (kind, name, data) in
-        [("secrets", "stowage-agents-tls", secret), ("configmaps", "stowage-agents-ca", map)]
-    {
-        let mut object = get(world, &["--namespace", "kube-system", &format!("{kind}/{name}")]);
+    for (kind, name, data) in [
+        ("secrets", "stowage-agents-tls", secret),
+        ("configmaps", "stowage-agents-ca", map),
+    ] {
+        let mut object = get(
+            world,
+            &["--namespace", "kube-system", &format!("{kind}/{name}")],
+        );
         object["data"] = data;
         let file = world.folder().join("written.json");
         std::fs::write(&file, object.to_string()).unwrap();
         let account = "--as=system:serviceaccount:kube-system:stowage";
         let path = format!("/api/v1/namespaces/kube-system/{kind}/{name}");
         // Without it kubectl would write its own annotation, too.
-        let replaced = world.kubectl(&["replace", "--raw", &path, "-f", file.to_str().unwrap(), account]);
+        let replaced = world.kubectl(&[
+            "replace",
+            "--raw",
+            &path,
+            "-f",
+            file.to_str().unwrap(),
+            account,
+        ]);
         assert!(replaced.ok, "{}", replaced.said);
     }
-    for (object, verb) in
-        [("secret/other", "get"), ("secrets", "create"), ("configmap/stowage-policy", "patch")]
-    {
+    for (object, verb) in [
+        ("secret/other", "get"),
+        ("secrets", "create"),
+        ("configmap/stowage-policy", "patch"),
+    ] {
         let question = ["auth", "can-i", verb, object, "--namespace", "kube-system"];
         let account = "--as=system:serviceaccount:kube-system:stowage";
         let answer = world.kubectl(&[&question[..], &[account]].concat());
@@ -77,11 +125,16 @@ fn what_stowage_writes_is_there(world: &RealControlPlane) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_block_of_the_install_page_runs_as_written() {
-    let Some(world) = RealControlPlane::start().await else { return };
+    let Some(world) = RealControlPlane::start().await else {
+        return;
+    };
     let page = blocks("docs/install.md");
     let (helm, kubectl): (Vec<String>, Vec<String>) =
         page.into_iter().partition(|block| block.contains("helm "));
-    assert!(kubectl.len() >= 5 && !helm.is_empty(), "{kubectl:?} {helm:?}");
+    assert!(
+        kubectl.len() >= 5 && !helm.is_empty(),
+        "{kubectl:?} {helm:?}"
+    );
     let clone = Clone::new(&world, None);
     for block in &kubectl {
         let ran = clone.run(block);
@@ -90,7 +143,9 @@ async fn every_block_of_the_install_page_runs_as_written() {
     drop((clone, world));
     let Some(found) = Helm::find() else { return };
     // On a server of its own: Helm adopts no object that another tool has made.
-    let world = RealControlPlane::start().await.expect("it was there before");
+    let world = RealControlPlane::start()
+        .await
+        .expect("it was there before");
     let clone = Clone::new(&world, Some(&found));
     for block in &helm {
         for _ in 0..2 {
@@ -101,14 +156,23 @@ async fn every_block_of_the_install_page_runs_as_written() {
     }
     let ran = clone.run(helm.last().unwrap());
     assert!(ran.ok, "{}", ran.said);
-    let written = get(&world, &["--namespace", "kube-system", "secret/stowage-agents-tls"]);
-    assert_eq!(written["data"]["tls.crt"], "Y2VydGlmaWNhdGU=", "an upgrade keeps what Stowage wrote");
+    let written = get(
+        &world,
+        &["--namespace", "kube-system", "secret/stowage-agents-tls"],
+    );
+    assert_eq!(
+        written["data"]["tls.crt"], "Y2VydGlmaWNhdGU=",
+        "an upgrade keeps what Stowage wrote"
+    );
 }
 
 /// The shell blocks of a page, in their order.
 fn blocks(page: &str) -> Vec<String> {
     let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(page)).unwrap();
-    let blocks = text.split("```sh\n").skip(1).map(|rest| rest.split_once("\n```").unwrap().0.to_owned());
+    let blocks = text
+        .split("```sh\n")
+        .skip(1)
+        .map(|rest| rest.split_once("\n```").unwrap().0.to_owned());
     blocks.collect()
 }
 
@@ -125,18 +189,36 @@ impl Clone {
         let manifests = Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests");
         std::os::unix::fs::symlink(manifests, folder.path().join("manifests")).unwrap();
         let kubectl = world.command("kubectl");
-        let binaries = Path::new(kubectl.get_program()).parent().unwrap().to_owned();
-        let folders = helm.map(|helm| helm.folder.clone()).into_iter().chain([binaries]);
+        let binaries = Path::new(kubectl.get_program())
+            .parent()
+            .unwrap()
+            .to_owned();
+        let folders = helm
+            .map(|helm| helm.folder.clone())
+            .into_iter()
+            .chain([binaries]);
         let folders: Vec<String> = folders.map(|folder| folder.display().to_string()).collect();
-        let path = format!("{}:{}", folders.join(":"), std::env::var("PATH").unwrap_or_default());
-        Self { folder, path, kubeconfig: world.admin() }
+        let path = format!(
+            "{}:{}",
+            folders.join(":"),
+            std::env::var("PATH").unwrap_or_default()
+        );
+        Self {
+            folder,
+            path,
+            kubeconfig: world.admin(),
+        }
     }
 
     /// The whole block in one shell; each of its commands must succeed.
     fn run(&self, block: &str) -> Ran {
         let mut shell = Command::new("sh");
-        shell.args(["-e", "-c", block]).current_dir(self.folder.path());
-        run(shell.env("PATH", &self.path).env("KUBECONFIG", &self.kubeconfig))
+        shell
+            .args(["-e", "-c", block])
+            .current_dir(self.folder.path());
+        run(shell
+            .env("PATH", &self.path)
+            .env("KUBECONFIG", &self.kubeconfig))
     }
 }
 
@@ -148,13 +230,19 @@ fn get(world: &RealControlPlane, what: &[&str]) -> Value {
 
 /// The Secrets and ConfigMaps without which its pods would never start.
 fn what_it_mounts_is_there(world: &RealControlPlane, workload: &Value) {
-    let volumes = workload["spec"]["template"]["spec"]["volumes"].as_array().unwrap();
+    let volumes = workload["spec"]["template"]["spec"]["volumes"]
+        .as_array()
+        .unwrap();
     for volume in volumes {
-        for (kind, name) in
-            [("secret", &volume["secret"]["secretName"]), ("configmap", &volume["configMap"]["name"])]
-        {
+        for (kind, name) in [
+            ("secret", &volume["secret"]["secretName"]),
+            ("configmap", &volume["configMap"]["name"]),
+        ] {
             if let Some(name) = name.as_str() {
-                get(world, &["--namespace", "kube-system", &format!("{kind}/{name}")]);
+                get(
+                    world,
+                    &["--namespace", "kube-system", &format!("{kind}/{name}")],
+                );
             }
         }
     }

@@ -53,24 +53,36 @@ impl ClusterJournal {
 
     /// When the first such thing happened to a pod.
     pub fn place(&self, pod: &str, is_it: impl Fn(&Happening) -> bool) -> Option<usize> {
-        self.of(pod).into_iter().find(|(_, happening)| is_it(happening)).map(|(place, _)| place)
+        self.of(pod)
+            .into_iter()
+            .find(|(_, happening)| is_it(happening))
+            .map(|(place, _)| place)
     }
 
     /// Waits until it contains the pod's binding, and so everything before that: another request may have shown it already.
     pub async fn tells_of_binding(&self, pod: &str) -> (usize, String, BTreeMap<String, String>) {
-        eventually(&format!("the watch tells of the binding of {pod}"), async || {
-            self.of(pod).into_iter().find_map(|(place, happening)| match happening {
-                Happening::Bound { node, annotations } => Some((place, node, annotations)),
-                _ => None,
-            })
-        })
+        eventually(
+            &format!("the watch tells of the binding of {pod}"),
+            async || {
+                self.of(pod)
+                    .into_iter()
+                    .find_map(|(place, happening)| match happening {
+                        Happening::Bound { node, annotations } => Some((place, node, annotations)),
+                        _ => None,
+                    })
+            },
+        )
         .await
     }
 
     /// The pods that such a thing happened to, in order.
     pub fn whom(&self, is_it: impl Fn(&Happening) -> bool) -> Vec<String> {
         let entries = self.entries.lock();
-        entries.iter().filter(|(_, happening)| is_it(happening)).map(|(name, _)| name.clone()).collect()
+        entries
+            .iter()
+            .filter(|(_, happening)| is_it(happening))
+            .map(|(name, _)| name.clone())
+            .collect()
     }
 }
 
@@ -82,7 +94,9 @@ impl Drop for ClusterJournal {
 
 async fn write(client: Client, entries: JournalEntries) {
     let pods: Api<Pod> = Api::all(client);
-    let mut events = watcher(pods, watcher::Config::default()).default_backoff().boxed();
+    let mut events = watcher(pods, watcher::Config::default())
+        .default_backoff()
+        .boxed();
     while let Some(event) = events.next().await {
         match event {
             Ok(Event::Apply(pod) | Event::InitApply(pod)) => note_all(&entries, &pod),
@@ -95,9 +109,17 @@ async fn write(client: Client, entries: JournalEntries) {
 fn note_all(entries: &JournalEntries, pod: &Pod) {
     let reservation = stowage_kubernetes_objects::ReservationMessage::read(pod);
     if let Some(message) = reservation {
-        note(entries, pod, Happening::Holds(serde_json::to_value(message).unwrap()));
+        note(
+            entries,
+            pod,
+            Happening::Holds(serde_json::to_value(message).unwrap()),
+        );
     }
-    if let Some(node) = pod.status.as_ref().and_then(|status| status.nominated_node_name.clone()) {
+    if let Some(node) = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.nominated_node_name.clone())
+    {
         note(entries, pod, Happening::Nominated(node));
     }
     if let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()) {

@@ -38,7 +38,14 @@ struct Replica {
 impl Replica {
     fn start(world: &RealControlPlane, host: &'static str) -> Self {
         let ports = Ports::free();
-        let serve = ["--lead-with", "kube-scheduler", "--lease", LEASE, "--identity", host];
+        let serve = [
+            "--lead-with",
+            "kube-scheduler",
+            "--lease",
+            LEASE,
+            "--identity",
+            host,
+        ];
         let stowage = world.serve(&format!("stowage-{host}"), ports, &serve);
         let config = world.configured(SCHEDULER_CONFIG, |config| {
             let address = format!("http://127.0.0.1:{}/scheduler", ports.verbs);
@@ -49,9 +56,21 @@ impl Replica {
         std::fs::rename(config, &file).unwrap();
         let mut command = on_host(host);
         command.arg(world.command("kube-scheduler").get_program());
-        command.arg("--config").arg(file).arg("--secure-port=0").arg("--v=2");
-        let scheduler = TestProcess::start(&format!("kube-scheduler-{host}"), &mut command, world.folder());
-        Self { ports, stowage, scheduler }
+        command
+            .arg("--config")
+            .arg(file)
+            .arg("--secure-port=0")
+            .arg("--v=2");
+        let scheduler = TestProcess::start(
+            &format!("kube-scheduler-{host}"),
+            &mut command,
+            world.folder(),
+        );
+        Self {
+            ports,
+            stowage,
+            scheduler,
+        }
     }
 }
 
@@ -63,13 +82,20 @@ fn on_host(host: &str) -> Command {
 }
 
 fn asked(variable: &str) -> Option<u64> {
-    std::env::var(variable).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{variable}: a number")))
+    std::env::var(variable).ok().map(|text| {
+        text.parse()
+            .unwrap_or_else(|_| panic!("{variable}: a number"))
+    })
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "ten minutes of kills at random times"]
 async fn whatever_is_killed_or_held_up_no_gpu_is_promised_twice_and_what_fits_is_bound() {
-    if !on_host("replica").arg("true").status().is_ok_and(|status| status.success()) {
+    if !on_host("replica")
+        .arg("true")
+        .status()
+        .is_ok_and(|status| status.success())
+    {
         needs::skipped(format_args!(
             "`unshare --uts` is not permitted here: two schedulers need two names of hosts"
         ));
@@ -78,8 +104,10 @@ async fn whatever_is_killed_or_held_up_no_gpu_is_promised_twice_and_what_fits_is
     let seed = asked("STOWAGE_KILLINGS_SEED").unwrap_or_else(|| fastrand::u64(..1_000_000));
     let minutes = asked("STOWAGE_KILLINGS_MINUTES").unwrap_or(10);
     println!("STOWAGE_KILLINGS_SEED={seed} STOWAGE_KILLINGS_MINUTES={minutes}");
-    let nodes =
-        vec![node("a", 4, 81_559, "NVIDIA-H100-80GB-HBM3"), node("b", 4, 81_559, "NVIDIA-H100-80GB-HBM3")];
+    let nodes = vec![
+        node("a", 4, 81_559, "NVIDIA-H100-80GB-HBM3"),
+        node("b", 4, 81_559, "NVIDIA-H100-80GB-HBM3"),
+    ];
     let Some(mut world) =
         RealControlPlane::at_work(nodes.clone(), &["--lead-with", "lease", "--lease", LEASE]).await
     else {
@@ -87,7 +115,10 @@ async fn whatever_is_killed_or_held_up_no_gpu_is_promised_twice_and_what_fits_is
     };
     world.stowage.take().expect("it runs").kill();
     let mut replicas = HOSTS.map(|host| Replica::start(&world, host));
-    world.report_to(nodes.clone(), replicas.iter().map(|replica| replica.ports).collect());
+    world.report_to(
+        nodes.clone(),
+        replicas.iter().map(|replica| replica.ports).collect(),
+    );
 
     let users = tokio::spawn(come_and_go(world.client.clone(), Rng::with_seed(seed)));
     let looks = Arc::<AtomicU64>::default();
@@ -105,7 +136,10 @@ async fn whatever_is_killed_or_held_up_no_gpu_is_promised_twice_and_what_fits_is
     users.abort();
     watched.abort();
     assert!(watched.await.unwrap_err().is_cancelled());
-    println!("{events} kills and pauses, {} looks at the pods", looks.load(Ordering::Relaxed));
+    println!(
+        "{events} kills and pauses, {} looks at the pods",
+        looks.load(Ordering::Relaxed)
+    );
 
     // Everything runs again. What is left of the users goes, and what comes now fits.
     world.restart_kubelets();
@@ -114,36 +148,50 @@ async fn whatever_is_killed_or_held_up_no_gpu_is_promised_twice_and_what_fits_is
         revive(&mut world, &mut replicas);
         let pods = api.list(&ListParams::default()).await.ok()?;
         for pod in &pods {
-            let _ = api.delete(name_of(pod), &DeleteParams::default().grace_period(0)).await;
+            let _ = api
+                .delete(name_of(pod), &DeleteParams::default().grace_period(0))
+                .await;
         }
         pods.items.is_empty().then_some(())
     })
     .await;
     world.restart_kubelets();
     let last: Vec<Pod> = (0..16)
-        .map(|n| planned(pod(&format!("last-{n}"), 30, &json!({}), "stowage-serving"), n % 2 == 0))
+        .map(|n| {
+            planned(
+                pod(&format!("last-{n}"), 30, &json!({}), "stowage-serving"),
+                n % 2 == 0,
+            )
+        })
         .collect();
     submit(&world.client, &last).await;
     let all = eventually("all that fits is bound", async || {
         revive(&mut world, &mut replicas);
         let pods = api.list(&ListParams::default()).await.ok()?.items;
-        pods.iter().all(|pod| node_of(pod).is_some()).then_some(pods)
+        pods.iter()
+            .all(|pod| node_of(pod).is_some())
+            .then_some(pods)
     })
     .await;
     check(&all, &nodes);
     assert_eq!(all.len(), last.len());
     eventually("no reservation outlives its pod's wait", async || {
         let pods = api.list(&ListParams::default()).await.ok()?;
-        pods.iter().all(|pod| ReservationMessage::read(pod).is_none()).then_some(())
+        pods.iter()
+            .all(|pod| ReservationMessage::read(pod).is_none())
+            .then_some(())
     })
     .await;
     for Replica { ports, .. } in &replicas {
         world.ports = *ports;
-        eventually("the ledgers of both add up, and have these pods alone", async || {
-            let ledger = world.ledger().await?;
-            let bound = world.count("stowage_ledger_pods", "bound").await;
-            (ledger["violations"] == json!([]) && bound == 16).then_some(())
-        })
+        eventually(
+            "the ledgers of both add up, and have these pods alone",
+            async || {
+                let ledger = world.ledger().await?;
+                let bound = world.count("stowage_ledger_pods", "bound").await;
+                (ledger["violations"] == json!([]) && bound == 16).then_some(())
+            },
+        )
         .await;
     }
 }
@@ -151,7 +199,9 @@ async fn whatever_is_killed_or_held_up_no_gpu_is_promised_twice_and_what_fits_is
 /// A kube-apiserver that finds no etcd when it starts ends, and so does a kube-scheduler that loses the Lease. Stowage never ends
 /// by itself.
 fn revive(world: &mut RealControlPlane, replicas: &mut [Replica; 2]) {
-    [&mut world.etcd, &mut world.apiserver].into_iter().for_each(TestProcess::revive);
+    [&mut world.etcd, &mut world.apiserver]
+        .into_iter()
+        .for_each(TestProcess::revive);
     for replica in replicas {
         replica.scheduler.revive();
         replica.stowage.check();
@@ -175,18 +225,35 @@ fn strike(world: &mut RealControlPlane, replicas: &mut [Replica; 2], random: &mu
         let struck = &mut processes[..count];
         let plans: Vec<(bool, Duration)> = struck
             .iter()
-            .map(|_| (random.bool(), Duration::from_millis(random.u64(..LONGEST_PAUSE))))
+            .map(|_| {
+                (
+                    random.bool(),
+                    Duration::from_millis(random.u64(..LONGEST_PAUSE)),
+                )
+            })
             .collect();
         std::thread::scope(|scope| {
             for ((name, process), (kills, time)) in struck.iter_mut().zip(plans) {
                 println!(
                     "{name} {} {time:.1?}",
-                    if kills { "is killed, and starts after" } else { "is held up for" }
+                    if kills {
+                        "is killed, and starts after"
+                    } else {
+                        "is held up for"
+                    }
                 );
-                scope.spawn(move || if kills { process.restart(time / 5) } else { process.pause(time) });
+                scope.spawn(move || {
+                    if kills {
+                        process.restart(time / 5)
+                    } else {
+                        process.pause(time)
+                    }
+                });
             }
         });
-        struck.iter().any(|(name, _)| ["etcd", "kube-apiserver"].contains(name))
+        struck
+            .iter()
+            .any(|(name, _)| ["etcd", "kube-apiserver"].contains(name))
     };
     if is_api {
         // A write of the stand-in kubelets that failed is not repeated.
@@ -200,16 +267,29 @@ async fn come_and_go(client: Client, mut random: Rng) {
     for number in 0.. {
         tokio::time::sleep(Duration::from_millis(random.u64(100..700))).await;
         // While the API server is away there is nothing to do.
-        let Ok(pods) = api.list(&ListParams::default()).await else { continue };
+        let Ok(pods) = api.list(&ListParams::default()).await else {
+            continue;
+        };
         if pods.items.len() < MOST_PODS && random.u8(..5) > 0 {
-            let class = if random.bool() { "stowage-serving" } else { "stowage-opportunistic" };
+            let class = if random.bool() {
+                "stowage-serving"
+            } else {
+                "stowage-opportunistic"
+            };
             let annotations = match random.u8(..6) {
                 0 => json!({ "stowage.dev/exclusive": "true" }),
                 1 => json!({ "stowage.dev/gpus": "2" }),
                 _ => json!({}),
             };
-            let new = pod(&format!("pod-{number}"), random.u64(4..60), &annotations, class);
-            let _ = api.create(&PostParams::default(), &planned(new, random.bool())).await;
+            let new = pod(
+                &format!("pod-{number}"),
+                random.u64(4..60),
+                &annotations,
+                class,
+            );
+            let _ = api
+                .create(&PostParams::default(), &planned(new, random.bool()))
+                .await;
         } else if let Some(pod) = random.choice(&pods.items) {
             let _ = api.delete(name_of(pod), &DeleteParams::default()).await;
         }
@@ -238,9 +318,17 @@ async fn watch(client: Client, nodes: Vec<GpuNode>, looks: Arc<AtomicU64>) {
 }
 
 fn check(pods: &[Pod], nodes: &[GpuNode]) {
-    let bound: Vec<Pod> = pods.iter().filter(|pod| node_of(pod).is_some()).cloned().collect();
+    let bound: Vec<Pod> = pods
+        .iter()
+        .filter(|pod| node_of(pod).is_some())
+        .cloned()
+        .collect();
     for pod in &bound {
-        assert!(annotation(pod, "stowage.dev/devices").is_some(), "{} is bound without GPUs", name_of(pod));
+        assert!(
+            annotation(pod, "stowage.dev/devices").is_some(),
+            "{} is bound without GPUs",
+            name_of(pod)
+        );
     }
     no_gpu_is_promised_twice(&bound, nodes);
 }

@@ -14,15 +14,35 @@ pub const LEASE: &str = "kube-system/stowage-scheduler";
 /// Arguments of a Stowage whose kube-scheduler runs on this machine.
 pub fn serve_beside_its_scheduler() -> Vec<String> {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    ["--lead-with", "kube-scheduler", "--lease", LEASE, "--identity", host.trim()].map(str::to_owned).to_vec()
+    [
+        "--lead-with",
+        "kube-scheduler",
+        "--lease",
+        LEASE,
+        "--identity",
+        host.trim(),
+    ]
+    .map(str::to_owned)
+    .to_vec()
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn stowage_acts_while_its_kube_scheduler_leads_and_stops_before_the_lease_expires() {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let serve = |identity| ["--lead-with", "kube-scheduler", "--lease", LEASE, "--identity", identity];
+    let serve = |identity| {
+        [
+            "--lead-with",
+            "kube-scheduler",
+            "--lease",
+            LEASE,
+            "--identity",
+            identity,
+        ]
+    };
     let nodes = vec![node("a", 2, 81_559, "NVIDIA-H100-80GB-HBM3")];
-    let Some(mut world) = RealControlPlane::at_work(nodes, &serve(host.trim())).await else { return };
+    let Some(mut world) = RealControlPlane::at_work(nodes, &serve(host.trim())).await else {
+        return;
+    };
     let standby = Ports::free();
     let _standby = world.serve("standby", standby, &serve("another-host"));
     eventually("the ledger is complete", async || {
@@ -34,8 +54,15 @@ async fn stowage_acts_while_its_kube_scheduler_leads_and_stops_before_the_lease_
     assert_eq!(try_to_bind(world.ports).await, Some(503));
 
     world.begin_scheduling().await;
-    eventually("the gate opens", async || (try_to_bind(world.ports).await? == 200).then_some(())).await;
-    submit(&world.client, &[pod("first", 20, &json!({}), "stowage-serving")]).await;
+    eventually("the gate opens", async || {
+        (try_to_bind(world.ports).await? == 200).then_some(())
+    })
+    .await;
+    submit(
+        &world.client,
+        &[pod("first", 20, &json!({}), "stowage-serving")],
+    )
+    .await;
     all_bound(&mut world, 1).await;
     // Its neighbor does not lead.
     eventually("the other replica refuses", async || {
@@ -59,9 +86,19 @@ async fn stowage_acts_while_its_kube_scheduler_leads_and_stops_before_the_lease_
     })
     .await;
     let passes_on = lease_passes_on(&world.client).await;
-    println!("killed, no bind {:.1?} later, the lease could pass on at {passes_on}", killed.elapsed());
-    assert!(last < passes_on, "one was let through at {last}, the lease could pass on at {passes_on}");
-    submit(&world.client, &[pod("second", 20, &json!({}), "stowage-serving")]).await;
+    println!(
+        "killed, no bind {:.1?} later, the lease could pass on at {passes_on}",
+        killed.elapsed()
+    );
+    assert!(
+        last < passes_on,
+        "one was let through at {last}, the lease could pass on at {passes_on}"
+    );
+    submit(
+        &world.client,
+        &[pod("second", 20, &json!({}), "stowage-serving")],
+    )
+    .await;
 
     world.start_scheduler();
     all_bound(&mut world, 2).await;
@@ -69,10 +106,18 @@ async fn stowage_acts_while_its_kube_scheduler_leads_and_stops_before_the_lease_
 
 /// A bind of a pod that is not there: 503 while the gate is shut, 200 with an error while it is open.
 async fn try_to_bind(ports: Ports) -> Option<u16> {
-    let body = json!({ "PodName": "none", "PodNamespace": "default", "PodUID": "none", "Node": "a" });
-    let (status, text) =
-        ask("POST", &format!("http://127.0.0.1:{}/scheduler/bind", ports.verbs), &body.to_string()).await?;
-    assert!(status != 200 || text.contains("unknown to Stowage"), "{text}");
+    let body =
+        json!({ "PodName": "none", "PodNamespace": "default", "PodUID": "none", "Node": "a" });
+    let (status, text) = ask(
+        "POST",
+        &format!("http://127.0.0.1:{}/scheduler/bind", ports.verbs),
+        &body.to_string(),
+    )
+    .await?;
+    assert!(
+        status != 200 || text.contains("unknown to Stowage"),
+        "{text}"
+    );
     Some(status)
 }
 

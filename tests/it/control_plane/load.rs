@@ -41,7 +41,9 @@ impl BindingTimes {
         let noted = seen.clone();
         let task = tokio::spawn(async move {
             let pods: Api<Pod> = Api::default_namespaced(client);
-            let mut events = watcher(pods, watcher::Config::default()).default_backoff().boxed();
+            let mut events = watcher(pods, watcher::Config::default())
+                .default_backoff()
+                .boxed();
             while let Some(event) = events.next().await {
                 if let Ok(Event::Apply(pod) | Event::InitApply(pod)) = event
                     && node_of(&pod).is_some()
@@ -60,9 +62,14 @@ impl BindingTimes {
 
     fn last(&self, prefix: &str, count: usize) -> Option<Instant> {
         let seen = self.seen.lock();
-        let of_prefix: Vec<Instant> =
-            seen.iter().filter(|(name, _)| name.starts_with(prefix)).map(|(_, at)| *at).collect();
-        (of_prefix.len() >= count).then(|| of_prefix.into_iter().max()).flatten()
+        let of_prefix: Vec<Instant> = seen
+            .iter()
+            .filter(|(name, _)| name.starts_with(prefix))
+            .map(|(_, at)| *at)
+            .collect();
+        (of_prefix.len() >= count)
+            .then(|| of_prefix.into_iter().max())
+            .flatten()
     }
 }
 
@@ -89,9 +96,19 @@ fn quantile(sorted: &[Duration], part: f64) -> f64 {
 
 async fn delete_all(world: &RealControlPlane) {
     let api: Api<Pod> = Api::default_namespaced(world.client.clone());
-    api.delete_collection(&DeleteParams::default().grace_period(0), &ListParams::default()).await.unwrap();
+    api.delete_collection(
+        &DeleteParams::default().grace_period(0),
+        &ListParams::default(),
+    )
+    .await
+    .unwrap();
     eventually("all pods are gone, from the ledger too", async || {
-        let none = api.list(&ListParams::default()).await.ok()?.items.is_empty();
+        let none = api
+            .list(&ListParams::default())
+            .await
+            .ok()?
+            .items
+            .is_empty();
         (none && world.count("stowage_ledger_pods", "bound").await == 0).then_some(())
     })
     .await;

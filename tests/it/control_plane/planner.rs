@@ -5,7 +5,9 @@ use super::fleet::{GpuNode, node, pod};
 use super::journal::{ClusterJournal, Happening};
 use super::processes::eventually;
 use super::world::RealControlPlane;
-use super::{ALWAYS, all_bound, annotation, gated, name_of, no_gpu_is_promised_twice, node_of, pods, submit};
+use super::{
+    ALWAYS, all_bound, annotation, gated, name_of, no_gpu_is_promised_twice, node_of, pods, submit,
+};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use serde_json::{Value, json};
@@ -30,7 +32,12 @@ fn on(mut pod: Pod, model: &str) -> Pod {
 }
 
 fn job(name: &str, gib: u64) -> Pod {
-    pod(name, gib, &json!({ termination::TAKES: "4000" }), "stowage-opportunistic")
+    pod(
+        name,
+        gib,
+        &json!({ termination::TAKES: "4000" }),
+        "stowage-opportunistic",
+    )
 }
 
 fn serving(name: &str, gib: u64) -> Pod {
@@ -41,14 +48,20 @@ async fn bound(world: &mut RealControlPlane, name: &str) -> Pod {
     let api: Api<Pod> = Api::default_namespaced(world.client.clone());
     eventually(&format!("{name} is bound"), async || {
         world.check();
-        api.get(name).await.ok().filter(|pod| node_of(pod).is_some())
+        api.get(name)
+            .await
+            .ok()
+            .filter(|pod| node_of(pod).is_some())
     })
     .await
 }
 
 async fn remaining(world: &RealControlPlane) -> Vec<String> {
-    let mut names: Vec<String> =
-        pods(&world.client).await.iter().map(|pod| name_of(pod).to_owned()).collect();
+    let mut names: Vec<String> = pods(&world.client)
+        .await
+        .iter()
+        .map(|pod| name_of(pod).to_owned())
+        .collect();
     names.sort();
     names
 }
@@ -57,29 +70,50 @@ async fn remaining(world: &RealControlPlane) -> Vec<String> {
 async fn the_cheapest_pods_of_one_gpu_are_evicted_and_six_nodes_are_not_drained_for_it() {
     let mut nodes = vec![h100("sum", 2, PCIE)];
     nodes.extend(["n0", "n1", "n2", "n3", "n4", "n5"].map(|name| h100(name, 2, H100)));
-    let Some(mut world) = RealControlPlane::at_work(nodes.clone(), &ALWAYS).await else { return };
+    let Some(mut world) = RealControlPlane::at_work(nodes.clone(), &ALWAYS).await else {
+        return;
+    };
     let journal = ClusterJournal::start(world.client.clone());
     world.begin_scheduling().await;
     // 71.7 GiB of each GPU are allocatable: 21.7 are free on one, 6.7 on the other. Where reports come late a twentieth of the
     // GPU is kept back, and the same pod is evicted.
-    for (n, (name, gib)) in [("large", 50), ("medium", 40), ("small", 25)].into_iter().enumerate() {
+    for (n, (name, gib)) in [("large", 50), ("medium", 40), ("small", 25)]
+        .into_iter()
+        .enumerate()
+    {
         submit(&world.client, &[on(job(name, gib), PCIE)]).await;
         all_bound(&mut world, n + 1).await;
     }
-    submit(&world.client, &(0..12).map(|i| on(job(&format!("job-{i:02}"), 50), H100)).collect::<Vec<_>>())
-        .await;
+    submit(
+        &world.client,
+        &(0..12)
+            .map(|i| on(job(&format!("job-{i:02}"), 50), H100))
+            .collect::<Vec<_>>(),
+    )
+    .await;
     all_bound(&mut world, 15).await;
 
     submit(&world.client, &[on(serving("one-gpu", 25), PCIE)]).await;
     let on_freed = bound(&mut world, "one-gpu").await;
     in_order(&journal, "one-gpu", "small").await;
-    assert_eq!(journal.whom(|happening| *happening == Happening::Leaving), ["small"]);
+    assert_eq!(
+        journal.whom(|happening| *happening == Happening::Leaving),
+        ["small"]
+    );
     let (_, _, of_small) = journal.tells_of_binding("small").await;
-    assert_eq!(annotation(&on_freed, "stowage.dev/devices"), Some(&*of_small["stowage.dev/devices"]));
+    assert_eq!(
+        annotation(&on_freed, "stowage.dev/devices"),
+        Some(&*of_small["stowage.dev/devices"])
+    );
 
     // By the planner, by the scheduler's preempt verb, and behind the gate: each time one of twelve.
-    for (n, pod) in
-        [serving("planner", 40), serving("verb", 60), gated(serving("gated", 60))].into_iter().enumerate()
+    for (n, pod) in [
+        serving("planner", 40),
+        serving("verb", 60),
+        gated(serving("gated", 60)),
+    ]
+    .into_iter()
+    .enumerate()
     {
         let (name, pod) = (name_of(&pod).to_owned(), on(pod, H100));
         submit(&world.client, &[pod]).await;
@@ -102,12 +136,19 @@ async fn the_cheapest_pods_of_one_gpu_are_evicted_and_six_nodes_are_not_drained_
 async fn in_order(journal: &ClusterJournal, preemptor: &str, victim: &str) {
     let (bound, ..) = journal.tells_of_binding(preemptor).await;
     let place = |pod: &str, is_it: &dyn Fn(&Happening) -> bool| {
-        journal.place(pod, is_it).unwrap_or_else(|| panic!("{pod}: {:?}", journal.of(pod)))
+        journal
+            .place(pod, is_it)
+            .unwrap_or_else(|| panic!("{pod}: {:?}", journal.of(pod)))
     };
-    let held = place(preemptor, &|happening| matches!(happening, Happening::Holds(_)));
+    let held = place(preemptor, &|happening| {
+        matches!(happening, Happening::Holds(_))
+    });
     let left = place(victim, &|happening| *happening == Happening::Leaving);
     let gone = place(victim, &|happening| *happening == Happening::Gone);
-    assert!(held < left && left < gone && gone < bound, "{preemptor}: {held}, {left}, {gone}, {bound}");
+    assert!(
+        held < left && left < gone && gone < bound,
+        "{preemptor}: {held}, {left}, {gone}, {bound}"
+    );
 }
 
 const REFUSED: usize = 200;
@@ -115,51 +156,92 @@ const REFUSED: usize = 200;
 #[tokio::test(flavor = "multi_thread")]
 async fn planned_pods_cost_one_filter_call_each_and_one_of_two_hundred_refused_is_woken() {
     let nodes = vec![h100("a", 8, H100), h100("b", 8, H100), h100("w", 1, PCIE)];
-    let Some(mut world) = RealControlPlane::at_work(nodes.clone(), &ALWAYS).await else { return };
+    let Some(mut world) = RealControlPlane::at_work(nodes.clone(), &ALWAYS).await else {
+        return;
+    };
     let unaccounted = nodes[2].uuid(0);
     world.occupy(&unaccounted, 60 << 10);
     world.begin_scheduling().await;
 
     submit(
         &world.client,
-        &(0..32).map(|i| gated(on(job(&format!("planned-{i:02}"), 30), H100))).collect::<Vec<_>>(),
+        &(0..32)
+            .map(|i| gated(on(job(&format!("planned-{i:02}"), 30), H100)))
+            .collect::<Vec<_>>(),
     )
     .await;
     let planned = all_bound(&mut world, 32).await;
     let plan = |pod: &Pod| {
-        let conditions = pod.status.as_ref().unwrap().conditions.as_ref().unwrap().iter();
-        let plan = conditions.clone().find(|condition| condition.type_ == objects::PLACED_CONDITION);
+        let conditions = pod
+            .status
+            .as_ref()
+            .unwrap()
+            .conditions
+            .as_ref()
+            .unwrap()
+            .iter();
+        let plan = conditions
+            .clone()
+            .find(|condition| condition.type_ == objects::PLACED_CONDITION);
         plan.and_then(|condition| condition.reason.clone())
     };
-    assert!(planned.iter().all(|pod| plan(pod).as_deref() == Some("Nominated")));
+    assert!(
+        planned
+            .iter()
+            .all(|pod| plan(pod).as_deref() == Some("Nominated"))
+    );
     let calls = async |world: &RealControlPlane, verb: &str| {
-        world.count("stowage_answers_total", &format!("verb=\"{verb}\"")).await
+        world
+            .count("stowage_answers_total", &format!("verb=\"{verb}\""))
+            .await
     };
-    assert_eq!((calls(&world, "filter").await, calls(&world, "prioritize").await), (32, 0));
+    assert_eq!(
+        (
+            calls(&world, "filter").await,
+            calls(&world, "prioritize").await
+        ),
+        (32, 0)
+    );
     let written = async |world: &RealControlPlane, kind: &str| {
-        world.count("stowage_api_server_writes_total", &format!("kind=\"{kind}\",outcome=\"written\"")).await
+        world
+            .count(
+                "stowage_api_server_writes_total",
+                &format!("kind=\"{kind}\",outcome=\"written\""),
+            )
+            .await
     };
     for kind in ["nomination", "gate"] {
         // They are counted when their answers are in.
-        eventually(kind, async || (written(&world, kind).await >= 32).then_some(())).await;
+        eventually(kind, async || {
+            (written(&world, kind).await >= 32).then_some(())
+        })
+        .await;
         assert_eq!(written(&world, kind).await, 32, "{kind}");
     }
 
     eventually("the ledger has the unaccounted VRAM", async || {
         let ledger = world.ledger().await?;
-        let taken = &ledger["snapshot"]["nodes"].as_array()?.iter().find(|node| node["name"] == "w")?["gpus"]
-            [0]["unaccounted_vram"];
+        let taken = &ledger["snapshot"]["nodes"]
+            .as_array()?
+            .iter()
+            .find(|node| node["name"] == "w")?["gpus"][0]["unaccounted_vram"];
         (taken != &Value::Null && taken != &json!(0)).then_some(())
     })
     .await;
     submit(
         &world.client,
-        &(0..REFUSED).map(|i| on(job(&format!("late-{i:03}"), 40), PCIE)).collect::<Vec<_>>(),
+        &(0..REFUSED)
+            .map(|i| on(job(&format!("late-{i:03}"), 40), PCIE))
+            .collect::<Vec<_>>(),
     )
     .await;
     eventually("all are refused", async || {
         world.check();
-        let refused = pods(&world.client).await.iter().filter(|pod| is_refused(pod)).count();
+        let refused = pods(&world.client)
+            .await
+            .iter()
+            .filter(|pod| is_refused(pod))
+            .count();
         (refused == REFUSED).then_some(())
     })
     .await;
@@ -169,7 +251,10 @@ async fn planned_pods_cost_one_filter_call_each_and_one_of_two_hundred_refused_i
     all_bound(&mut world, 33).await;
     let took = freed.elapsed();
     // A pod whose back-off ends just then is retried by itself, and a pod whose refusal is in flight loses its nomination to it.
-    let (nominations, wakes) = (written(&world, "nomination").await, written(&world, "requeue").await);
+    let (nominations, wakes) = (
+        written(&world, "nomination").await,
+        written(&world, "requeue").await,
+    );
     assert!(
         (32..=35).contains(&nominations) && wakes == 0,
         "{nominations} and {wakes}: a few are touched at most"
@@ -182,6 +267,12 @@ async fn planned_pods_cost_one_filter_call_each_and_one_of_two_hundred_refused_i
 }
 
 fn is_refused(pod: &Pod) -> bool {
-    let conditions = pod.status.iter().flat_map(|status| &status.conditions).flatten();
-    conditions.into_iter().any(|condition| condition.reason.as_deref() == Some("Unschedulable"))
+    let conditions = pod
+        .status
+        .iter()
+        .flat_map(|status| &status.conditions)
+        .flatten();
+    conditions
+        .into_iter()
+        .any(|condition| condition.reason.as_deref() == Some("Unschedulable"))
 }

@@ -31,7 +31,10 @@ async fn installed(runtime_class: bool) -> Option<RealControlPlane> {
     let mut others = asking();
     others["spec"]["schedulerName"] = json!("volcano");
     eventually("the admission rules are in force", async || {
-        made_of(&world, "default", others.clone()).await.is_err().then_some(())
+        made_of(&world, "default", others.clone())
+            .await
+            .is_err()
+            .then_some(())
     })
     .await;
     Some(world)
@@ -41,8 +44,14 @@ async fn installed(runtime_class: bool) -> Option<RealControlPlane> {
 async fn made_of(world: &RealControlPlane, namespace: &str, pod: Value) -> Result<Value, String> {
     let pods: Api<Pod> = Api::namespaced(world.client.clone(), namespace);
     let pod: Pod = serde_json::from_value(pod).unwrap();
-    let dry_run = PostParams { dry_run: true, ..PostParams::default() };
-    let made = pods.create(&dry_run, &pod).await.map_err(|error| error.to_string())?;
+    let dry_run = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    let made = pods
+        .create(&dry_run, &pod)
+        .await
+        .map_err(|error| error.to_string())?;
     Ok(serde_json::to_value(made).unwrap())
 }
 
@@ -63,41 +72,74 @@ fn from_field(name: &str, path: &str) -> Value {
 /// As a controller makes a pod of the template at that place in an example.
 fn pod_of(example: &str, template: &str) -> Value {
     let text = std::fs::read_to_string(manifest("examples").join(example)).unwrap();
-    let object: Value = serde_saphyr::from_multiple::<Value>(&text).unwrap().swap_remove(0);
-    let mut pod = object.pointer(template).unwrap_or_else(|| panic!("{example}: no {template}")).clone();
+    let object: Value = serde_saphyr::from_multiple::<Value>(&text)
+        .unwrap()
+        .swap_remove(0);
+    let mut pod = object
+        .pointer(template)
+        .unwrap_or_else(|| panic!("{example}: no {template}"))
+        .clone();
     pod["metadata"]["name"] = "made".into();
     json!({ "metadata": pod["metadata"], "spec": pod["spec"] })
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pods_of_every_kind_of_workload_are_completed_as_committed() {
-    let Some(world) = installed(true).await else { return };
+    let Some(world) = installed(true).await else {
+        return;
+    };
     for (name, example, template) in [
         ("pod", "pod.yaml", ""),
         ("deployment", "deployment.yaml", "/spec/template"),
-        ("leader", "leaderworkerset.yaml", "/spec/leaderWorkerTemplate/leaderTemplate"),
-        ("worker", "leaderworkerset.yaml", "/spec/leaderWorkerTemplate/workerTemplate"),
-        ("jobset", "jobset.yaml", "/spec/replicatedJobs/0/template/spec/template"),
+        (
+            "leader",
+            "leaderworkerset.yaml",
+            "/spec/leaderWorkerTemplate/leaderTemplate",
+        ),
+        (
+            "worker",
+            "leaderworkerset.yaml",
+            "/spec/leaderWorkerTemplate/workerTemplate",
+        ),
+        (
+            "jobset",
+            "jobset.yaml",
+            "/spec/replicatedJobs/0/template/spec/template",
+        ),
     ] {
         let pod = pod_of(example, template);
-        let made = made_of(&world, "default", pod).await.unwrap_or_else(|said| panic!("{name}: {said}"));
+        let made = made_of(&world, "default", pod)
+            .await
+            .unwrap_or_else(|said| panic!("{name}: {said}"));
         let kept = json!({
             "labels": made["metadata"]["labels"],
             "annotations": made["metadata"]["annotations"],
             "spec": made["spec"],
         });
-        is_committed(name, &format!("{}\n", serde_json::to_string_pretty(&kept).unwrap()));
+        is_committed(
+            name,
+            &format!("{}\n", serde_json::to_string_pretty(&kept).unwrap()),
+        );
     }
     // The example that says all of it itself is left as it is, and is what the short one becomes.
     let full = pod_of("pod-in-full.yaml", "");
     let made = made_of(&world, "default", full.clone()).await.unwrap();
-    let short = made_of(&world, "default", pod_of("pod.yaml", "")).await.unwrap();
-    for field in ["/spec/schedulerName", "/spec/runtimeClassName", "/metadata/labels"] {
+    let short = made_of(&world, "default", pod_of("pod.yaml", ""))
+        .await
+        .unwrap();
+    for field in [
+        "/spec/schedulerName",
+        "/spec/runtimeClassName",
+        "/metadata/labels",
+    ] {
         assert_eq!(made.pointer(field), full.pointer(field), "{field}");
         assert_eq!(made.pointer(field), short.pointer(field), "{field}");
     }
     let names = |pod: &Value| {
-        let env = pod["spec"]["containers"][0]["env"].as_array().unwrap().iter();
+        let env = pod["spec"]["containers"][0]["env"]
+            .as_array()
+            .unwrap()
+            .iter();
         let mut names: Vec<String> = env.map(ToString::to_string).collect();
         names.sort();
         names
@@ -114,21 +156,31 @@ fn is_committed(name: &str, actual: &str) {
     }
     let expected = std::fs::read_to_string(&file)
         .unwrap_or_else(|error| panic!("{}: {error}; STOWAGE_BLESS=1 writes it", file.display()));
-    assert_eq!(actual, expected, "{name}: not what is committed; STOWAGE_BLESS=1 writes it again");
+    assert_eq!(
+        actual, expected,
+        "{name}: not what is committed; STOWAGE_BLESS=1 writes it again"
+    );
 }
 
 /// As `kubectl debug` adds it: its image's own variable would give it every GPU.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_debugging_container_that_says_nothing_of_gpus_sees_none() {
-    let Some(world) = installed(true).await else { return };
+    let Some(world) = installed(true).await else {
+        return;
+    };
     let pods: Api<Pod> = Api::namespaced(world.client.clone(), "default");
     let pod: Pod = serde_json::from_value(asking()).unwrap();
     pods.create(&PostParams::default(), &pod).await.unwrap();
     let debug = async |container: Value| -> Result<BTreeMap<String, Value>, String> {
         let patch = Patch::Strategic(json!({ "spec": { "ephemeralContainers": [container] } }));
-        let patched = pods.patch_ephemeral_containers("asks", &PatchParams::default(), &patch).await;
+        let patched = pods
+            .patch_ephemeral_containers("asks", &PatchParams::default(), &patch)
+            .await;
         let patched = serde_json::to_value(patched.map_err(|error| error.to_string())?).unwrap();
-        let added = patched["spec"]["ephemeralContainers"].as_array().cloned().unwrap_or_default();
+        let added = patched["spec"]["ephemeralContainers"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
         Ok(added
             .into_iter()
             .map(|one| (one["name"].as_str().unwrap().to_owned(), one["env"].clone()))
@@ -138,41 +190,70 @@ async fn a_debugging_container_that_says_nothing_of_gpus_sees_none() {
     let own = json!({ "name": "LEVEL", "value": "3" });
     let added = debug(json!({ "name": "one", "image": "i" })).await.unwrap();
     assert_eq!(added["one"], json!([void]));
-    let added = debug(json!({ "name": "two", "image": "i", "env": [own] })).await.unwrap();
-    assert_eq!((&added["one"], &added["two"]), (&json!([void]), &json!([void, own])));
+    let added = debug(json!({ "name": "two", "image": "i", "env": [own] }))
+        .await
+        .unwrap();
+    assert_eq!(
+        (&added["one"], &added["two"]),
+        (&json!([void]), &json!([void, own]))
+    );
     let all = json!([{ "name": "NVIDIA_VISIBLE_DEVICES", "value": "all" }]);
-    let refused = debug(json!({ "name": "three", "image": "i", "env": all })).await.unwrap_err();
+    let refused = debug(json!({ "name": "three", "image": "i", "env": all }))
+        .await
+        .unwrap_err();
     assert!(refused.contains("must come from the field"), "{refused}");
 }
 
 /// Of the component `start-turns`: behind what needs no GPU, before what needs one.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_init_container_asks_for_the_turn_of_a_pod() {
-    let Some(world) = RealControlPlane::start().await else { return };
+    let Some(world) = RealControlPlane::start().await else {
+        return;
+    };
     world.install_of("");
     let applied = world.kubectl(&[
         "apply",
         "-f",
-        manifest("components/start-turns/start-turns.yaml").to_str().unwrap(),
+        manifest("components/start-turns/start-turns.yaml")
+            .to_str()
+            .unwrap(),
     ]);
     assert!(applied.ok, "{}", applied.said);
     world.create_runtime_class("nvidia");
     let turns = async |pod: Value| -> Option<Value> {
         let made = made_of(&world, "default", pod).await.ok()?;
         let containers = made["spec"]["initContainers"].as_array()?.clone();
-        containers.iter().any(|one| one["name"] == "stowage-turn").then_some(Value::from(containers))
+        containers
+            .iter()
+            .any(|one| one["name"] == "stowage-turn")
+            .then_some(Value::from(containers))
     };
     let made = eventually("the component is in force", async || turns(asking()).await).await;
     assert_eq!(made[0]["args"], json!(["wait-turn"]));
-    assert!(made[0]["image"].as_str().unwrap().contains("/stowage:"), "the agents' image");
+    assert!(
+        made[0]["image"].as_str().unwrap().contains("/stowage:"),
+        "the agents' image"
+    );
     let names = |containers: &Value| -> Vec<String> {
-        containers.as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap().to_owned()).collect()
+        containers
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|one| one["name"].as_str().unwrap().to_owned())
+            .collect()
     };
     let mut fetching = asking();
     fetching["spec"]["initContainers"] = json!([{ "name": "fetch", "image": "i" }]);
-    assert_eq!(names(&turns(fetching.clone()).await.unwrap()), ["fetch", "stowage-turn"]);
-    fetching["spec"]["initContainers"][0]["resources"] = json!({ "limits": { "stowage.dev/vram": "40Gi" } });
-    assert_eq!(names(&turns(fetching).await.unwrap()), ["stowage-turn", "fetch"]);
+    assert_eq!(
+        names(&turns(fetching.clone()).await.unwrap()),
+        ["fetch", "stowage-turn"]
+    );
+    fetching["spec"]["initContainers"][0]["resources"] =
+        json!({ "limits": { "stowage.dev/vram": "40Gi" } });
+    assert_eq!(
+        names(&turns(fetching).await.unwrap()),
+        ["stowage-turn", "fetch"]
+    );
     let mut without = asking();
     without["metadata"]["labels"] = json!({ "stowage.dev/pod-defaults": "false" });
     without["spec"]["schedulerName"] = json!("stowage");
@@ -181,7 +262,9 @@ async fn an_init_container_asks_for_the_turn_of_a_pod() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_user_wrote_is_never_changed() {
-    let Some(world) = installed(true).await else { return };
+    let Some(world) = installed(true).await else {
+        return;
+    };
     let made = async |pod: Value| made_of(&world, "default", pod).await.unwrap();
     let mut said = asking();
     said["metadata"]["labels"] = json!({ "llm-d.ai/engine-type": "own", "app": "a" });
@@ -207,11 +290,15 @@ async fn what_a_user_wrote_is_never_changed() {
     batch["spec"]["containers"][0]["image"] = json!("vllm/vllm-openai");
     assert_eq!(made(batch.clone()).await["metadata"]["labels"], Value::Null);
     batch["spec"]["containers"][0]["ports"] = json!([{ "containerPort": 9000 }]);
-    assert_eq!(made(batch).await["metadata"]["labels"], json!({ "llm-d.ai/engine-type": "vllm" }));
+    assert_eq!(
+        made(batch).await["metadata"]["labels"],
+        json!({ "llm-d.ai/engine-type": "vllm" })
+    );
 
     // Each by itself: one that is there does not keep the others away.
     let mut one = asking();
-    one["spec"]["containers"][0]["env"] = json!([{ "name": "GPU_MEMORY_FRACTION", "value": "0.5" }]);
+    one["spec"]["containers"][0]["env"] =
+        json!([{ "name": "GPU_MEMORY_FRACTION", "value": "0.5" }]);
     let one = made(one).await;
     let env = json!([from_field("NVIDIA_VISIBLE_DEVICES", DEVICES), { "name": "GPU_MEMORY_FRACTION", "value": "0.5" }]);
     assert_eq!(one["spec"]["containers"][0]["env"], env);
@@ -219,7 +306,10 @@ async fn what_a_user_wrote_is_never_changed() {
     // The default scheduler is what the API server writes where a user wrote none; any other name was written.
     let mut other = asking();
     other["spec"]["schedulerName"] = json!("default-scheduler");
-    assert_eq!(made(other.clone()).await["spec"]["schedulerName"], "stowage");
+    assert_eq!(
+        made(other.clone()).await["spec"]["schedulerName"],
+        "stowage"
+    );
     other["spec"]["schedulerName"] = json!("volcano");
     let said = made_of(&world, "default", other).await.unwrap_err();
     assert!(said.contains("needs spec.schedulerName stowage"), "{said}");
@@ -229,7 +319,10 @@ async fn what_a_user_wrote_is_never_changed() {
     none["spec"]["containers"][0]["resources"] = json!({ "limits": { "nvidia.com/gpu": "1" } });
     let none = made(none).await;
     assert_eq!(
-        (&none["spec"]["schedulerName"], &none["spec"]["runtimeClassName"]),
+        (
+            &none["spec"]["schedulerName"],
+            &none["spec"]["runtimeClassName"]
+        ),
         (&json!("default-scheduler"), &Value::Null)
     );
     assert_eq!(none["spec"]["containers"][0]["env"], Value::Null);
@@ -237,19 +330,36 @@ async fn what_a_user_wrote_is_never_changed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_label_opts_out_and_containers_that_need_no_gpu_get_none() {
-    let Some(world) = installed(true).await else { return };
+    let Some(world) = installed(true).await else {
+        return;
+    };
     let mut out = asking();
     out["metadata"]["labels"] = json!({ "stowage.dev/pod-defaults": "false" });
     let said = made_of(&world, "default", out.clone()).await.unwrap_err();
-    assert!(said.contains("needs spec.schedulerName stowage"), "nothing was added: {said}");
+    assert!(
+        said.contains("needs spec.schedulerName stowage"),
+        "nothing was added: {said}"
+    );
     out["spec"]["schedulerName"] = json!("stowage");
     let made = made_of(&world, "default", out).await.unwrap();
     assert_eq!(made["spec"]["runtimeClassName"], Value::Null);
     assert_eq!(made["spec"]["containers"][0]["env"], Value::Null);
     assert!(world.kubectl(&["create", "namespace", "by-hand"]).ok);
-    assert!(world.kubectl(&["label", "namespace", "by-hand", "stowage.dev/pod-defaults=false"]).ok);
+    assert!(
+        world
+            .kubectl(&[
+                "label",
+                "namespace",
+                "by-hand",
+                "stowage.dev/pod-defaults=false"
+            ])
+            .ok
+    );
     eventually("the namespace's label counts", async || {
-        made_of(&world, "by-hand", asking()).await.is_err().then_some(())
+        made_of(&world, "by-hand", asking())
+            .await
+            .is_err()
+            .then_some(())
     })
     .await;
 
@@ -263,59 +373,94 @@ async fn one_label_opts_out_and_containers_that_need_no_gpu_get_none() {
     let made = made_of(&world, "default", several).await.unwrap();
     let void = json!({ "name": "NVIDIA_VISIBLE_DEVICES", "value": "void" });
     let spec = &made["spec"];
-    let given =
-        json!([from_field("GPU_MEMORY_FRACTION", FRACTION), from_field("NVIDIA_VISIBLE_DEVICES", DEVICES)]);
+    let given = json!([
+        from_field("GPU_MEMORY_FRACTION", FRACTION),
+        from_field("NVIDIA_VISIBLE_DEVICES", DEVICES)
+    ]);
     assert_eq!(spec["containers"][0]["env"], given);
     assert_eq!(spec["containers"][1]["env"], json!([void]));
     assert_eq!(spec["initContainers"][0]["env"], json!([void]));
-    assert_eq!(spec["initContainers"][1]["env"], json!([void, { "name": "A", "value": "b" }]));
-    assert_eq!(made["metadata"]["labels"], Value::Null, "the image that asks for VRAM names no engine");
+    assert_eq!(
+        spec["initContainers"][1]["env"],
+        json!([void, { "name": "A", "value": "b" }])
+    );
+    assert_eq!(
+        made["metadata"]["labels"],
+        Value::Null,
+        "the image that asks for VRAM names no engine"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn where_several_containers_ask_each_takes_its_own_fraction_and_zero_is_no_request() {
-    let Some(world) = installed(true).await else { return };
+    let Some(world) = installed(true).await else {
+        return;
+    };
     let ask = |name: &str, amounts: Value| json!({ "name": name, "image": name, "resources": { "limits": amounts } });
     let mut several = asking();
     several["spec"]["containers"] = json!([
         ask("llm", json!({ "stowage.dev/vram": "32Gi" })),
-        ask("embed", json!({ "stowage.dev/vram": "10Gi", "nvidia.com/gpu": "0" })),
+        ask(
+            "embed",
+            json!({ "stowage.dev/vram": "10Gi", "nvidia.com/gpu": "0" })
+        ),
         ask("proxy", json!({ "stowage.dev/vram": "0" })),
     ]);
     several["spec"]["initContainers"] = json!([ask("warm", json!({ "stowage.dev/vram": "1Gi" }))]);
     let made = made_of(&world, "default", several).await.unwrap();
-    let own =
-        |name: &str| format!("metadata.annotations['{name}.container.stowage.dev/gpu-memory-fraction']");
+    let own = |name: &str| {
+        format!("metadata.annotations['{name}.container.stowage.dev/gpu-memory-fraction']")
+    };
     let given = |name: &str| {
-        json!([from_field("GPU_MEMORY_FRACTION", &own(name)), from_field("NVIDIA_VISIBLE_DEVICES", DEVICES)])
+        json!([
+            from_field("GPU_MEMORY_FRACTION", &own(name)),
+            from_field("NVIDIA_VISIBLE_DEVICES", DEVICES)
+        ])
     };
     let spec = &made["spec"];
     assert_eq!(spec["containers"][0]["env"], given("llm"));
     assert_eq!(spec["containers"][1]["env"], given("embed"));
-    assert_eq!(spec["containers"][2]["env"], json!([{ "name": "NVIDIA_VISIBLE_DEVICES", "value": "void" }]));
+    assert_eq!(
+        spec["containers"][2]["env"],
+        json!([{ "name": "NVIDIA_VISIBLE_DEVICES", "value": "void" }])
+    );
     assert_eq!(spec["initContainers"][0]["env"], given("warm"));
     let mut forged = asking();
-    forged["metadata"]["annotations"] = json!({ "engine.container.stowage.dev/gpu-memory-fraction": "0.9" });
+    forged["metadata"]["annotations"] =
+        json!({ "engine.container.stowage.dev/gpu-memory-fraction": "0.9" });
     let said = made_of(&world, "default", forged).await.unwrap_err();
     assert!(said.contains("only Stowage writes them"), "{said}");
     let mut none = asking();
     none["spec"]["containers"][0]["resources"] = json!({ "limits": { "stowage.dev/vram": "0" } });
-    assert_eq!(made_of(&world, "default", none).await.unwrap()["spec"]["schedulerName"], "default-scheduler");
+    assert_eq!(
+        made_of(&world, "default", none).await.unwrap()["spec"]["schedulerName"],
+        "default-scheduler"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cluster_without_the_runtime_class_admits_the_pod() {
-    let Some(world) = installed(false).await else { return };
+    let Some(world) = installed(false).await else {
+        return;
+    };
     let made = made_of(&world, "default", asking()).await.unwrap();
     assert_eq!(made["spec"]["runtimeClassName"], Value::Null);
     assert_eq!(made["spec"]["schedulerName"], "stowage");
-    assert_eq!(made["spec"]["containers"][0]["env"].as_array().unwrap().len(), 2);
+    assert_eq!(
+        made["spec"]["containers"][0]["env"]
+            .as_array()
+            .unwrap()
+            .len(),
+        2
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_first_pod_of_two_lines_is_bound_with_its_environment() {
     let nodes = vec![node("a", 2, 81_559, "NVIDIA-H100-80GB-HBM3")];
-    let Some(mut world) = RealControlPlane::at_work(nodes, &ALWAYS).await else { return };
+    let Some(mut world) = RealControlPlane::at_work(nodes, &ALWAYS).await else {
+        return;
+    };
     world.install_of("");
     world.begin_scheduling().await;
     let pod = json!({
@@ -327,25 +472,52 @@ async fn the_first_pod_of_two_lines_is_bound_with_its_environment() {
             "resources": { "limits": { "stowage.dev/vram": "40Gi" } },
         }] },
     });
-    eventually("the defaults are in force and the pod is accepted", async || {
-        world.apply(&pod.to_string(), &[]).ok.then_some(())
-    })
+    eventually(
+        "the defaults are in force and the pod is accepted",
+        async || world.apply(&pod.to_string(), &[]).ok.then_some(()),
+    )
     .await;
     let bound = all_bound(&mut world, 1).await;
     let spec = bound[0].spec.as_ref().unwrap();
     assert_eq!(spec.runtime_class_name.as_deref(), Some("nvidia"));
     // What the kubelet gives the container: each variable from the annotation that it names.
     let value = |name: &str| {
-        let variable =
-            spec.containers[0].env.iter().flatten().find(|variable| variable.name == name).unwrap();
-        let path = &variable.value_from.as_ref().unwrap().field_ref.as_ref().unwrap().field_path;
-        let key = path.strip_prefix("metadata.annotations['").unwrap().strip_suffix("']").unwrap();
-        annotation(&bound[0], key).unwrap_or_else(|| panic!("{name}: no {key}")).to_owned()
+        let variable = spec.containers[0]
+            .env
+            .iter()
+            .flatten()
+            .find(|variable| variable.name == name)
+            .unwrap();
+        let path = &variable
+            .value_from
+            .as_ref()
+            .unwrap()
+            .field_ref
+            .as_ref()
+            .unwrap()
+            .field_path;
+        let key = path
+            .strip_prefix("metadata.annotations['")
+            .unwrap()
+            .strip_suffix("']")
+            .unwrap();
+        annotation(&bound[0], key)
+            .unwrap_or_else(|| panic!("{name}: no {key}"))
+            .to_owned()
     };
     let fraction: f64 = value("GPU_MEMORY_FRACTION").parse().unwrap();
     let share = 40.0 * 1024.0 / 81_559.0;
-    assert!((share - 0.01..=share).contains(&fraction), "{fraction} of {share}");
+    assert!(
+        (share - 0.01..=share).contains(&fraction),
+        "{fraction} of {share}"
+    );
     let devices = annotation(&bound[0], "stowage.dev/devices").unwrap();
-    assert_eq!(value("NVIDIA_VISIBLE_DEVICES"), format!("runtime.nvidia.com/gpu={devices}"));
-    println!("--gpu-memory-utilization={fraction} on {devices}; {}", world.versions());
+    assert_eq!(
+        value("NVIDIA_VISIBLE_DEVICES"),
+        format!("runtime.nvidia.com/gpu={devices}")
+    );
+    println!(
+        "--gpu-memory-utilization={fraction} on {devices}; {}",
+        world.versions()
+    );
 }

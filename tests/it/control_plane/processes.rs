@@ -26,10 +26,18 @@ impl TestProcess {
     /// Starts `command` with its output in `folder`. A process of the same name appends to its predecessor's.
     pub fn start(name: &str, command: &mut Command, folder: &Path) -> Self {
         let log = folder.join(format!("{name}.log"));
-        let line =
-            [command.get_program()].into_iter().chain(command.get_args()).map(OsString::from).collect();
+        let line = [command.get_program()]
+            .into_iter()
+            .chain(command.get_args())
+            .map(OsString::from)
+            .collect();
         let child = spawn(name, command, &log);
-        Self { name: name.into(), child, log, line }
+        Self {
+            name: name.into(),
+            child,
+            log,
+            line,
+        }
     }
 
     /// Kills it and starts it again as it was started.
@@ -37,7 +45,11 @@ impl TestProcess {
         let _ = self.child.kill();
         let _ = self.child.wait();
         std::thread::sleep(after);
-        self.child = spawn(&self.name, Command::new(&self.line[0]).args(&self.line[1..]), &self.log);
+        self.child = spawn(
+            &self.name,
+            Command::new(&self.line[0]).args(&self.line[1..]),
+            &self.log,
+        );
     }
 
     /// Starts it again if it has ended by itself, as a kubelet does.
@@ -93,7 +105,9 @@ impl Drop for TestProcess {
             let log = self.log();
             let lines: Vec<&str> = log.lines().collect();
             println!("--- {}, the last lines of {}:", self.name, lines.len());
-            lines[lines.len().saturating_sub(TAIL)..].iter().for_each(|line| println!("{line}"));
+            lines[lines.len().saturating_sub(TAIL)..]
+                .iter()
+                .for_each(|line| println!("{line}"));
         }
     }
 }
@@ -109,14 +123,23 @@ fn cpu_time(process: &str) -> Duration {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
     // The name before the last parenthesis may have spaces in it. User and system time are the 14th and 15th field of all.
     let after_name = stat.rsplit(')').next().unwrap();
-    let ticks = after_name.split_whitespace().skip(11).take(2).map(|field| field.parse::<u32>().unwrap());
+    let ticks = after_name
+        .split_whitespace()
+        .skip(11)
+        .take(2)
+        .map(|field| field.parse::<u32>().unwrap());
     TICK * ticks.sum::<u32>()
 }
 
 fn spawn(name: &str, command: &mut Command, log: &Path) -> Child {
     let file = File::options().create(true).append(true).open(log).unwrap();
-    let command = command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file);
-    command.spawn().unwrap_or_else(|error| panic!("{name}: {error}"))
+    let command = command
+        .stdin(Stdio::null())
+        .stdout(file.try_clone().unwrap())
+        .stderr(file);
+    command
+        .spawn()
+        .unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
 /// What a command that ends by itself said, and whether it succeeded.
@@ -126,16 +149,24 @@ pub struct Ran {
 }
 
 pub fn run(command: &mut Command) -> Ran {
-    let output = command.stdin(Stdio::null()).output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    let said =
-        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
-    Ran { ok: output.status.success(), said }
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let said = [output.stdout, output.stderr]
+        .map(|text| String::from_utf8_lossy(&text).into_owned())
+        .concat();
+    Ran {
+        ok: output.status.success(),
+        said,
+    }
 }
 
 /// Free loopback ports.
 pub fn free_ports<const N: usize>() -> [u16; N] {
     // All are bound before the first is released, so that no two are equal.
-    let listeners: [TcpListener; N] = std::array::from_fn(|_| TcpListener::bind("127.0.0.1:0").unwrap());
+    let listeners: [TcpListener; N] =
+        std::array::from_fn(|_| TcpListener::bind("127.0.0.1:0").unwrap());
     listeners.map(|listener| listener.local_addr().unwrap().port())
 }
 
@@ -146,7 +177,10 @@ pub async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>)
         if let Some(answer) = look().await {
             return answer;
         }
-        assert!(started.elapsed() < PATIENCE, "after {PATIENCE:?} it was still not so: {what}");
+        assert!(
+            started.elapsed() < PATIENCE,
+            "after {PATIENCE:?} it was still not so: {what}"
+        );
         tokio::time::sleep(LOOK_EVERY).await;
     }
 }

@@ -44,14 +44,28 @@ type Recording = BTreeMap<String, Value>;
 #[tokio::test(flavor = "multi_thread")]
 async fn what_stowage_writes_is_what_is_recorded() {
     let nodes = [("node-a", 1), ("node-b", 2), ("node-c", 1), ("node-d", 2)];
-    let nodes = nodes.map(|(name, gpus)| node(name, gpus, 81_559, H100)).to_vec();
+    let nodes = nodes
+        .map(|(name, gpus)| node(name, gpus, 81_559, H100))
+        .to_vec();
     let lease = format!("kube-system/{LEASE}");
-    let serve =
-        ["--lead-with", "lease", "--lease", &lease, "--identity", "stowage-0", "--write-deadline", "1s"];
-    let Some(mut world) = RealControlPlane::at_work(nodes, &serve).await else { return };
+    let serve = [
+        "--lead-with",
+        "lease",
+        "--lease",
+        &lease,
+        "--identity",
+        "stowage-0",
+        "--write-deadline",
+        "1s",
+    ];
+    let Some(mut world) = RealControlPlane::at_work(nodes, &serve).await else {
+        return;
+    };
     let versions = PodVersions::start(world.client.clone());
     // The Lease is Stowage's here.
-    world.begin_scheduling_but(|config| config["leaderElection"] = json!({ "leaderElect": false })).await;
+    world
+        .begin_scheduling_but(|config| config["leaderElection"] = json!({ "leaderElect": false }))
+        .await;
 
     let mut recording = Recording::new();
     pods_are_bound(&world, &versions, &mut recording).await;
@@ -71,25 +85,46 @@ fn on(mut pod: Pod, node: &str) -> Pod {
 }
 
 fn is_bound(pod: &Pod) -> bool {
-    pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some())
+    pod.spec
+        .as_ref()
+        .is_some_and(|spec| spec.node_name.is_some())
 }
 
 fn has_condition(pod: &Pod, kind: &str) -> bool {
-    let conditions = pod.status.iter().flat_map(|status| &status.conditions).flatten();
-    conditions.into_iter().any(|condition| condition.type_ == kind)
+    let conditions = pod
+        .status
+        .iter()
+        .flat_map(|status| &status.conditions)
+        .flatten();
+    conditions
+        .into_iter()
+        .any(|condition| condition.type_ == kind)
 }
 
 /// Bindings: on one GPU, over two, and on a GPU of its own.
-async fn pods_are_bound(world: &RealControlPlane, versions: &PodVersions, recording: &mut Recording) {
+async fn pods_are_bound(
+    world: &RealControlPlane,
+    versions: &PodVersions,
+    recording: &mut Recording,
+) {
     let serving = |name, gib, annotations: Value| pod(name, gib, &annotations, "stowage-serving");
     let pods = [
         on(serving("shared", 20, json!({})), "node-a"),
-        on(serving("over-two", 40, json!({ "stowage.dev/gpus": "2" })), "node-b"),
-        on(serving("exclusive", 30, json!({ "stowage.dev/exclusive": "true" })), "node-c"),
+        on(
+            serving("over-two", 40, json!({ "stowage.dev/gpus": "2" })),
+            "node-b",
+        ),
+        on(
+            serving("exclusive", 30, json!({ "stowage.dev/exclusive": "true" })),
+            "node-c",
+        ),
     ];
     submit(&world.client, &pods).await;
     for name in ["shared", "over-two", "exclusive"] {
-        recording.insert(format!("pod-bound-{name}"), versions.first("is bound", name, is_bound).await);
+        recording.insert(
+            format!("pod-bound-{name}"),
+            versions.first("is bound", name, is_bound).await,
+        );
     }
 }
 
@@ -100,7 +135,12 @@ async fn a_pod_is_evicted_for_another(
     versions: &PodVersions,
     recording: &mut Recording,
 ) {
-    let victim = pod("victim", 55, &json!({ termination::TAKES: "4000" }), "stowage-opportunistic");
+    let victim = pod(
+        "victim",
+        55,
+        &json!({ termination::TAKES: "4000" }),
+        "stowage-opportunistic",
+    );
     let serving = |name, gib| on(pod(name, gib, &json!({}), "stowage-serving"), "node-d");
     // One after the other, so that each run has them on the same GPUs.
     for pod in [serving("neighbor", 60), on(victim, "node-d")] {
@@ -108,50 +148,92 @@ async fn a_pod_is_evicted_for_another(
         versions.first("is bound", name_of(&pod), is_bound).await;
     }
     submit(&world.client, &[serving("preemptor", 25)]).await;
-    let waits_for_it =
-        |pod: &Pod| ReservationMessage::read(pod).is_some_and(|message| !message.victims.is_empty());
-    let reserved = versions.first("has a reservation with victims", "preemptor", waits_for_it).await;
+    let waits_for_it = |pod: &Pod| {
+        ReservationMessage::read(pod).is_some_and(|message| !message.victims.is_empty())
+    };
+    let reserved = versions
+        .first("has a reservation with victims", "preemptor", waits_for_it)
+        .await;
     let leaves = |pod: &Pod| {
-        pod.metadata.deletion_timestamp.is_some() && has_condition(pod, objects::DISRUPTION_TARGET_CONDITION)
+        pod.metadata.deletion_timestamp.is_some()
+            && has_condition(pod, objects::DISRUPTION_TARGET_CONDITION)
     };
     let victim = versions.first("is evicted", "victim", leaves).await;
     recording.insert("pod-reserved-for-victims".into(), reserved);
     recording.insert("pod-evicted".into(), victim);
     versions.first("is bound", "preemptor", is_bound).await;
     // A refusal has an Event, too: it is no GPU that is large enough, on a node whose sum would do.
-    submit(&world.client, &[on(pod("too-large", 75, &json!({}), "stowage-serving"), "node-b")]).await;
-    for (name, kind) in [("preemptor", "Normal"), ("victim", "Warning"), ("too-large", "Warning")] {
+    submit(
+        &world.client,
+        &[on(
+            pod("too-large", 75, &json!({}), "stowage-serving"),
+            "node-b",
+        )],
+    )
+    .await;
+    for (name, kind) in [
+        ("preemptor", "Normal"),
+        ("victim", "Warning"),
+        ("too-large", "Warning"),
+    ] {
         let event = eventually("each of the three has its Event", async || {
             let events = events_of_stowage(&world.client, name).await;
-            events.into_iter().find(|event| event.type_.as_deref() == Some(kind))
+            events
+                .into_iter()
+                .find(|event| event.type_.as_deref() == Some(kind))
         });
-        recording.insert(format!("event-{name}"), serde_json::to_value(event.await).unwrap());
+        recording.insert(
+            format!("event-{name}"),
+            serde_json::to_value(event.await).unwrap(),
+        );
     }
 }
 
 /// Under the gate: nominated and touched in one write; bound; and one without a place.
-async fn pods_are_planned(world: &RealControlPlane, versions: &PodVersions, recording: &mut Recording) {
+async fn pods_are_planned(
+    world: &RealControlPlane,
+    versions: &PodVersions,
+    recording: &mut Recording,
+) {
     let serving = |name, gib| gated(on(pod(name, gib, &json!({}), "stowage-serving"), "node-a"));
-    submit(&world.client, &[serving("planned", 10), serving("without-a-place", 75)]).await;
-    let is_nominated =
-        |pod: &Pod| objects::nominated(pod).is_some() && has_condition(pod, objects::PLACED_CONDITION);
-    recording.insert("pod-nominated".into(), versions.first("is nominated", "planned", is_nominated).await);
-    recording.insert("pod-bound-planned".into(), versions.first("is bound", "planned", is_bound).await);
+    submit(
+        &world.client,
+        &[serving("planned", 10), serving("without-a-place", 75)],
+    )
+    .await;
+    let is_nominated = |pod: &Pod| {
+        objects::nominated(pod).is_some() && has_condition(pod, objects::PLACED_CONDITION)
+    };
+    recording.insert(
+        "pod-nominated".into(),
+        versions
+            .first("is nominated", "planned", is_nominated)
+            .await,
+    );
+    recording.insert(
+        "pod-bound-planned".into(),
+        versions.first("is bound", "planned", is_bound).await,
+    );
     let is_told = |pod: &Pod| has_condition(pod, objects::PLACED_CONDITION);
     recording.insert(
         "pod-without-a-place".into(),
-        versions.first("is told that it has no place", "without-a-place", is_told).await,
+        versions
+            .first("is told that it has no place", "without-a-place", is_told)
+            .await,
     );
 }
 
 /// Conditions that a short story does not meet, written by the same code with the same rights.
 async fn the_other_conditions(world: &RealControlPlane, recording: &mut Recording) {
-    let client = kubernetes::connect(Some(&world.service_account()), WriteTimes::default()).await.unwrap();
+    let client = kubernetes::connect(Some(&world.service_account()), WriteTimes::default())
+        .await
+        .unwrap();
     let service = Service::new(Policy::default());
     service.lead_from_the_start();
     let (events, _) = EventRecorder::new(service.clone());
     let times = WriteTimes::of(PATIENCE);
-    let control_plane = ApiControlPlane::new(client, service.clone(), events, CDI_KIND.into(), times);
+    let control_plane =
+        ApiControlPlane::new(client, service.clone(), events, CDI_KIND.into(), times);
     let node = NodeName::parse("node-a").unwrap();
     let reservation = Reservation {
         node: node.clone(),
@@ -161,16 +243,39 @@ async fn the_other_conditions(world: &RealControlPlane, recording: &mut Recordin
     };
     let why = || "no GPU can take the pod now".into();
     for (name, changes) in [
-        ("reservation-ended", vec![StatusChange::reservation(reservation), StatusChange::end_reservation()]),
-        ("eviction-cancelled", vec![StatusChange::eviction(EvictionCondition::Cancelled)]),
-        ("plan-preempting", vec![StatusChange::plan(PlanState::Preempting { node: node.clone() })]),
-        ("plan-gate-removed", vec![StatusChange::plan(PlanState::GateRemoved { why: why() })]),
-        ("plan-rejected", vec![StatusChange::plan(PlanState::Rejected { node, why: why() })]),
+        (
+            "reservation-ended",
+            vec![
+                StatusChange::reservation(reservation),
+                StatusChange::end_reservation(),
+            ],
+        ),
+        (
+            "eviction-cancelled",
+            vec![StatusChange::eviction(EvictionCondition::Cancelled)],
+        ),
+        (
+            "plan-preempting",
+            vec![StatusChange::plan(PlanState::Preempting {
+                node: node.clone(),
+            })],
+        ),
+        (
+            "plan-gate-removed",
+            vec![StatusChange::plan(PlanState::GateRemoved { why: why() })],
+        ),
+        (
+            "plan-rejected",
+            vec![StatusChange::plan(PlanState::Rejected { node, why: why() })],
+        ),
         ("requeued", vec![StatusChange::touch()]),
     ] {
         let uid = waits(&world.client, name).await;
         for change in changes {
-            control_plane.write_status(&key(name), &uid, &change).await.unwrap();
+            control_plane
+                .write_status(&key(name), &uid, &change)
+                .await
+                .unwrap();
         }
         let pods: Api<Pod> = Api::default_namespaced(world.client.clone());
         let pod = serde_json::to_value(pods.get(name).await.unwrap()).unwrap();
@@ -195,7 +300,10 @@ async fn what_is_not_on_pods(world: &RealControlPlane, recording: &mut Recording
         recording.insert(name, serde_json::to_value(node).unwrap());
     }
     let leases: Api<Lease> = Api::namespaced(world.client.clone(), "kube-system");
-    recording.insert("lease".into(), serde_json::to_value(leases.get(LEASE).await.unwrap()).unwrap());
+    recording.insert(
+        "lease".into(),
+        serde_json::to_value(leases.get(LEASE).await.unwrap()).unwrap(),
+    );
 }
 
 fn compare_or_bless(recording: Recording) {
@@ -207,12 +315,20 @@ fn compare_or_bless(recording: Recording) {
             let text = serde_json::to_string_pretty(object).unwrap() + "\n";
             std::fs::write(folder.join(format!("{name}.json")), text).unwrap();
         }
-        println!("{} objects are recorded in {}", recording.len(), folder.display());
+        println!(
+            "{} objects are recorded in {}",
+            recording.len(),
+            folder.display()
+        );
         return;
     }
     let recorded = upgrade::recorded(VERSION);
     let names = |objects: &Recording| objects.keys().cloned().collect::<BTreeSet<_>>();
-    assert_eq!(names(&recording), names(&recorded), "STOWAGE_BLESS=1 records them again");
+    assert_eq!(
+        names(&recording),
+        names(&recorded),
+        "STOWAGE_BLESS=1 records them again"
+    );
     for (name, object) in &recording {
         assert_eq!(
             normal::written(object),

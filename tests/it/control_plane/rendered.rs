@@ -23,17 +23,42 @@ const FOLDERS: [&str; 6] = [
 
 /// Kinds of the overlays and examples that others define: group, version, kind, plural.
 const OTHERS: [[&str; 4]; 11] = [
-    ["monitoring.coreos.com", "v1", "ServiceMonitor", "servicemonitors"],
+    [
+        "monitoring.coreos.com",
+        "v1",
+        "ServiceMonitor",
+        "servicemonitors",
+    ],
     ["monitoring.coreos.com", "v1", "PodMonitor", "podmonitors"],
-    ["monitoring.coreos.com", "v1", "PrometheusRule", "prometheusrules"],
+    [
+        "monitoring.coreos.com",
+        "v1",
+        "PrometheusRule",
+        "prometheusrules",
+    ],
     ["cert-manager.io", "v1", "Issuer", "issuers"],
     ["cert-manager.io", "v1", "Certificate", "certificates"],
-    ["leaderworkerset.x-k8s.io", "v1", "LeaderWorkerSet", "leaderworkersets"],
+    [
+        "leaderworkerset.x-k8s.io",
+        "v1",
+        "LeaderWorkerSet",
+        "leaderworkersets",
+    ],
     ["jobset.x-k8s.io", "v1alpha2", "JobSet", "jobsets"],
-    ["serving.kserve.io", "v1beta1", "InferenceService", "inferenceservices"],
+    [
+        "serving.kserve.io",
+        "v1beta1",
+        "InferenceService",
+        "inferenceservices",
+    ],
     ["argoproj.io", "v1alpha1", "CronWorkflow", "cronworkflows"],
     ["keda.sh", "v1alpha1", "ScaledObject", "scaledobjects"],
-    ["keda.sh", "v1alpha1", "TriggerAuthentication", "triggerauthentications"],
+    [
+        "keda.sh",
+        "v1alpha1",
+        "TriggerAuthentication",
+        "triggerauthentications",
+    ],
 ];
 
 /// What `kubectl kustomize` makes of a folder.
@@ -47,14 +72,20 @@ fn folders() -> Vec<String> {
     let overlays = std::fs::read_dir(manifest("overlays")).unwrap();
     let overlays = overlays.map(|overlay| overlay.unwrap().file_name().into_string().unwrap());
     let overlays = overlays.map(|overlay| format!("overlays/{overlay}"));
-    let mut folders: Vec<String> = ["", "base"].map(str::to_owned).into_iter().chain(overlays).collect();
+    let mut folders: Vec<String> = ["", "base"]
+        .map(str::to_owned)
+        .into_iter()
+        .chain(overlays)
+        .collect();
     folders.sort();
     folders
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_overlay_the_chart_and_the_examples_pass_a_servers_dry_run() {
-    let Some(world) = RealControlPlane::start().await else { return };
+    let Some(world) = RealControlPlane::start().await else {
+        return;
+    };
     assert_eq!(folders(), FOLDERS);
     define_what_others_define(&world).await;
     for folder in FOLDERS {
@@ -63,7 +94,12 @@ async fn every_overlay_the_chart_and_the_examples_pass_a_servers_dry_run() {
         its_policy_is_sound(&world, folder, &objects);
         accepted(
             folder,
-            &world.kubectl(&["apply", "--dry-run=server", "-k", manifest(folder).to_str().unwrap()]),
+            &world.kubectl(&[
+                "apply",
+                "--dry-run=server",
+                "-k",
+                manifest(folder).to_str().unwrap(),
+            ]),
         );
     }
     for component in std::fs::read_dir(manifest("components")).unwrap() {
@@ -74,7 +110,13 @@ async fn every_overlay_the_chart_and_the_examples_pass_a_servers_dry_run() {
     world.create_runtime_class("nvidia");
     for example in std::fs::read_dir(manifest("examples")).unwrap() {
         let example = example.unwrap().path();
-        let strict = ["apply", "--validate=strict", "--dry-run=server", "-f", example.to_str().unwrap()];
+        let strict = [
+            "apply",
+            "--validate=strict",
+            "--dry-run=server",
+            "-f",
+            example.to_str().unwrap(),
+        ];
         accepted(&example.display().to_string(), &world.kubectl(&strict));
     }
     let Some(helm) = Helm::find() else { return };
@@ -100,7 +142,10 @@ fn accepted(what: &str, ran: &Ran) {
 /// A kustomization of one's own, as the install page shows one, takes the component beside the base.
 fn combined(world: &RealControlPlane, component: &str) {
     let folder = own_kustomization(world.folder(), "base", component);
-    accepted(component, &world.kubectl(&["apply", "--dry-run=server", "-k", folder.to_str().unwrap()]));
+    accepted(
+        component,
+        &world.kubectl(&["apply", "--dry-run=server", "-k", folder.to_str().unwrap()]),
+    );
 }
 
 /// The folder of a kustomization that takes the component beside a folder of the manifests.
@@ -110,16 +155,21 @@ fn own_kustomization(parent: &Path, beside: &str, component: &str) -> PathBuf {
     // Kustomize takes relative paths only.
     let link = parent.join("manifests");
     let _ = std::os::unix::fs::symlink(manifest(""), &link);
-    let text =
-        format!("resources: [../manifests/{beside}]\ncomponents: [../manifests/components/{component}]\n");
+    let text = format!(
+        "resources: [../manifests/{beside}]\ncomponents: [../manifests/components/{component}]\n"
+    );
     std::fs::write(folder.join("kustomization.yaml"), text).unwrap();
     folder
 }
 
 fn its_policy_is_sound(world: &RealControlPlane, of: &str, objects: &[Value]) {
-    let is_it =
-        |object: &&Value| object["kind"] == "ConfigMap" && object["metadata"]["name"] == "stowage-policy";
-    let policy = objects.iter().find(is_it).unwrap_or_else(|| panic!("{of}: no policy"));
+    let is_it = |object: &&Value| {
+        object["kind"] == "ConfigMap" && object["metadata"]["name"] == "stowage-policy"
+    };
+    let policy = objects
+        .iter()
+        .find(is_it)
+        .unwrap_or_else(|| panic!("{of}: no policy"));
     let file = world.folder().join("policy.yaml");
     std::fs::write(&file, policy.to_string()).unwrap();
     let mut check = Command::new(env!("CARGO_BIN_EXE_stowage"));
@@ -144,29 +194,43 @@ async fn define_what_others_define(world: &RealControlPlane) {
     }
     for [group, _, kind, plural] in OTHERS {
         let kinds = format!("{plural}.{group}");
-        eventually(&format!("{kind} is served"), async || world.kubectl(&["get", &kinds]).ok.then_some(()))
-            .await;
+        eventually(&format!("{kind} is served"), async || {
+            world.kubectl(&["get", &kinds]).ok.then_some(())
+        })
+        .await;
     }
 }
 
 #[test]
 fn the_charts_defaults_are_what_kustomize_applies() {
-    let (Some(binaries), Some(helm)) = (binaries(), Helm::find()) else { return };
+    let (Some(binaries), Some(helm)) = (binaries(), Helm::find()) else {
+        return;
+    };
     let kubectl = || Command::new(binaries.join("kubectl"));
     for (folder, flags) in [
         ("", ""),
         ("overlays/single-replica", "replicas=1"),
         ("overlays/shadow", "kubeScheduler.mode=shadow"),
-        ("overlays/device-plugin-nodes", "kubeScheduler.mode=device-plugin-nodes"),
+        (
+            "overlays/device-plugin-nodes",
+            "kubeScheduler.mode=device-plugin-nodes",
+        ),
         ("overlays/cert-manager", "certificates.mode=cert-manager"),
     ] {
-        assert_same(folder, &helm, flags, kustomized(&mut kubectl(), &manifest(folder)));
+        assert_same(
+            folder,
+            &helm,
+            flags,
+            kustomized(&mut kubectl(), &manifest(folder)),
+        );
     }
 }
 
 #[test]
 fn a_value_of_the_chart_adds_what_its_component_adds() {
-    let (Some(binaries), Some(helm)) = (binaries(), Helm::find()) else { return };
+    let (Some(binaries), Some(helm)) = (binaries(), Helm::find()) else {
+        return;
+    };
     let parent = tempfile::tempdir().unwrap();
     for (component, flags) in [
         ("leader-fence", "leaderFence.enabled=true"),
@@ -201,12 +265,21 @@ fn comparable(objects: Vec<Value>) -> BTreeMap<String, Value> {
             unhash(&mut name);
         }
         object["metadata"]["name"] = name.clone().into();
-        if let Some(labels) = object.pointer_mut("/metadata/labels").and_then(Value::as_object_mut) {
+        if let Some(labels) = object
+            .pointer_mut("/metadata/labels")
+            .and_then(Value::as_object_mut)
+        {
             labels.retain(|label, _| label == "app.kubernetes.io/name");
         }
-        object["metadata"].as_object_mut().unwrap().retain(|_, value| *value != json!({}));
+        object["metadata"]
+            .as_object_mut()
+            .unwrap()
+            .retain(|_, value| *value != json!({}));
         if let Some(template) = object.pointer_mut("/spec/template") {
-            template["metadata"].as_object_mut().unwrap().remove("annotations");
+            template["metadata"]
+                .as_object_mut()
+                .unwrap()
+                .remove("annotations");
             of_pods(&mut template["spec"]);
         }
         (format!("{kind}/{name}"), object)

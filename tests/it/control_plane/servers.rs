@@ -2,7 +2,9 @@
 
 use super::processes::TestProcess;
 use crate::needs;
-use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +16,10 @@ const DEFAULT_FOLDER: &str = "/usr/local/kubebuilder/bin";
 pub fn binaries() -> Option<PathBuf> {
     let folder = std::env::var_os("KUBEBUILDER_ASSETS").unwrap_or_else(|| DEFAULT_FOLDER.into());
     let folder = PathBuf::from(folder);
-    let missing: Vec<&str> = BINARIES.into_iter().filter(|name| !folder.join(name).exists()).collect();
+    let missing: Vec<&str> = BINARIES
+        .into_iter()
+        .filter(|name| !folder.join(name).exists())
+        .collect();
     if missing.is_empty() {
         return Some(folder);
     }
@@ -29,11 +34,20 @@ pub fn binaries() -> Option<PathBuf> {
 pub const ADMIN_TOKEN: &str = "admin-of-this-test";
 
 pub fn etcd(binaries: &Path, folder: &Path, client_port: u16, peer_port: u16) -> TestProcess {
-    let (client, peer) = (format!("http://127.0.0.1:{client_port}"), format!("http://127.0.0.1:{peer_port}"));
+    let (client, peer) = (
+        format!("http://127.0.0.1:{client_port}"),
+        format!("http://127.0.0.1:{peer_port}"),
+    );
     let mut command = Command::new(binaries.join("etcd"));
-    command.arg("--name=default").arg(format!("--data-dir={}", folder.join("etcd").display()));
-    command.arg(format!("--listen-client-urls={client}")).arg(format!("--advertise-client-urls={client}"));
-    command.arg(format!("--listen-peer-urls={peer}")).arg(format!("--initial-advertise-peer-urls={peer}"));
+    command
+        .arg("--name=default")
+        .arg(format!("--data-dir={}", folder.join("etcd").display()));
+    command
+        .arg(format!("--listen-client-urls={client}"))
+        .arg(format!("--advertise-client-urls={client}"));
+    command
+        .arg(format!("--listen-peer-urls={peer}"))
+        .arg(format!("--initial-advertise-peer-urls={peer}"));
     command.arg(format!("--initial-cluster=default={peer}"));
     // What is written here is not needed tomorrow.
     command.args(["--unsafe-no-fsync", "--log-level=warn"]);
@@ -49,7 +63,10 @@ pub fn apiserver(binaries: &Path, folder: &Path, etcd_port: u16, secure_port: u1
     };
     let private = write("service-accounts.key", &key.serialize_pem());
     let public = write("service-accounts.pub", &key.public_key_pem());
-    let tokens = write("tokens.csv", &format!("{ADMIN_TOKEN},admin,admin,\"system:masters\"\n"));
+    let tokens = write(
+        "tokens.csv",
+        &format!("{ADMIN_TOKEN},admin,admin,\"system:masters\"\n"),
+    );
     let mut command = Command::new(binaries.join("kube-apiserver"));
     command.args([
         format!("--etcd-servers=http://127.0.0.1:{etcd_port}"),
@@ -72,7 +89,9 @@ pub fn apiserver(binaries: &Path, folder: &Path, etcd_port: u16, secure_port: u1
         "--profiling=false",
     ]);
     let ca = ClientCa::make();
-    command.arg("--client-ca-file").arg(write("clients.crt", &ca.certificate()));
+    command
+        .arg("--client-ca-file")
+        .arg(write("clients.crt", &ca.certificate()));
     write("clients.key", &ca.key.serialize_pem());
     TestProcess::start("kube-apiserver", &mut command, folder)
 }
@@ -99,12 +118,16 @@ pub struct ClientCa {
 
 impl ClientCa {
     pub fn make() -> Self {
-        Self { key: KeyPair::generate().unwrap() }
+        Self {
+            key: KeyPair::generate().unwrap(),
+        }
     }
 
     fn params() -> CertificateParams {
         let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
-        params.distinguished_name.push(DnType::CommonName, "clients");
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "clients");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params
     }
@@ -116,10 +139,16 @@ impl ClientCa {
     pub fn issue(self, user: &str, group: &str) -> (String, String) {
         let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
         params.distinguished_name.push(DnType::CommonName, user);
-        params.distinguished_name.push(DnType::OrganizationName, group);
-        params.extended_key_usages.push(ExtendedKeyUsagePurpose::ClientAuth);
+        params
+            .distinguished_name
+            .push(DnType::OrganizationName, group);
+        params
+            .extended_key_usages
+            .push(ExtendedKeyUsagePurpose::ClientAuth);
         let key = KeyPair::generate().unwrap();
-        let certificate = params.signed_by(&key, &Issuer::new(Self::params(), self.key)).unwrap();
+        let certificate = params
+            .signed_by(&key, &Issuer::new(Self::params(), self.key))
+            .unwrap();
         (certificate.pem(), key.serialize_pem())
     }
 }

@@ -42,21 +42,37 @@ impl Shadow {
         let options = ClusterOptions::new(LeadWith::FromTheStart, "stowage".into());
         let (control_plane, tasks) =
             kubernetes::start(world.client.clone(), service.clone(), options, stop.clone());
-        let router =
-            server::scheduler_router(Extender::new(service.clone(), control_plane, RequestLimits::default()));
+        let router = server::scheduler_router(Extender::new(
+            service.clone(),
+            control_plane,
+            RequestLimits::default(),
+        ));
         let listener = TcpListener::bind(("127.0.0.1", world.ports.verbs)).unwrap();
         listener.set_nonblocking(true).unwrap();
         let listener = tokio::net::TcpListener::from_std(listener).unwrap();
         let serving = async { axum::serve(listener, router).await.unwrap() };
         tokio::spawn(stop.clone().run_until_cancelled_owned(serving));
-        eventually("the gate opens", async || service.leadership.is_open().then_some(())).await;
-        Self { service, _tasks: tasks, stop }
+        eventually("the gate opens", async || {
+            service.leadership.is_open().then_some(())
+        })
+        .await;
+        Self {
+            service,
+            _tasks: tasks,
+            stop,
+        }
     }
 
     fn count(&self, verb: &str, outcomes: &[&str]) -> u64 {
         outcomes
             .iter()
-            .map(|outcome| self.service.metrics.shadow.with_label_values(&[verb, outcome]).get())
+            .map(|outcome| {
+                self.service
+                    .metrics
+                    .shadow
+                    .with_label_values(&[verb, outcome])
+                    .get()
+            })
             .sum()
     }
 }
@@ -71,8 +87,17 @@ async fn create_nodes(world: &RealControlPlane) {
         node["status"]["conditions"] =
             json!([{ "type": "Ready", "status": "True", "reason": "KubeletReady" }]);
         let status = Patch::Merge(json!({ "status": node["status"] }));
-        nodes.create(&PostParams::default(), &serde_json::from_value(node).unwrap()).await.unwrap();
-        nodes.patch_status(name, &PatchParams::default(), &status).await.unwrap();
+        nodes
+            .create(
+                &PostParams::default(),
+                &serde_json::from_value(node).unwrap(),
+            )
+            .await
+            .unwrap();
+        nodes
+            .patch_status(name, &PatchParams::default(), &status)
+            .await
+            .unwrap();
     }
 }
 
@@ -81,12 +106,19 @@ async fn create(world: &RealControlPlane, mut pod: Value) {
     metadata.remove("uid");
     pod["spec"]["containers"][0]["image"] = json!("engine");
     let pods: Api<Pod> = Api::default_namespaced(world.client.clone());
-    pods.create(&PostParams::default(), &serde_json::from_value(pod).unwrap()).await.unwrap();
+    pods.create(
+        &PostParams::default(),
+        &serde_json::from_value(pod).unwrap(),
+    )
+    .await
+    .unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_real_scheduler_binds_without_gpus_beside_a_shadow_that_records_every_decision() {
-    let Some(mut world) = RealControlPlane::start().await else { return };
+    let Some(mut world) = RealControlPlane::start().await else {
+        return;
+    };
     world.install();
     create_nodes(&world).await;
     let shadow = Shadow::start(&world).await;
@@ -97,25 +129,50 @@ async fn a_real_scheduler_binds_without_gpus_beside_a_shadow_that_records_every_
     create(&world, asks("huge", GPU, 9)).await;
     create(&world, pod("vram", "10Gi")).await;
     let pods: Api<Pod> = Api::default_namespaced(world.client.clone());
-    let refusal = eventually("four pods are bound, and the one that asks for VRAM is refused", async || {
-        world.check();
-        let all = pods.list(&Default::default()).await.ok()?;
-        let is_bound = |pod: &&Pod| pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
-        let bound: Vec<&Pod> = all.iter().filter(is_bound).collect();
-        assert!(bound.iter().all(|pod| pod.metadata.annotations.is_none()), "a plain Binding");
-        let vram = pods.get("vram").await.ok()?;
-        let message = vram.status?.conditions?.into_iter().find_map(|condition| condition.message)?;
-        (bound.len() == 4).then_some(message)
-    });
+    let refusal = eventually(
+        "four pods are bound, and the one that asks for VRAM is refused",
+        async || {
+            world.check();
+            let all = pods.list(&Default::default()).await.ok()?;
+            let is_bound = |pod: &&Pod| {
+                pod.spec
+                    .as_ref()
+                    .is_some_and(|spec| spec.node_name.is_some())
+            };
+            let bound: Vec<&Pod> = all.iter().filter(is_bound).collect();
+            assert!(
+                bound.iter().all(|pod| pod.metadata.annotations.is_none()),
+                "a plain Binding"
+            );
+            let vram = pods.get("vram").await.ok()?;
+            let message = vram
+                .status?
+                .conditions?
+                .into_iter()
+                .find_map(|condition| condition.message)?;
+            (bound.len() == 4).then_some(message)
+        },
+    );
     let refusal = refusal.await;
     assert!(refusal.contains(NO_VRAM_IN_SHADOW), "{refusal}");
     eventually("each bind is compared", async || {
         (shadow.count("bind", &["same", "different"]) == 4).then_some(())
     })
     .await;
-    assert_eq!(shadow.count("bind", &["would-reject", "not-asked", "refused"]), 0);
+    assert_eq!(
+        shadow.count("bind", &["would-reject", "not-asked", "refused"]),
+        0
+    );
     assert!(shadow.count("filter", &["same"]) >= 1 && shadow.count("filter", &["refused"]) >= 1);
     let totals = shadow.service.cluster().totals();
-    assert_eq!((totals.bound, totals.unplaced, totals.reservations, totals.soft_reservations), (4, 0, 0, 0));
+    assert_eq!(
+        (
+            totals.bound,
+            totals.unplaced,
+            totals.reservations,
+            totals.soft_reservations
+        ),
+        (4, 0, 0, 0)
+    );
     println!("4 pods bound past a shadow; {}", world.versions());
 }

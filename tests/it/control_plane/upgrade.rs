@@ -19,7 +19,16 @@ const LEASE: &str = "kube-system/stowage-scheduler";
 const REPORT_EVERY: Duration = Duration::from_millis(500);
 
 fn serve(identity: &str) -> [&str; 8] {
-    ["--lead-with", "lease", "--lease", LEASE, "--identity", identity, "--write-deadline", "1s"]
+    [
+        "--lead-with",
+        "lease",
+        "--lease",
+        LEASE,
+        "--identity",
+        identity,
+        "--write-deadline",
+        "1s",
+    ]
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -29,23 +38,34 @@ async fn the_new_version_takes_over_what_the_old_one_wrote_and_gives_it_back() {
         return;
     };
     let nodes = vec![node("a", 2, 81_559, "NVIDIA-H100-80GB-HBM3")];
-    let Some(mut world) = RealControlPlane::at_work(nodes.clone(), &serve("never")).await else { return };
+    let Some(mut world) = RealControlPlane::at_work(nodes.clone(), &serve("never")).await else {
+        return;
+    };
     world.stowage.take().expect("it runs").kill();
     let old = world.ports;
     world.stowage = Some(world.serve_by(&previous, "old", old, &serve("old")));
-    world.begin_scheduling_but(|config| config["leaderElection"] = json!({ "leaderElect": false })).await;
+    world
+        .begin_scheduling_but(|config| config["leaderElection"] = json!({ "leaderElect": false }))
+        .await;
 
     // 71.7 GiB of each GPU are allocatable.
     let filler = |name, gib| pod(name, gib, &json!({}), "stowage-serving");
     submit(&world.client, &[filler("first", 60), filler("second", 40)]).await;
     all_bound(&mut world, 2).await;
     // It takes so long to leave that its successor is bound by the new version.
-    let victim = pod("victim", 30, &json!({ termination::TAKES: "60000" }), "stowage-opportunistic");
+    let victim = pod(
+        "victim",
+        30,
+        &json!({ termination::TAKES: "60000" }),
+        "stowage-opportunistic",
+    );
     submit(&world.client, &[victim]).await;
     all_bound(&mut world, 3).await;
     submit(&world.client, &[filler("preemptor", 25)]).await;
-    let reserved =
-        eventually("the old version has reserved", async || reservation(&world, "preemptor").await).await;
+    let reserved = eventually("the old version has reserved", async || {
+        reservation(&world, "preemptor").await
+    })
+    .await;
 
     let new = Ports::free();
     let _reports = FleetAgents::start(REPORT_EVERY, nodes.clone(), vec![new]);
@@ -58,10 +78,15 @@ async fn the_new_version_takes_over_what_the_old_one_wrote_and_gives_it_back() {
     .await;
     world.stowage.replace(today).expect("it runs").kill();
     world.scheduler.take().expect("it runs").kill();
-    world.begin_scheduling_but(|config| config["leaderElection"] = json!({ "leaderElect": false })).await;
+    world
+        .begin_scheduling_but(|config| config["leaderElection"] = json!({ "leaderElect": false }))
+        .await;
     all_bound_among(&mut world, "preemptor").await;
     let found = pods(&world.client).await;
-    let preemptor = found.iter().find(|pod| name_of(pod) == "preemptor").unwrap();
+    let preemptor = found
+        .iter()
+        .find(|pod| name_of(pod) == "preemptor")
+        .unwrap();
     assert_eq!(
         annotation(preemptor, "stowage.dev/devices"),
         Some(reserved.as_str()),
@@ -78,7 +103,10 @@ async fn the_new_version_takes_over_what_the_old_one_wrote_and_gives_it_back() {
     })
     .await;
     world.stowage.replace(again).expect("it runs").kill();
-    println!("taken over and given back: {} GPUs charged alike", after.len());
+    println!(
+        "taken over and given back: {} GPUs charged alike",
+        after.len()
+    );
 }
 
 /// The device that the pod's reservation names.
@@ -90,8 +118,13 @@ async fn reservation(world: &RealControlPlane, name: &str) -> Option<String> {
 }
 
 async fn all_bound_among(world: &mut RealControlPlane, name: &str) {
-    let is_bound =
-        |pod: &&Pod| name_of(pod) == name && pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
+    let is_bound = |pod: &&Pod| {
+        name_of(pod) == name
+            && pod
+                .spec
+                .as_ref()
+                .is_some_and(|spec| spec.node_name.is_some())
+    };
     eventually("it is bound", async || {
         world.check();
         pods(&world.client).await.iter().find(is_bound).map(|_| ())

@@ -15,15 +15,35 @@ async fn explain_needs_nothing_but_a_kubeconfig() {
     let (ca, files) = (Ca::new("stowage-agents-ca"), TlsFixture::new());
     let identity = ca.issue_for("stowage-agents.kube-system.svc");
     let path = |name: &str, text: &str| files.write(name, text).display().to_string();
-    let (cert, key) = (path("tls.crt", &identity.cert), path("tls.key", &identity.key));
-    let tls = ["--admin-auth", "token", "--admin-tls-cert", &cert, "--admin-tls-key", &key];
+    let (cert, key) = (
+        path("tls.crt", &identity.cert),
+        path("tls.key", &identity.key),
+    );
+    let tls = [
+        "--admin-auth",
+        "token",
+        "--admin-tls-cert",
+        &cert,
+        "--admin-tls-key",
+        &key,
+    ];
     let serve = [&ALWAYS[..], &tls].concat();
     let nodes = vec![node("a", 1, 81_559, "NVIDIA-H100-80GB-HBM3")];
-    let Some(world) = RealControlPlane::at_work(nodes, &serve).await else { return };
+    let Some(world) = RealControlPlane::at_work(nodes, &serve).await else {
+        return;
+    };
     // The manifests have the ConfigMap, empty: here nobody else fills it.
     let ca_map = json!({ "data": { "ca.crt": ca.pem } }).to_string();
-    let published =
-        ["patch", "configmap", "stowage-agents-ca", "-n", "kube-system", "--type=merge", "-p", &ca_map];
+    let published = [
+        "patch",
+        "configmap",
+        "stowage-agents-ca",
+        "-n",
+        "kube-system",
+        "--type=merge",
+        "-p",
+        &ca_map,
+    ];
     let published = world.kubectl(&published);
     assert!(published.ok, "{}", published.said);
     let asking = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"llm","namespace":"default"},"spec":{
@@ -32,14 +52,18 @@ async fn explain_needs_nothing_but_a_kubeconfig() {
     let server = format!("https://127.0.0.1:{}", world.ports.admin);
     let explain = |kubeconfig: &PathBuf| -> Ran {
         let mut command = Command::new(env!("CARGO_BIN_EXE_stowage"));
-        run(command.args(["explain", "llm", "--server", &server]).arg("--kubeconfig").arg(kubeconfig))
+        run(command
+            .args(["explain", "llm", "--server", &server])
+            .arg("--kubeconfig")
+            .arg(kubeconfig))
     };
     let explained = eventually("the token of a kubeconfig is enough", async || {
         Some(explain(&world.admin())).filter(|ran| ran.said.contains("default/llm"))
     });
     println!("{}", explained.await.said);
 
-    let of_token: Value = serde_json::from_str(&std::fs::read_to_string(world.admin()).unwrap()).unwrap();
+    let of_token: Value =
+        serde_json::from_str(&std::fs::read_to_string(world.admin()).unwrap()).unwrap();
     let with_user = |name: &str, user: &Value| {
         let mut config = of_token.clone();
         config["users"][0]["user"] = user.clone();
@@ -54,19 +78,53 @@ async fn explain_needs_nothing_but_a_kubeconfig() {
         "command": "sh", "args": ["-c", format!("echo '{credential}'")],
     } });
     let ran = explain(&with_user("exec", &plugin));
-    assert!(ran.said.contains("default/llm"), "an exec plugin: {}", ran.said);
+    assert!(
+        ran.said.contains("default/llm"),
+        "an exec plugin: {}",
+        ran.said
+    );
 
     let administrator = world.client_certificate("jane", "system:masters");
-    let (cert, key) = (path("jane.crt", &administrator.0), path("jane.key", &administrator.1));
-    let of_certificate = with_user("certificate", &json!({ "client-certificate": cert, "client-key": key }));
+    let (cert, key) = (
+        path("jane.crt", &administrator.0),
+        path("jane.key", &administrator.1),
+    );
+    let of_certificate = with_user(
+        "certificate",
+        &json!({ "client-certificate": cert, "client-key": key }),
+    );
     let ran = explain(&of_certificate);
-    assert!(ran.said.contains("default/llm"), "a client certificate: {}", ran.said);
-    let deleted = world.kubectl(&["delete", "serviceaccount", "-n", "kube-system", "stowage-viewer"]);
+    assert!(
+        ran.said.contains("default/llm"),
+        "a client certificate: {}",
+        ran.said
+    );
+    let deleted = world.kubectl(&[
+        "delete",
+        "serviceaccount",
+        "-n",
+        "kube-system",
+        "stowage-viewer",
+    ]);
     assert!(deleted.ok, "{}", deleted.said);
     let ran = explain(&of_certificate);
-    assert!(!ran.ok && ran.said.contains("--token-file"), "the way out is named: {}", ran.said);
-    let deleted = world.kubectl(&["delete", "configmap", "-n", "kube-system", "stowage-agents-ca"]);
+    assert!(
+        !ran.ok && ran.said.contains("--token-file"),
+        "the way out is named: {}",
+        ran.said
+    );
+    let deleted = world.kubectl(&[
+        "delete",
+        "configmap",
+        "-n",
+        "kube-system",
+        "stowage-agents-ca",
+    ]);
     assert!(deleted.ok, "{}", deleted.said);
     let ran = explain(&world.admin());
-    assert!(!ran.ok && ran.said.contains("--ca FILE"), "nobody is believed without a CA: {}", ran.said);
+    assert!(
+        !ran.ok && ran.said.contains("--ca FILE"),
+        "nobody is believed without a CA: {}",
+        ran.said
+    );
 }

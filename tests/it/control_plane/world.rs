@@ -56,7 +56,11 @@ pub struct Ports {
 impl Ports {
     pub fn free() -> Self {
         let [verbs, agents, admin] = free_ports();
-        Self { verbs, agents, admin }
+        Self {
+            verbs,
+            agents,
+            admin,
+        }
     }
 }
 
@@ -71,11 +75,16 @@ impl RealControlPlane {
         let apiserver = apiserver(&binaries, folder.path(), client_port, secure_port);
         let server = format!("https://127.0.0.1:{secure_port}");
         let certificate = folder.path().join("certs/apiserver.crt");
-        eventually("the API server has its certificate", async || certificate.exists().then_some(())).await;
+        eventually("the API server has its certificate", async || {
+            certificate.exists().then_some(())
+        })
+        .await;
         let admin = kubeconfig(folder.path(), "admin", &server, ADMIN_TOKEN);
         // Stowage's own client would drop what Stowage does not use.
         let read = Kubeconfig::read_from(&admin).unwrap();
-        let config = Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await.unwrap();
+        let config = Config::from_custom_kubeconfig(read, &KubeConfigOptions::default())
+            .await
+            .unwrap();
         let client = Client::try_from(config).unwrap();
         let ports = Ports::free();
         let (agents, kubelet, scheduler, stowage) = (None, None, None, None);
@@ -110,7 +119,11 @@ impl RealControlPlane {
     }
 
     /// The same with further objects beside the nodes, before Stowage starts.
-    pub async fn at_work_beside(nodes: Vec<GpuNode>, objects: &[String], serve: &[&str]) -> Option<Self> {
+    pub async fn at_work_beside(
+        nodes: Vec<GpuNode>,
+        objects: &[String],
+        serve: &[&str],
+    ) -> Option<Self> {
         Self::reporting_beside(REPORT_EVERY, nodes, objects, serve).await
     }
 
@@ -132,7 +145,10 @@ impl RealControlPlane {
             let applied = world.apply(object, &[]);
             assert!(applied.ok, "{}", applied.said);
         }
-        world.kubelet = Some(Kubelet::start(world.client.clone(), kubelet::KubeletConfig::default()));
+        world.kubelet = Some(Kubelet::start(
+            world.client.clone(),
+            kubelet::KubeletConfig::default(),
+        ));
         world.stowage = Some(world.serve("stowage", world.ports, serve));
         world.agents = Some(FleetAgents::start(pause, nodes, vec![world.ports]));
         Some(world)
@@ -150,7 +166,10 @@ impl RealControlPlane {
 
     /// Others take their place, which know nothing of what these began.
     pub fn restart_kubelets(&mut self) {
-        self.kubelet = Some(Kubelet::start(self.client.clone(), kubelet::KubeletConfig::default()));
+        self.kubelet = Some(Kubelet::start(
+            self.client.clone(),
+            kubelet::KubeletConfig::default(),
+        ));
     }
 
     /// From now on they report to these alone.
@@ -165,12 +184,18 @@ impl RealControlPlane {
 
     /// From the next report on, the engine of a pod uses this much of a GPU, and is in this state.
     pub fn report_engine(&self, uuid: &str, pod: &str, mib: u64, state: &str) {
-        self.agents.as_ref().expect("they report").report_engine(uuid, pod, mib, state);
+        self.agents
+            .as_ref()
+            .expect("they report")
+            .report_engine(uuid, pod, mib, state);
     }
 
     /// From the next report on, an engine on that GPU uses this share of its KV cache.
     pub fn fill_cache(&self, uuid: &str, share: f64) {
-        self.agents.as_ref().expect("they report").fill_cache(uuid, share);
+        self.agents
+            .as_ref()
+            .expect("they report")
+            .fill_cache(uuid, share);
     }
 
     /// Starts the scheduler when the agents have been heard, and waits until the nodes offer VRAM to it.
@@ -180,21 +205,30 @@ impl RealControlPlane {
 
     /// The same with a changed configuration of the scheduler.
     pub async fn begin_scheduling_but(&mut self, change: impl FnOnce(&mut Value)) {
-        eventually("the ledger has the GPUs as the agents report them", async || {
-            self.check();
-            let ledger = self.ledger().await?;
-            let nodes = ledger["snapshot"]["nodes"].as_array()?;
-            let mut gpus = nodes.iter().flat_map(|node| node["devices"].as_array().unwrap());
-            (!nodes.is_empty() && gpus.all(|gpu| gpu["uuid"].as_str().unwrap().starts_with("GPU-")))
+        eventually(
+            "the ledger has the GPUs as the agents report them",
+            async || {
+                self.check();
+                let ledger = self.ledger().await?;
+                let nodes = ledger["snapshot"]["nodes"].as_array()?;
+                let mut gpus = nodes
+                    .iter()
+                    .flat_map(|node| node["devices"].as_array().unwrap());
+                (!nodes.is_empty()
+                    && gpus.all(|gpu| gpu["uuid"].as_str().unwrap().starts_with("GPU-")))
                 .then_some(())
-        })
+            },
+        )
         .await;
         self.start_scheduler_but(SCHEDULER_CONFIG, change);
         let nodes: Api<Node> = Api::all(self.client.clone());
         eventually("every node offers VRAM", async || {
             self.check();
             let nodes = nodes.list(&Default::default()).await.ok()?;
-            nodes.iter().all(|node| amount(node, "allocatable") > 0).then_some(())
+            nodes
+                .iter()
+                .all(|node| amount(node, "allocatable") > 0)
+                .then_some(())
         })
         .await;
     }
@@ -212,8 +246,16 @@ impl RealControlPlane {
     pub fn start_scheduler_but(&mut self, shipped: &str, change: impl FnOnce(&mut Value)) {
         let config = self.configured(shipped, change);
         let mut command = self.command("kube-scheduler");
-        command.arg("--config").arg(config).arg("--secure-port=0").arg("--v=2");
-        self.scheduler = Some(TestProcess::start("kube-scheduler", &mut command, self.folder.path()));
+        command
+            .arg("--config")
+            .arg(config)
+            .arg("--secure-port=0")
+            .arg("--v=2");
+        self.scheduler = Some(TestProcess::start(
+            "kube-scheduler",
+            &mut command,
+            self.folder.path(),
+        ));
     }
 
     /// As after a crash: killed, and started again.
@@ -224,18 +266,34 @@ impl RealControlPlane {
 
     /// By the binary that was built with these tests, unless `STOWAGE_BINARY` names another.
     pub fn serve(&self, name: &str, ports: Ports, arguments: &[&str]) -> TestProcess {
-        let binary =
-            std::env::var_os("STOWAGE_BINARY").unwrap_or_else(|| env!("CARGO_BIN_EXE_stowage").into());
+        let binary = std::env::var_os("STOWAGE_BINARY")
+            .unwrap_or_else(|| env!("CARGO_BIN_EXE_stowage").into());
         self.serve_by(Path::new(&binary), name, ports, arguments)
     }
 
     /// The same by another version's binary.
-    pub fn serve_by(&self, binary: &Path, name: &str, ports: Ports, arguments: &[&str]) -> TestProcess {
+    pub fn serve_by(
+        &self,
+        binary: &Path,
+        name: &str,
+        ports: Ports,
+        arguments: &[&str],
+    ) -> TestProcess {
         let mut command = Command::new(binary);
-        command.arg("serve").arg("--kubeconfig").arg(self.service_account());
-        command.arg("--listen").arg(format!("127.0.0.1:{}", ports.verbs));
-        command.arg("--agents").arg(format!("127.0.0.1:{}", ports.agents));
-        command.arg("--admin").arg(format!("127.0.0.1:{}", ports.admin)).args(arguments);
+        command
+            .arg("serve")
+            .arg("--kubeconfig")
+            .arg(self.service_account());
+        command
+            .arg("--listen")
+            .arg(format!("127.0.0.1:{}", ports.verbs));
+        command
+            .arg("--agents")
+            .arg(format!("127.0.0.1:{}", ports.agents));
+        command
+            .arg("--admin")
+            .arg(format!("127.0.0.1:{}", ports.admin))
+            .args(arguments);
         // The agents of most tests have no tokens.
         if !arguments.contains(&"--agents-auth") {
             command.args(["--agents-auth", "none"]);
@@ -247,11 +305,18 @@ impl RealControlPlane {
     pub fn check(&mut self) {
         self.etcd.check();
         self.apiserver.check();
-        self.scheduler.iter_mut().chain(&mut self.stowage).for_each(TestProcess::check);
+        self.scheduler
+            .iter_mut()
+            .chain(&mut self.stowage)
+            .for_each(TestProcess::check);
     }
 
     pub fn kubectl(&self, arguments: &[&str]) -> Ran {
-        run(self.command("kubectl").arg("--kubeconfig").arg(self.admin()).args(arguments))
+        run(self
+            .command("kubectl")
+            .arg("--kubeconfig")
+            .arg(self.admin())
+            .args(arguments))
     }
 
     /// The kubeconfig of the cluster's owner.
@@ -282,12 +347,21 @@ impl RealControlPlane {
             let line = said.lines().next().unwrap_or_default();
             format!("{name} {}", line.rsplit(' ').next().unwrap_or_default())
         };
-        BINARIES[..3].iter().map(version).collect::<Vec<_>>().join(", ")
+        BINARIES[..3]
+            .iter()
+            .map(version)
+            .collect::<Vec<_>>()
+            .join(", ")
     }
 
     /// `None` while no server listens.
     pub async fn get(&self, page: &str) -> Option<(u16, String)> {
-        ask("GET", &format!("http://127.0.0.1:{}{page}", self.ports.admin), "").await
+        ask(
+            "GET",
+            &format!("http://127.0.0.1:{}{page}", self.ports.admin),
+            "",
+        )
+        .await
     }
 
     /// `/debug/snapshot`.
@@ -333,21 +407,35 @@ impl RealControlPlane {
             let (object, status) = (node.object(), node.status());
             api.create(&PostParams::default(), &object).await.unwrap();
             let params = PatchParams::default();
-            api.patch_status(&node.name, &params, &Patch::Merge(json!({ "status": status }))).await.unwrap();
+            api.patch_status(
+                &node.name,
+                &params,
+                &Patch::Merge(json!({ "status": status })),
+            )
+            .await
+            .unwrap();
         }
     }
 
     /// A certificate and its key, in PEM, of a user in a group.
     pub fn client_certificate(&self, user: &str, group: &str) -> (String, String) {
         let key = std::fs::read_to_string(self.folder.path().join("clients.key")).unwrap();
-        ClientCa { key: KeyPair::from_pem(&key).unwrap() }.issue(user, group)
+        ClientCa {
+            key: KeyPair::from_pem(&key).unwrap(),
+        }
+        .issue(user, group)
     }
 
     /// A kubeconfig of the service account that the shipped manifests set up.
     pub fn service_account(&self) -> PathBuf {
         let token = self.kubectl(&["create", "token", "stowage", "--namespace", "kube-system"]);
         assert!(token.ok, "{}", token.said);
-        kubeconfig(self.folder.path(), "service-account", &self.server, token.said.trim())
+        kubeconfig(
+            self.folder.path(),
+            "service-account",
+            &self.server,
+            token.said.trim(),
+        )
     }
 
     /// The shipped configuration with this cluster's addresses in it.
@@ -372,11 +460,15 @@ impl RealControlPlane {
 pub fn amount(node: &Node, list: &str) -> u64 {
     let status = serde_json::to_value(&node.status).unwrap();
     let amount = status[list]["stowage.dev/vram"].as_str().unwrap_or("0");
-    stowage_scheduling::units::Bytes::parse_quantity(amount).unwrap().0
+    stowage_scheduling::units::Bytes::parse_quantity(amount)
+        .unwrap()
+        .0
 }
 
 pub fn manifest(file: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests").join(file)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("manifests")
+        .join(file)
 }
 
 /// One document.
@@ -388,7 +480,11 @@ pub fn yaml(text: &str) -> Value {
 pub async fn ask(method: &str, url: &str, body: &str) -> Option<(u16, String)> {
     let client = HttpClient::builder(TokioExecutor::new()).build_http();
     let body = Full::new(Bytes::from(body.to_owned()));
-    let request = http::Request::builder().method(method).uri(url).body(body).unwrap();
+    let request = http::Request::builder()
+        .method(method)
+        .uri(url)
+        .body(body)
+        .unwrap();
     let answer = client.request(request).await.ok()?;
     let status = answer.status().as_u16();
     let body = answer.into_body().collect().await.ok()?.to_bytes();

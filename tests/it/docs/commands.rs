@@ -26,8 +26,13 @@ fn every_runnable_line_succeeds_and_prints_what_the_page_shows() {
     let clone = Clone::new();
     let pages = pages();
     let wrong: Vec<String> = std::thread::scope(|scope| {
-        let each: Vec<_> = pages.iter().map(|page| scope.spawn(|| run_all(&clone, page))).collect();
-        each.into_iter().flat_map(|page| page.join().unwrap()).collect()
+        let each: Vec<_> = pages
+            .iter()
+            .map(|page| scope.spawn(|| run_all(&clone, page)))
+            .collect();
+        each.into_iter()
+            .flat_map(|page| page.join().unwrap())
+            .collect()
     });
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     let lines = |page: &Page| runnable(page).map(|fence| fence.lines.len()).sum::<usize>();
@@ -36,7 +41,9 @@ fn every_runnable_line_succeeds_and_prints_what_the_page_shows() {
 }
 
 fn runnable(page: &Page) -> impl Iterator<Item = Fence<'_>> {
-    page.fences().into_iter().filter(|fence| fence.info == RUNNABLE)
+    page.fences()
+        .into_iter()
+        .filter(|fence| fence.info == RUNNABLE)
 }
 
 /// What went wrong, with its place.
@@ -47,7 +54,11 @@ fn run_all(clone: &Clone, page: &Page) -> Vec<String> {
         let at = |line: usize| format!("{}:{line}", page.file.display());
         if fence.info == RUNNABLE {
             printed = Some(String::new());
-            for (line, text) in fence.lines.iter().filter(|(_, text)| !text.trim().is_empty()) {
+            for (line, text) in fence
+                .lines
+                .iter()
+                .filter(|(_, text)| !text.trim().is_empty())
+            {
                 match clone.run(text) {
                     Ok(output) => printed.as_mut().unwrap().push_str(&output),
                     Err(why) => wrong.push(format!("{}: {text}: {why}", at(*line))),
@@ -69,8 +80,13 @@ fn run_all(clone: &Clone, page: &Page) -> Vec<String> {
 /// long something took is as it was.
 fn not_printed<'a>(printed: &str, shown: &Fence<'a>) -> Option<(usize, &'a str)> {
     let mut printed = printed.lines().map(untimed);
-    let mut shown = shown.lines.iter().filter(|(_, text)| !text.trim().is_empty());
-    shown.find(|(_, text)| !printed.any(|line| line.trim_end() == untimed(text).trim_end())).copied()
+    let mut shown = shown
+        .lines
+        .iter()
+        .filter(|(_, text)| !text.trim().is_empty());
+    shown
+        .find(|(_, text)| !printed.any(|line| line.trim_end() == untimed(text).trim_end()))
+        .copied()
 }
 
 /// The line with `N` for a number of milliseconds, and for the number of a replica and of a GPU of a node: of equal ones, any may
@@ -78,15 +94,23 @@ fn not_printed<'a>(printed: &str, shown: &Fence<'a>) -> Option<(usize, &'a str)>
 fn untimed(line: &str) -> String {
     let words: Vec<&str> = line.split(' ').collect();
     let is_count = |word: &str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
-    let is_time =
-        |at: usize| is_count(words[at]) && words.get(at + 1).is_some_and(|unit| unit.starts_with("ms"));
+    let is_time = |at: usize| {
+        is_count(words[at]) && words.get(at + 1).is_some_and(|unit| unit.starts_with("ms"))
+    };
     let without_number = |word: &str| match word.rsplit_once('-') {
         Some((name, number)) if is_count(number) => format!("{name}-N"),
         _ => word.to_owned(),
     };
-    let is_gpu = |at: usize| at > 0 && words[at - 1] == "GPU" && is_count(words[at].trim_end_matches(','));
+    let is_gpu =
+        |at: usize| at > 0 && words[at - 1] == "GPU" && is_count(words[at].trim_end_matches(','));
     let kept: Vec<String> = (0..words.len())
-        .map(|at| if is_time(at) || is_gpu(at) { "N".to_owned() } else { without_number(words[at]) })
+        .map(|at| {
+            if is_time(at) || is_gpu(at) {
+                "N".to_owned()
+            } else {
+                without_number(words[at])
+            }
+        })
         .collect();
     kept.join(" ")
 }
@@ -96,18 +120,34 @@ fn a_line_that_is_not_printed_in_order_is_found() {
     let fence = |lines: &[&'static str]| Fence {
         line: 1,
         info: OUTPUT,
-        lines: lines.iter().enumerate().map(|(before, line)| (before + 2, *line)).collect(),
+        lines: lines
+            .iter()
+            .enumerate()
+            .map(|(before, line)| (before + 2, *line))
+            .collect(),
     };
     let printed = "a\nafter 12 ms  x\nb\n";
-    assert_eq!(not_printed(printed, &fence(&["a", "after 7 ms  x", "", "b"])), None);
+    assert_eq!(
+        not_printed(printed, &fence(&["a", "after 7 ms  x", "", "b"])),
+        None
+    );
     assert_eq!(not_printed(printed, &fence(&["b", "a"])), Some((3, "a")));
-    assert_eq!(not_printed("pod-2 leaves\n", &fence(&["pod-6 leaves"])), None);
-    assert_eq!(not_printed("x → node-a GPU 2\n", &fence(&["x → node-a GPU 3"])), None);
+    assert_eq!(
+        not_printed("pod-2 leaves\n", &fence(&["pod-6 leaves"])),
+        None
+    );
+    assert_eq!(
+        not_printed("x → node-a GPU 2\n", &fence(&["x → node-a GPU 3"])),
+        None
+    );
     assert_eq!(
         not_printed("x → node-a GPU 2\n", &fence(&["x → node-b GPU 2"])),
         Some((2, "x → node-b GPU 2"))
     );
-    assert_eq!(not_printed(printed, &fence(&["after 12 ms  y"])), Some((2, "after 12 ms  y")));
+    assert_eq!(
+        not_printed(printed, &fence(&["after 12 ms  y"])),
+        Some((2, "after 12 ms  y"))
+    );
 }
 
 /// What a command prints, or why it does not succeed.
@@ -126,7 +166,10 @@ impl Clone {
         for name in READ {
             std::os::unix::fs::symlink(root().join(name), folder.path().join(name)).unwrap();
         }
-        Self { folder, ran: Mutex::default() }
+        Self {
+            folder,
+            ran: Mutex::default(),
+        }
     }
 
     /// What the line prints, or why it does not succeed.
@@ -138,7 +181,10 @@ impl Clone {
     }
 
     fn run_once(&self, line: &str) -> Result<String, String> {
-        let command = match BUILD_AND_RUN.iter().find_map(|prefix| line.strip_prefix(prefix)) {
+        let command = match BUILD_AND_RUN
+            .iter()
+            .find_map(|prefix| line.strip_prefix(prefix))
+        {
             Some(arguments) => format!("stowage {arguments}"),
             None if line.starts_with("stowage ") => line.to_owned(),
             None => {
@@ -149,13 +195,24 @@ impl Clone {
             }
         };
         let mut shell = Command::new("sh");
-        shell.args(["-e", "-c", &command]).current_dir(self.folder.path()).stdin(Stdio::null());
-        let output = shell.env("PATH", path()).output().map_err(|error| error.to_string())?;
+        shell
+            .args(["-e", "-c", &command])
+            .current_dir(self.folder.path())
+            .stdin(Stdio::null());
+        let output = shell
+            .env("PATH", path())
+            .output()
+            .map_err(|error| error.to_string())?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         if output.status.success() {
             return Ok(text(&output.stdout));
         }
-        Err(format!("{}\n{}{}", output.status, text(&output.stdout), text(&output.stderr)))
+        Err(format!(
+            "{}\n{}{}",
+            output.status,
+            text(&output.stdout),
+            text(&output.stderr)
+        ))
     }
 }
 
@@ -164,6 +221,10 @@ fn path() -> &'static str {
     static PATH: OnceLock<String> = OnceLock::new();
     PATH.get_or_init(|| {
         let folder = Path::new(env!("CARGO_BIN_EXE_stowage")).parent().unwrap();
-        format!("{}:{}", folder.display(), std::env::var("PATH").unwrap_or_default())
+        format!(
+            "{}:{}",
+            folder.display(),
+            std::env::var("PATH").unwrap_or_default()
+        )
     })
 }

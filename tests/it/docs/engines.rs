@@ -2,7 +2,9 @@
 
 use super::root;
 use stowage_scheduling::engines::MetricQuantity::{self, *};
-use stowage_scheduling::engines::{DECLARATIONS, Engine, EngineDeclaration, GATEWAYS, MetricReading};
+use stowage_scheduling::engines::{
+    DECLARATIONS, Engine, EngineDeclaration, GATEWAYS, MetricReading,
+};
 
 /// What the table says of an engine, in the order of its columns.
 const FIGURES: [(&str, &[MetricQuantity]); 7] = [
@@ -15,16 +17,21 @@ const FIGURES: [(&str, &[MetricQuantity]); 7] = [
     ("sleep", &[Awake]),
 ];
 
-const HEADER: &str =
-    "| engine | label | page by default | versions seen | read | not read |\n|---|---|---|---|---|---|\n";
+const HEADER: &str = "| engine | label | page by default | versions seen | read | not read |\n|---|---|---|---|---|---|\n";
 
 fn declared() -> impl Iterator<Item = &'static EngineDeclaration> {
-    DECLARATIONS.iter().filter(|one| one.engine != Engine::Other)
+    DECLARATIONS
+        .iter()
+        .filter(|one| one.engine != Engine::Other)
 }
 
 fn is_read(one: &EngineDeclaration, quantities: &[MetricQuantity]) -> bool {
     let has = |quantity: &MetricQuantity| quantities.contains(quantity);
-    let readings = one.dialects.iter().flat_map(|dialect| dialect.metrics).map(|(_, reading)| reading);
+    let readings = one
+        .dialects
+        .iter()
+        .flat_map(|dialect| dialect.metrics)
+        .map(|(_, reading)| reading);
     let by_metric = readings.into_iter().any(|reading| match reading {
         MetricReading::Value(quantity) => has(quantity),
         MetricReading::ByLabel(_, all) | MetricReading::Labels(all) => {
@@ -40,12 +47,21 @@ fn table() -> String {
         let prefixes: Vec<_> = one.dialects.iter().map(|dialect| dialect.prefix).collect();
         let name = match prefixes[..] {
             [""] => "no prefix".into(),
-            _ => prefixes.iter().map(|prefix| format!("`{prefix}`")).collect::<Vec<_>>().join(", "),
+            _ => prefixes
+                .iter()
+                .map(|prefix| format!("`{prefix}`"))
+                .collect::<Vec<_>>()
+                .join(", "),
         };
-        let (read, not_read): (Vec<_>, Vec<_>) = FIGURES.iter().partition(|(_, all)| is_read(one, all));
+        let (read, not_read): (Vec<_>, Vec<_>) =
+            FIGURES.iter().partition(|(_, all)| is_read(one, all));
         let list = |figures: Vec<&(&str, &[MetricQuantity])>| match figures[..] {
             [] => "–".to_owned(),
-            _ => figures.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", "),
+            _ => figures
+                .iter()
+                .map(|(name, _)| *name)
+                .collect::<Vec<_>>()
+                .join(", "),
         };
         format!(
             "| {name} | `{}` | `{}{}` | {} | {} | {} |\n",
@@ -62,11 +78,18 @@ fn table() -> String {
 
 /// The chain of conditions by which the policy that completes pods names the engine of an image.
 fn expression() -> String {
-    let conditions = declared().collect::<Vec<_>>().into_iter().rev().flat_map(|one| {
-        one.images
-            .iter()
-            .map(|part| format!("        variables.image.contains(\"{part}\") ? \"{}\" :\n", one.name))
-    });
+    let conditions = declared()
+        .collect::<Vec<_>>()
+        .into_iter()
+        .rev()
+        .flat_map(|one| {
+            one.images.iter().map(|part| {
+                format!(
+                    "        variables.image.contains(\"{part}\") ? \"{}\" :\n",
+                    one.name
+                )
+            })
+        });
     conditions.collect()
 }
 
@@ -74,7 +97,9 @@ fn expression() -> String {
 fn replaced(file: &str, start: &str, end: &str, generated: &str) {
     let path = root().join(file);
     let text = std::fs::read_to_string(&path).unwrap();
-    let from = text.find(start).unwrap_or_else(|| panic!("{file} has no {start:?}"));
+    let from = text
+        .find(start)
+        .unwrap_or_else(|| panic!("{file} has no {start:?}"));
     let to = from + text[from..].find(end).unwrap();
     let written = format!("{}{generated}{}", &text[..from], &text[to..]);
     if std::env::var_os("STOWAGE_BLESS").is_some() {
@@ -86,11 +111,19 @@ fn replaced(file: &str, start: &str, end: &str, generated: &str) {
 
 #[test]
 fn the_table_of_engines_is_that_of_the_declarations() {
-    replaced("docs/pod-contract.md", "| engine | label |", "\n\n", table().trim_end());
+    replaced(
+        "docs/pod-contract.md",
+        "| engine | label |",
+        "\n\n",
+        table().trim_end(),
+    );
     let page = std::fs::read_to_string(root().join("docs/pod-contract.md")).unwrap();
     for gateway in &GATEWAYS {
         assert!(
-            page.split_whitespace().collect::<Vec<_>>().join(" ").contains(gateway.name),
+            page.split_whitespace()
+                .collect::<Vec<_>>()
+                .join(" ")
+                .contains(gateway.name),
             "{}",
             gateway.name
         );
@@ -100,13 +133,20 @@ fn the_table_of_engines_is_that_of_the_declarations() {
 #[test]
 fn the_policy_that_completes_pods_names_every_engine() {
     let file = "manifests/components/pod-defaults/pod-defaults.yaml";
-    replaced(file, "        variables.image.contains(", "        \"\"\n", &expression());
+    replaced(
+        file,
+        "        variables.image.contains(",
+        "        \"\"\n",
+        &expression(),
+    );
 }
 
 #[test]
 fn every_declared_engine_has_a_recorded_page() {
     let folder = std::fs::read_dir(root().join("tests/fixtures/engines")).unwrap();
-    let pages: Vec<Vec<u8>> = folder.map(|file| std::fs::read(file.unwrap().path()).unwrap()).collect();
+    let pages: Vec<Vec<u8>> = folder
+        .map(|file| std::fs::read(file.unwrap().path()).unwrap())
+        .collect();
     for one in declared() {
         let is_of = |page: &Vec<u8>| {
             stowage_report::engine_metrics::read(page, Some(one.engine))

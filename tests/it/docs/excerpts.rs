@@ -13,7 +13,10 @@ fn the_manifests_in_the_docs_are_the_shipped_ones() {
         let page_text = std::fs::read_to_string(root.join(page)).unwrap();
         let text = std::fs::read_to_string(root.join("manifests").join(manifest)).unwrap();
         let shown = format!("```yaml\n{}\n```", text.trim_end());
-        assert!(page_text.contains(&shown), "{page} does not show manifests/{manifest} as it is");
+        assert!(
+            page_text.contains(&shown),
+            "{page} does not show manifests/{manifest} as it is"
+        );
     }
 }
 
@@ -21,24 +24,52 @@ fn the_manifests_in_the_docs_are_the_shipped_ones() {
 fn the_diagnostic_in_the_docs_is_one_that_policy_check_prints() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let page = std::fs::read_to_string(root.join("docs/policies.md")).unwrap();
-    let shown = page.split("```text\n").find(|block| block.starts_with("error[")).unwrap();
-    let shown = shown.split_once("\n```").unwrap().0.replace("--> policy.yaml", "--> 10-base.yaml");
+    let shown = page
+        .split("```text\n")
+        .find(|block| block.starts_with("error["))
+        .unwrap();
+    let shown = shown
+        .split_once("\n```")
+        .unwrap()
+        .0
+        .replace("--> policy.yaml", "--> 10-base.yaml");
     let golden = root.join("tests/golden/policy/broken/many-at-once/expected.txt");
     let printed = std::fs::read_to_string(golden).unwrap();
-    let lines = |text: &str| text.lines().map(|line| line.trim().to_owned()).collect::<Vec<_>>();
+    let lines = |text: &str| {
+        text.lines()
+            .map(|line| line.trim().to_owned())
+            .collect::<Vec<_>>()
+    };
     let (shown, printed) = (lines(&shown), lines(&printed));
-    assert!(printed.windows(shown.len()).any(|window| window == shown), "{}", shown.join("\n"));
+    assert!(
+        printed.windows(shown.len()).any(|window| window == shown),
+        "{}",
+        shown.join("\n")
+    );
 }
 
 #[test]
 fn the_table_of_refusals_has_every_reason_why_a_node_does_not_fit() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/troubleshooting.md");
     let page = std::fs::read_to_string(page).unwrap();
-    let table = page.split("\n### Refusals\n").nth(1).unwrap().split("\n### ").next().unwrap();
-    let codes: Vec<&str> =
-        table.lines().filter_map(|row| row.strip_prefix("| `")?.split(" | ").next()).collect();
+    let table = page
+        .split("\n### Refusals\n")
+        .nth(1)
+        .unwrap()
+        .split("\n### ")
+        .next()
+        .unwrap();
+    let codes: Vec<&str> = table
+        .lines()
+        .filter_map(|row| row.strip_prefix("| `")?.split(" | ").next())
+        .collect();
     for code in stowage_scheduling::reasons::Misfit::CODES {
-        assert!(codes.iter().any(|codes| format!("`{codes}").contains(&format!("`{code}`"))), "{code}");
+        assert!(
+            codes
+                .iter()
+                .any(|codes| format!("`{codes}").contains(&format!("`{code}`"))),
+            "{code}"
+        );
     }
 }
 
@@ -56,15 +87,25 @@ fn the_readmes_pictures_exist_and_have_descriptions() {
         .collect();
     assert!(!pictures.is_empty());
     for (words, file) in pictures {
-        assert!(words.len() > 20, "{file} has no words for those who cannot see it");
+        assert!(
+            words.len() > 20,
+            "{file} has no words for those who cannot see it"
+        );
         let svg = std::fs::read_to_string(root.join(file)).unwrap();
-        assert!(svg.contains("<title") && svg.contains("prefers-color-scheme: dark"), "{file}");
+        assert!(
+            svg.contains("<title") && svg.contains("prefers-color-scheme: dark"),
+            "{file}"
+        );
     }
 }
 
 /// What stands between quotes and begins so, in a source file.
 fn quoted<'a>(source: &'a str, begins: &'a str) -> impl Iterator<Item = &'a str> {
-    source.split('"').skip(1).step_by(2).filter(move |text| text.starts_with(begins))
+    source
+        .split('"')
+        .skip(1)
+        .step_by(2)
+        .filter(move |text| text.starts_with(begins))
 }
 
 #[test]
@@ -72,29 +113,43 @@ fn the_docs_have_every_reason_of_an_eviction_every_event_and_every_metric() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
     let evictions = read("src/kubernetes_objects/port/status_change.rs");
-    let reason = |line| -> Option<&str> { str::trim(line).strip_prefix("=> (\"")?.split('"').next() };
+    let reason =
+        |line| -> Option<&str> { str::trim(line).strip_prefix("=> (\"")?.split('"').next() };
     let reasons: Vec<&str> = evictions.lines().filter_map(reason).collect();
     assert!(reasons.len() > 8, "{reasons:?}");
     for page in ["docs/pod-contract.md", "docs/troubleshooting.md"] {
         let text = read(page);
         for reason in &reasons {
-            assert!(text.contains(&format!("`{reason}`")), "{page} lacks the reason {reason}");
+            assert!(
+                text.contains(&format!("`{reason}`")),
+                "{page} lacks the reason {reason}"
+            );
         }
     }
-    let (events, troubleshooting) =
-        (read("src/kubernetes_objects/port/mod.rs"), read("docs/troubleshooting.md"));
+    let (events, troubleshooting) = (
+        read("src/kubernetes_objects/port/mod.rs"),
+        read("docs/troubleshooting.md"),
+    );
     for event in quoted(&events, "Stowage").filter(|event| !event.contains(' ')) {
-        assert!(troubleshooting.contains(&format!("`{event}`")), "docs/troubleshooting.md lacks {event}");
+        assert!(
+            troubleshooting.contains(&format!("`{event}`")),
+            "docs/troubleshooting.md lacks {event}"
+        );
     }
     let pages = read("docs/metrics.md");
     // The folders in it register none.
-    let files = std::fs::read_dir(root.join("src/telemetry")).unwrap().map(|file| file.unwrap().path());
+    let files = std::fs::read_dir(root.join("src/telemetry"))
+        .unwrap()
+        .map(|file| file.unwrap().path());
     for file in files.filter(|path| path.is_file()) {
         let source = std::fs::read_to_string(file).unwrap();
         for metric in quoted(&source, "stowage_")
             .filter(|text| text.chars().all(|c| c == '_' || c.is_ascii_alphanumeric()))
         {
-            assert!(pages.contains(&format!("`{metric}")), "docs/metrics.md lacks the metric {metric}");
+            assert!(
+                pages.contains(&format!("`{metric}")),
+                "docs/metrics.md lacks the metric {metric}"
+            );
         }
     }
 }

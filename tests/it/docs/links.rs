@@ -14,18 +14,34 @@ fn every_relative_link_leads_somewhere() {
             }
             followed += 1;
             if let Err(why) = follow(&page, &link.target) {
-                dangling.push(format!("{}:{}: {}: {why}", page.file.display(), link.line, link.target));
+                dangling.push(format!(
+                    "{}:{}: {}: {why}",
+                    page.file.display(),
+                    link.line,
+                    link.target
+                ));
             }
         }
     }
-    assert!(dangling.is_empty(), "{} of {followed} links dangle:\n{}", dangling.len(), dangling.join("\n"));
+    assert!(
+        dangling.is_empty(),
+        "{} of {followed} links dangle:\n{}",
+        dangling.len(),
+        dangling.join("\n")
+    );
     assert!(followed > 100, "only {followed} links were found");
 }
 
 fn follow(page: &Page, target: &str) -> Result<(), String> {
-    let (file, anchor) = target.split_once('#').map_or((target, None), |(file, anchor)| (file, Some(anchor)));
+    let (file, anchor) = target
+        .split_once('#')
+        .map_or((target, None), |(file, anchor)| (file, Some(anchor)));
     let folder = page.file.parent().unwrap();
-    let file = if file.is_empty() { page.file.clone() } else { within(&folder.join(file))? };
+    let file = if file.is_empty() {
+        page.file.clone()
+    } else {
+        within(&folder.join(file))?
+    };
     if !root().join(&file).exists() {
         return Err(format!("there is no {}", file.display()));
     }
@@ -33,9 +49,16 @@ fn follow(page: &Page, target: &str) -> Result<(), String> {
         Some(test) if file.extension().is_some_and(|extension| extension == "rs") => {
             let code = std::fs::read_to_string(root().join(&file)).unwrap();
             let is_there = code.contains(&format!("fn {test}("));
-            is_there.then_some(()).ok_or_else(|| format!("{} has no test {test}", file.display()))
+            is_there
+                .then_some(())
+                .ok_or_else(|| format!("{} has no test {test}", file.display()))
         }
-        Some(anchor) if !Page::read(root(), &file).anchors().iter().any(|known| known == anchor) => {
+        Some(anchor)
+            if !Page::read(root(), &file)
+                .anchors()
+                .iter()
+                .any(|known| known == anchor) =>
+        {
             Err(format!("{} has no heading for #{anchor}", file.display()))
         }
         _ => Ok(()),

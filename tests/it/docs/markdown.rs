@@ -27,11 +27,17 @@ pub struct Link {
 impl Page {
     pub fn read(root: &Path, file: &Path) -> Self {
         let text = std::fs::read_to_string(root.join(file)).unwrap();
-        Self { file: file.to_owned(), text }
+        Self {
+            file: file.to_owned(),
+            text,
+        }
     }
 
     fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
-        self.text.lines().enumerate().map(|(before, line)| (before + 1, line))
+        self.text
+            .lines()
+            .enumerate()
+            .map(|(before, line)| (before + 1, line))
     }
 
     pub fn fences(&self) -> Vec<Fence<'_>> {
@@ -39,13 +45,23 @@ impl Page {
         let mut open: Option<Fence<'_>> = None;
         for (line, text) in self.lines() {
             match (text.strip_prefix("```"), &mut open) {
-                (Some(info), None) => open = Some(Fence { line, info: info.trim(), lines: Vec::new() }),
+                (Some(info), None) => {
+                    open = Some(Fence {
+                        line,
+                        info: info.trim(),
+                        lines: Vec::new(),
+                    })
+                }
                 (Some(_), Some(_)) => fences.extend(open.take()),
                 (None, Some(fence)) => fence.lines.push((line, text)),
                 (None, None) => {}
             }
         }
-        assert!(open.is_none(), "{}: a fence is not closed", self.file.display());
+        assert!(
+            open.is_none(),
+            "{}: a fence is not closed",
+            self.file.display()
+        );
         fences
     }
 
@@ -73,8 +89,14 @@ impl Page {
     pub fn links(&self) -> Vec<Link> {
         let of = |(line, text): &(usize, String)| {
             let (line, targets) = (*line, text.split("](").skip(1));
-            let targets = targets.map(|rest| rest.split_once(')').map_or(rest, |(target, _)| target));
-            targets.map(|target| Link { line, target: target.to_owned() }).collect::<Vec<_>>()
+            let targets =
+                targets.map(|rest| rest.split_once(')').map_or(rest, |(target, _)| target));
+            targets
+                .map(|target| Link {
+                    line,
+                    target: target.to_owned(),
+                })
+                .collect::<Vec<_>>()
         };
         self.prose().iter().flat_map(of).collect()
     }
@@ -82,17 +104,25 @@ impl Page {
     /// What a link may name behind `#`: GitHub's anchor of each heading.
     pub fn anchors(&self) -> Vec<String> {
         let prose: Vec<usize> = self.prose().into_iter().map(|(line, _)| line).collect();
-        let headings = self.lines().filter(|(line, _)| prose.binary_search(line).is_ok());
+        let headings = self
+            .lines()
+            .filter(|(line, _)| prose.binary_search(line).is_ok());
         let headings = headings.filter_map(|(_, text)| {
             let title = text.trim_start_matches('#');
-            (title.len() < text.len()).then(|| title.strip_prefix(' ')).flatten()
+            (title.len() < text.len())
+                .then(|| title.strip_prefix(' '))
+                .flatten()
         });
         let mut seen: BTreeMap<String, usize> = BTreeMap::new();
         let anchors = headings.map(|title| {
             let slug = slug(title);
             let before = seen.entry(slug.clone()).or_default();
             *before += 1;
-            if *before == 1 { slug } else { format!("{slug}-{}", *before - 1) }
+            if *before == 1 {
+                slug
+            } else {
+                format!("{slug}-{}", *before - 1)
+            }
         });
         anchors.collect()
     }
@@ -102,15 +132,20 @@ impl Page {
 fn slug(title: &str) -> String {
     let mut text = String::new();
     let mut rest = title.trim();
-    while let Some((before, (_, after))) =
-        rest.split_once("](").and_then(|(before, after)| Some((before, after.split_once(')')?)))
+    while let Some((before, (_, after))) = rest
+        .split_once("](")
+        .and_then(|(before, after)| Some((before, after.split_once(')')?)))
     {
         text.push_str(before);
         rest = after;
     }
     text.push_str(rest);
-    let kept = text.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
-    kept.map(|c| if c == ' ' { '-' } else { c }).flat_map(char::to_lowercase).collect()
+    let kept = text
+        .chars()
+        .filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+    kept.map(|c| if c == ' ' { '-' } else { c })
+        .flat_map(char::to_lowercase)
+        .collect()
 }
 
 #[test]
@@ -128,10 +163,16 @@ fn an_anchor_is_githubs() {
 
 #[test]
 fn links_are_found_outside_of_code_and_headings_outside_of_fences() {
-    let text =
-        "# A\n[a](b.md) `[c](d.md)` ![e\nf](g.svg#h)\n```sh runnable\n# no heading [x](y)\nls\n```\n# A\n";
-    let page = Page { file: "page.md".into(), text: text.into() };
-    let links: Vec<_> = page.links().into_iter().map(|link| (link.line, link.target)).collect();
+    let text = "# A\n[a](b.md) `[c](d.md)` ![e\nf](g.svg#h)\n```sh runnable\n# no heading [x](y)\nls\n```\n# A\n";
+    let page = Page {
+        file: "page.md".into(),
+        text: text.into(),
+    };
+    let links: Vec<_> = page
+        .links()
+        .into_iter()
+        .map(|link| (link.line, link.target))
+        .collect();
     assert_eq!(links, [(2, "b.md".to_owned()), (3, "g.svg#h".to_owned())]);
     assert_eq!(page.anchors(), ["a", "a-1"]);
     let fences = page.fences();

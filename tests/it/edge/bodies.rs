@@ -36,11 +36,16 @@ struct Crowd {
 /// Sends all of the body but its last byte, and that when all have come so far. Then sends it again, as an agent does, until one
 /// of any is taken: a busy machine may take longer over all of them than each has. Says what became of each.
 fn send(agents: SocketAddr, body: &str, crowd: &Crowd) -> Vec<Option<u16>> {
-    let (mut answers, began) = (vec![send_last_byte_late(agents, body, crowd)], Instant::now());
+    let (mut answers, began) = (
+        vec![send_last_byte_late(agents, body, crowd)],
+        Instant::now(),
+    );
     while !crowd.is_over.load(Ordering::SeqCst) && began.elapsed() < PATIENCE {
         match answers.last() {
             Some(Some(200)) => crowd.is_over.store(true, Ordering::SeqCst),
-            _ => answers.push(status(Client::connect(agents).try_post("/v1/reports", body.as_bytes()))),
+            _ => answers.push(status(
+                Client::connect(agents).try_post("/v1/reports", body.as_bytes()),
+            )),
         }
     }
     answers
@@ -54,11 +59,15 @@ fn status(answer: std::io::Result<HttpAnswer>) -> Option<u16> {
 fn send_last_byte_late(agents: SocketAddr, body: &str, crowd: &Crowd) -> Option<u16> {
     let mut stream = TcpStream::connect(agents).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.set_write_timeout(Some(Duration::from_secs(1))).unwrap();
+    stream
+        .set_write_timeout(Some(Duration::from_secs(1)))
+        .unwrap();
     let head = post_head("/v1/reports", &format!("Content-Length: {}", body.len()));
     let (most, last) = body.as_bytes().split_at(body.len() - 1);
     // A client whose body is not read yet, or is not read at all, cannot send all of it.
-    let written = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(most));
+    let written = stream
+        .write_all(head.as_bytes())
+        .and_then(|()| stream.write_all(most));
     crowd.so_far.fetch_add(1, Ordering::SeqCst);
     crowd.all.wait();
     let _ = written.and_then(|()| stream.write_all(last));
@@ -98,7 +107,13 @@ fn send_all(running: &RunningServe, body: &str) -> (u64, Vec<Option<u16>>) {
         measure_until(&|| crowd.so_far.load(Ordering::SeqCst) == BODIES);
         crowd.all.wait();
         measure_until(&|| senders.iter().all(|sender| sender.is_finished()));
-        (most, senders.into_iter().flat_map(|sender| sender.join().unwrap()).collect())
+        (
+            most,
+            senders
+                .into_iter()
+                .flat_map(|sender| sender.join().unwrap())
+                .collect(),
+        )
     })
 }
 
@@ -106,18 +121,24 @@ fn send_all(running: &RunningServe, body: &str) -> (u64, Vec<Option<u16>>) {
 fn s4_two_hundred_large_bodies_at_once_are_not_all_in_memory() {
     let folder = tempfile::tempdir().unwrap();
     let running = RunningServe::serve_with(&json_dump(&folder), &[]);
-    let warm =
-        Client::connect(running.agents).post("/v1/reports", report("node-a", "boot", 1, 2).to_string());
+    let warm = Client::connect(running.agents)
+        .post("/v1/reports", report("node-a", "boot", 1, 2).to_string());
     assert_eq!(warm.status, 200);
     let before = allocated(&running);
     for bytes in [LARGEST, 2 * LARGEST] {
         let (most, answers) = send_all(&running, &large(bytes));
         let is_expected = |status: &u16| [200, 408, 413, 429, 503].contains(status);
         assert!(answers.iter().flatten().all(is_expected), "{answers:?}");
-        assert!(answers.contains(&Some(200)) || bytes > LARGEST, "one at least is taken: {answers:?}");
-        assert!(most <= before + MOST, "{before} KiB before, {most} KiB at most");
+        assert!(
+            answers.contains(&Some(200)) || bytes > LARGEST,
+            "one at least is taken: {answers:?}"
+        );
+        assert!(
+            most <= before + MOST,
+            "{before} KiB before, {most} KiB at most"
+        );
     }
-    let answer =
-        Client::connect(running.agents).post("/v1/reports", report("node-a", "boot", 2, 2).to_string());
+    let answer = Client::connect(running.agents)
+        .post("/v1/reports", report("node-a", "boot", 2, 2).to_string());
     assert_eq!(answer.status, 200, "{}", answer.text());
 }

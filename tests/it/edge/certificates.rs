@@ -26,13 +26,18 @@ fn is_answered(running: &RunningServe, ca: &Ca, client: &Ca) -> bool {
     let body = args(&pod("llm", "40Gi"), &["node-a"]).to_string();
     let identity = client.issue_for("127.0.0.1");
     let mut asking = connect(running.scheduler, &ca.pem, Some(&identity));
-    asking.try_post("/scheduler/filter", body.as_bytes()).is_ok_and(|answer| answer.status == 200)
+    asking
+        .try_post("/scheduler/filter", body.as_bytes())
+        .is_ok_and(|answer| answer.status == 200)
 }
 
 #[test]
 fn s7_the_server_certificate_and_client_ca_are_reloaded_and_invalid_ones_rejected() {
-    let ([old, new], files, folder) =
-        (["old", "new"].map(Ca::new), TlsFixture::new(), tempfile::tempdir().unwrap());
+    let ([old, new], files, folder) = (
+        ["old", "new"].map(Ca::new),
+        TlsFixture::new(),
+        tempfile::tempdir().unwrap(),
+    );
     let paths = write(&files, &old.issue_for("127.0.0.1"), &old.pem);
     let path = |path: &PathBuf| path.to_str().unwrap().to_owned();
     let (cert, key, ca) = (path(&paths.cert), path(&paths.key), path(&paths.client_ca));
@@ -41,13 +46,27 @@ fn s7_the_server_certificate_and_client_ca_are_reloaded_and_invalid_ones_rejecte
     assert!(is_answered(&running, &old, &old));
 
     write(&files, &new.issue_for("127.0.0.1"), &new.pem);
-    eventually("the new certificate is shown", || is_answered(&running, &new, &new));
-    assert!(!is_answered(&running, &new, &old), "the old CA's clients are let in no more");
+    eventually("the new certificate is shown", || {
+        is_answered(&running, &new, &new)
+    });
+    assert!(
+        !is_answered(&running, &new, &old),
+        "the old CA's clients are let in no more"
+    );
 
-    files.write("tls.crt", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n");
+    files.write(
+        "tls.crt",
+        "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+    );
     let told = running.line_with("the previous certificate stays in use");
-    assert!(told.contains("ERROR") && told.contains("--tls-cert"), "{told}");
-    assert!(is_answered(&running, &new, &new), "the last good one goes on");
+    assert!(
+        told.contains("ERROR") && told.contains("--tls-cert"),
+        "{told}"
+    );
+    assert!(
+        is_answered(&running, &new, &new),
+        "the last good one goes on"
+    );
     for line in [
         "stowage_tls_reload_failed{address=\"scheduler\"} 1",
         "stowage_tls_reloads_total{address=\"scheduler\",outcome=\"applied\"} 1",

@@ -45,7 +45,9 @@ fn s1_silent_connections_on_one_address_do_not_stop_the_others() {
     let running = RunningServe::with_descriptors(&json_dump(&folder), DESCRIPTORS);
     let attacker = ClientAddress::at(ATTACKER);
     let silent = |address: SocketAddr| -> Vec<TcpStream> {
-        (0..SILENT).map(|_| attacker.connect(address).unwrap()).collect()
+        (0..SILENT)
+            .map(|_| attacker.connect(address).unwrap())
+            .collect()
     };
     for crowded in [running.operators, running.agents, running.scheduler] {
         let connections = silent(crowded);
@@ -56,7 +58,10 @@ fn s1_silent_connections_on_one_address_do_not_stop_the_others() {
         let taken = report("node-a", "boot", u64::from(crowded.port()), 2).to_string();
         let answer = Client::connect(running.agents).try_post("/v1/reports", taken.as_bytes());
         assert!(answer.is_ok(), "an agent is answered");
-        assert_eq!(Client::connect(running.operators).get("/healthz").status, 200);
+        assert_eq!(
+            Client::connect(running.operators).get("/healthz").status,
+            200
+        );
         drop(connections);
     }
 }
@@ -68,7 +73,10 @@ const SHORT: Duration = Duration::from_millis(200);
 fn limits(shorten: fn(&mut ConnectionLimits)) -> RequestLimits {
     let mut connections = ConnectionLimits::default();
     shorten(&mut connections);
-    RequestLimits { connections, ..RequestLimits::default() }
+    RequestLimits {
+        connections,
+        ..RequestLimits::default()
+    }
 }
 
 fn served_within(limits: RequestLimits, gpus: &[(&str, u32)]) -> Served {
@@ -88,7 +96,9 @@ fn says(address: SocketAddr, text: &str) -> String {
     stream.write_all(text.as_bytes()).unwrap();
     let mut answer = Vec::new();
     match stream.read_to_end(&mut answer) {
-        Err(error) if error.kind() == ErrorKind::WouldBlock => panic!("{text:?} keeps its connection"),
+        Err(error) if error.kind() == ErrorKind::WouldBlock => {
+            panic!("{text:?} keeps its connection")
+        }
         _ => String::from_utf8(answer).unwrap(),
     }
 }
@@ -110,7 +120,12 @@ struct Misuse {
 #[test]
 fn s1_each_step_of_a_connection_has_a_timeout_and_timeouts_are_counted() {
     let misuses = [
-        Misuse { says: "", answer: "", cause: "no-request", shorten: |limits| limits.first_byte = SHORT },
+        Misuse {
+            says: "",
+            answer: "",
+            cause: "no-request",
+            shorten: |limits| limits.first_byte = SHORT,
+        },
         Misuse {
             says: "GET /healthz HTTP/1.1\r\nHost: st",
             answer: "",
@@ -123,20 +138,39 @@ fn s1_each_step_of_a_connection_has_a_timeout_and_timeouts_are_counted() {
             cause: "idle",
             shorten: |limits| limits.idle = SHORT,
         },
-        Misuse { says: "nonsense\r\n\r\n", answer: "HTTP/1.1 400", cause: "bad-http", shorten: |_| {} },
+        Misuse {
+            says: "nonsense\r\n\r\n",
+            answer: "HTTP/1.1 400",
+            cause: "bad-http",
+            shorten: |_| {},
+        },
     ];
-    for Misuse { says: text, answer, cause, shorten } in misuses {
+    for Misuse {
+        says: text,
+        answer,
+        cause,
+        shorten,
+    } in misuses
+    {
         let served = served_within(limits(shorten), &[]);
-        for (address, name) in
-            [(served.scheduler, "scheduler"), (served.agents, "agents"), (served.operators, "operators")]
-        {
+        for (address, name) in [
+            (served.scheduler, "scheduler"),
+            (served.agents, "agents"),
+            (served.operators, "operators"),
+        ] {
             let answered = says(address, text);
             assert!(answered.starts_with(answer), "{name} {cause}: {answered}");
-            assert_eq!(answered.is_empty(), answer.is_empty(), "{name} {cause}: {answered}");
+            assert_eq!(
+                answered.is_empty(),
+                answer.is_empty(),
+                "{name} {cause}: {answered}"
+            );
             eventually("it is counted", || dropped(&served, name, cause) >= 1);
         }
         eventually(&format!("another one is answered after {cause}"), || {
-            Client::connect(served.operators).try_get("/healthz").is_ok_and(|answer| answer.status == 200)
+            Client::connect(served.operators)
+                .try_get("/healthz")
+                .is_ok_and(|answer| answer.status == 200)
         });
     }
 }
@@ -144,13 +178,16 @@ fn s1_each_step_of_a_connection_has_a_timeout_and_timeouts_are_counted() {
 #[test]
 fn s1_a_request_has_a_timeout_as_a_whole() {
     let served = served_within(limits(|limits| limits.request = SHORT), &[]);
-    for (address, name, path) in
-        [(served.scheduler, "scheduler", "/scheduler/filter"), (served.agents, "agents", "/v1/reports")]
-    {
+    for (address, name, path) in [
+        (served.scheduler, "scheduler", "/scheduler/filter"),
+        (served.agents, "agents", "/v1/reports"),
+    ] {
         // Its body never comes.
         let head = post_head(path, "Content-Length: 1000");
         assert_eq!(says(address, &head), "");
-        eventually("it is counted", || dropped(&served, name, "slow-request") == 1);
+        eventually("it is counted", || {
+            dropped(&served, name, "slow-request") == 1
+        });
     }
 }
 
@@ -158,19 +195,38 @@ fn s1_a_request_has_a_timeout_as_a_whole() {
 fn s1_a_tls_handshake_has_a_timeout() {
     let (ca, files) = (Ca::new("ca"), TlsFixture::new());
     let identity = ca.issue_for("127.0.0.1");
-    let (cert, key) = (files.write("tls.crt", &identity.cert), files.write("tls.key", &identity.key));
+    let (cert, key) = (
+        files.write("tls.crt", &identity.cert),
+        files.write("tls.key", &identity.key),
+    );
     let certificate = ServerFiles { cert, key };
     let first_bytes_of_a_handshake = "\u{16}\u{3}\u{1}";
     for (text, cause, limits) in [
-        ("", "handshake-timeout", limits(|limits| limits.handshake = SHORT)),
-        (first_bytes_of_a_handshake, "handshake-timeout", limits(|limits| limits.handshake = SHORT)),
-        ("GET / HTTP/1.1\r\n\r\n", "handshake-failed", RequestLimits::default()),
+        (
+            "",
+            "handshake-timeout",
+            limits(|limits| limits.handshake = SHORT),
+        ),
+        (
+            first_bytes_of_a_handshake,
+            "handshake-timeout",
+            limits(|limits| limits.handshake = SHORT),
+        ),
+        (
+            "GET / HTTP/1.1\r\n\r\n",
+            "handshake-failed",
+            RequestLimits::default(),
+        ),
     ] {
         let served = served_within(limits, &[]);
         let (mut endpoints, [_, address, _]) = endpoints();
         endpoints.agents.tls = Some(load_server(&certificate).unwrap());
         let stop = CancellationToken::new();
-        let serving = served.spawn(server::serve(served.extender.clone(), endpoints, stop.clone()));
+        let serving = served.spawn(server::serve(
+            served.extender.clone(),
+            endpoints,
+            stop.clone(),
+        ));
         says(address, text);
         eventually("it is counted", || dropped(&served, "agents", cause) == 1);
         stop.cancel();
@@ -184,10 +240,16 @@ fn s1_a_client_that_does_not_read_is_disconnected_and_delays_no_other() {
     let gpus: Vec<(&str, u32)> = names.iter().map(|name| (name.as_str(), 8)).collect();
     let served = served_within(limits(|limits| limits.write = 10 * SHORT), &gpus);
     let mut unread = TcpStream::connect(served.operators).unwrap();
-    unread.write_all(b"GET /debug/snapshot HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
-    eventually("it is counted", || dropped(&served, "operators", "not-reading") == 1);
+    unread
+        .write_all(b"GET /debug/snapshot HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        .unwrap();
+    eventually("it is counted", || {
+        dropped(&served, "operators", "not-reading") == 1
+    });
     eventually("another one is sent the page", || {
-        Client::connect(served.operators).try_get_page("/debug/snapshot").is_ok_and(|page| page.status == 200)
+        Client::connect(served.operators)
+            .try_get_page("/debug/snapshot")
+            .is_ok_and(|page| page.status == 200)
     });
     drop(unread);
 }
@@ -208,13 +270,26 @@ fn s1_a_source_at_its_connection_limit_loses_its_own_connections() {
     );
     let attacker = ClientAddress::at(ATTACKER);
     let mut kept = Client::connect(served.agents);
-    assert_eq!(kept.post("/v1/reports", report("node-a", "boot", 2, 1).to_string()).status, 200);
-    let silent: Vec<TcpStream> = (0..40).map(|_| attacker.connect(served.agents).unwrap()).collect();
-    eventually("all but eight are displaced", || dropped(&served, "agents", "displaced") == 32);
-    let answer =
-        attacker.client(served.agents).post("/v1/reports", report("node-a", "boot", 3, 1).to_string());
+    assert_eq!(
+        kept.post("/v1/reports", report("node-a", "boot", 2, 1).to_string())
+            .status,
+        200
+    );
+    let silent: Vec<TcpStream> = (0..40)
+        .map(|_| attacker.connect(served.agents).unwrap())
+        .collect();
+    eventually("all but eight are displaced", || {
+        dropped(&served, "agents", "displaced") == 32
+    });
+    let answer = attacker
+        .client(served.agents)
+        .post("/v1/reports", report("node-a", "boot", 3, 1).to_string());
     assert_eq!(answer.status, 200, "a newcomer of the same source is heard");
-    assert_eq!(kept.post("/v1/reports", report("node-a", "boot", 4, 1).to_string()).status, 200);
+    assert_eq!(
+        kept.post("/v1/reports", report("node-a", "boot", 4, 1).to_string())
+            .status,
+        200
+    );
     let open = || served.metric("stowage_connections{address=\"agents\"}");
     eventually("seven of theirs are left, and one of ours", || open() == 8);
     drop(silent);

@@ -19,7 +19,12 @@ fn until(status: u16, operators: std::net::SocketAddr) -> String {
         if answer.status == status {
             return answer.text().to_owned();
         }
-        assert!(started.elapsed() < PATIENCE, "still {}: {}", answer.status, answer.text());
+        assert!(
+            started.elapsed() < PATIENCE,
+            "still {}: {}",
+            answer.status,
+            answer.text()
+        );
         std::thread::park_timeout(Duration::from_millis(100));
     }
 }
@@ -40,9 +45,21 @@ fn readyz_a_replica_without_its_api_server_is_not_ready_and_not_synced() {
     until(200, operators);
     drop(api);
     let text = until(503, operators);
-    assert!(text.contains("the API server has not answered for"), "{text}");
+    assert!(
+        text.contains("the API server has not answered for"),
+        "{text}"
+    );
     let mut client = Client::connect(operators);
-    assert!(client.get_page("/metrics").text().contains("\nstowage_synced 0\n"));
-    assert_eq!(client.get("/healthz").status, 200, "a restart would not bring it back");
+    assert!(
+        client
+            .get_page("/metrics")
+            .text()
+            .contains("\nstowage_synced 0\n")
+    );
+    assert_eq!(
+        client.get("/healthz").status,
+        200,
+        "a restart would not bring it back"
+    );
     stop.cancel();
 }

@@ -24,7 +24,15 @@ use tokio_util::sync::CancellationToken;
 fn s2_an_operators_address_that_others_reach_is_refused_without_tokens_and_tls() {
     let folder = tempfile::tempdir().unwrap();
     let mut child = Command::new(env!("CARGO_BIN_EXE_stowage"))
-        .args(["serve", "--listen", "127.0.0.1:0", "--agents", "127.0.0.1:0", "--admin", "0.0.0.0:0"])
+        .args([
+            "serve",
+            "--listen",
+            "127.0.0.1:0",
+            "--agents",
+            "127.0.0.1:0",
+            "--admin",
+            "0.0.0.0:0",
+        ])
         .arg("--cluster")
         .arg(json_dump(&folder))
         .stderr(Stdio::piped())
@@ -39,7 +47,10 @@ fn s2_an_operators_address_that_others_reach_is_refused_without_tokens_and_tls()
     let code = child.wait().unwrap().code();
     assert_eq!(code, Some(1), "it serves: {said:?}");
     let said = said.join("\n");
-    assert!(said.contains("--admin 0.0.0.0:0") && said.contains("listen on 127.0.0.1"), "{said}");
+    assert!(
+        said.contains("--admin 0.0.0.0:0") && said.contains("listen on 127.0.0.1"),
+        "{said}"
+    );
 }
 
 /// So many nodes that a snapshot of them fills no socket's buffers.
@@ -53,22 +64,38 @@ fn s2_large_pages_are_sent_one_at_a_time_and_a_slow_reader_delays_no_other_clien
     let unread: Vec<TcpStream> = (0..20)
         .map(|_| {
             let mut stream = TcpStream::connect(served.operators).unwrap();
-            stream.write_all(b"GET /debug/snapshot HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+            stream
+                .write_all(b"GET /debug/snapshot HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                .unwrap();
             stream
         })
         .collect();
     let mut answers: Vec<String> = Vec::new();
     for stream in &unread {
-        stream.set_read_timeout(Some(crate::client::PATIENCE)).unwrap();
+        stream
+            .set_read_timeout(Some(crate::client::PATIENCE))
+            .unwrap();
         let mut line = String::new();
-        BufReader::with_capacity(16, stream).read_line(&mut line).unwrap();
+        BufReader::with_capacity(16, stream)
+            .read_line(&mut line)
+            .unwrap();
         answers.push(line.trim_end().to_owned());
     }
     let count = |status: &str| answers.iter().filter(|line| line.contains(status)).count();
     assert_eq!((count(" 200 "), count(" 503 ")), (1, 19), "{answers:?}");
     let body = args(&pod("llm", "40Gi"), &["node-0"]).to_string();
-    assert_eq!(Client::connect(served.scheduler).post("/scheduler/filter", body).status, 200);
-    assert_eq!(Client::connect(served.operators).get_page("/metrics").status, 200);
+    assert_eq!(
+        Client::connect(served.scheduler)
+            .post("/scheduler/filter", body)
+            .status,
+        200
+    );
+    assert_eq!(
+        Client::connect(served.operators)
+            .get_page("/metrics")
+            .status,
+        200
+    );
     drop(unread);
 }
 
@@ -82,7 +109,9 @@ fn the_snapshot_has_no_number_that_javascript_would_round() {
             _ => 0,
         }
     }
-    let served = ServedCluster::of(&[("node-0", 2)]).with([pod("llm", "40Gi")]).serve();
+    let served = ServedCluster::of(&[("node-0", 2)])
+        .with([pod("llm", "40Gi")])
+        .serve();
     let ledger = serde_json::from_str(&served.ledger()).unwrap();
     assert!(largest(&ledger) < 1 << 53, "{ledger:#}");
 }
@@ -101,7 +130,9 @@ const JANE: &str = "team-a/jane";
 
 impl GuardedPages {
     fn start() -> Self {
-        Self::start_by(TimeSource::SYSTEM, || std::thread::park_timeout(Duration::from_millis(100)))
+        Self::start_by(TimeSource::SYSTEM, || {
+            std::thread::park_timeout(Duration::from_millis(100))
+        })
     }
 
     fn start_by(time: TimeSource, deferred: fn()) -> Self {
@@ -114,11 +145,17 @@ impl GuardedPages {
         let mut cluster = ServedCluster::of(&[("node-a", 1)]).with([pod("llm", "40Gi")]);
         cluster.pages = Some(Arc::new(AccessReviews::new(client)));
         cluster.time = time;
-        Self { served: cluster.serve(), api, deferred, _runtime: runtime }
+        Self {
+            served: cluster.serve(),
+            api,
+            deferred,
+            _runtime: runtime,
+        }
     }
 
     fn token(&self, account: &str) -> String {
-        self.api.issue_token(account, None, "https://kubernetes.default.svc")
+        self.api
+            .issue_token(account, None, "https://kubernetes.default.svc")
     }
 
     /// Asks again while the service defers: one source may ask about so many pages at once, and then about some a second.
@@ -134,9 +171,13 @@ impl GuardedPages {
     }
 
     fn status_now(&self, page: &str, token: Option<&str>) -> (u16, String) {
-        let line = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
+        let line = token
+            .map(|token| format!("Authorization: Bearer {token}\r\n"))
+            .unwrap_or_default();
         let mut client = Client::connect(self.served.operators);
-        client.write(format!("GET {page} HTTP/1.1\r\nHost: localhost\r\n{line}\r\n").as_bytes()).unwrap();
+        client
+            .write(format!("GET {page} HTTP/1.1\r\nHost: localhost\r\n{line}\r\n").as_bytes())
+            .unwrap();
         let answer = client.read_page().unwrap();
         (answer.status, answer.text().to_owned())
     }
@@ -173,20 +214,28 @@ fn s2_every_page_has_its_guard() {
     for page in guarded_pages() {
         let (status, text) = guarded.status(page, None);
         assert_eq!(status, 401, "{page}: {text}");
-        assert!(text.contains("--token-file") && !text.contains("llm"), "{text}");
+        assert!(
+            text.contains("--token-file") && !text.contains("llm"),
+            "{text}"
+        );
         let (status, text) = guarded.status(page, Some("made-up"));
         assert_eq!(status, 401, "{page}: {text}");
         assert!(text.contains("invalid bearer token"), "{text}");
         let (status, text) = guarded.status(page, Some(&guarded.token(JANE)));
         assert_eq!(status, 403, "{page}: {text}");
-        assert!(text.contains("system:serviceaccount:team-a:jane") && text.contains("may not get"), "{text}");
+        assert!(
+            text.contains("system:serviceaccount:team-a:jane") && text.contains("may not get"),
+            "{text}"
+        );
     }
 }
 
 #[test]
 fn s2_an_agents_token_is_for_reports_alone() {
     let guarded = GuardedPages::start();
-    let agent = guarded.api.issue_token("kube-system/stowage-agent", None, "stowage.dev/reports");
+    let agent = guarded
+        .api
+        .issue_token("kube-system/stowage-agent", None, "stowage.dev/reports");
     for page in guarded_pages() {
         let (status, text) = guarded.status(page, Some(&agent));
         assert_eq!(status, 401, "{page}: {text}");
@@ -199,19 +248,32 @@ static ASKED_MILLIS: AtomicU64 = AtomicU64::new(0);
 #[test]
 fn s2_access_to_one_page_grants_that_page_only() {
     let monotonic = || Duration::from_millis(ASKED_MILLIS.load(Ordering::SeqCst));
-    let guarded = GuardedPages::start_by(TimeSource { monotonic, ..TimeSource::SYSTEM }, || {
-        ASKED_MILLIS.fetch_add(100, Ordering::SeqCst);
-    });
+    let guarded = GuardedPages::start_by(
+        TimeSource {
+            monotonic,
+            ..TimeSource::SYSTEM
+        },
+        || {
+            ASKED_MILLIS.fetch_add(100, Ordering::SeqCst);
+        },
+    );
     let (prometheus, jane) = (guarded.token(PROMETHEUS), guarded.token(JANE));
     guarded.api.allow(PROMETHEUS, "/metrics");
     guarded.api.allow(JANE, "default");
     let status = |page: &str, token: &str| guarded.status(page, Some(token)).0;
     let seen = |token: &str| -> Vec<&str> {
-        guarded_pages().into_iter().filter(|page| status(page, token) == 200).collect()
+        guarded_pages()
+            .into_iter()
+            .filter(|page| status(page, token) == 200)
+            .collect()
     };
     assert_eq!(seen(&prometheus), ["/metrics"]);
     assert_eq!(seen(&jane), ["/v1/explain?pod=llm"]);
-    assert_eq!(status("/v1/explain?pod=team-b/llm", &jane), 403, "another namespace");
+    assert_eq!(
+        status("/v1/explain?pod=team-b/llm", &jane),
+        403,
+        "another namespace"
+    );
     let asked = guarded.reviews();
     assert_eq!(seen(&prometheus), ["/metrics"]);
     assert_eq!(guarded.reviews(), asked, "what was answered is remembered");
@@ -222,10 +284,20 @@ fn s2_while_the_api_server_fails_only_the_probes_answer() {
     let guarded = GuardedPages::start();
     let prometheus = guarded.token(PROMETHEUS);
     guarded.api.allow(PROMETHEUS, "/metrics");
-    guarded.api.faults().next(Operation::TokenReview, 1, InjectedFault::Fails);
+    guarded
+        .api
+        .faults()
+        .next(Operation::TokenReview, 1, InjectedFault::Fails);
     let (status, text) = guarded.status_now("/metrics", Some(&prometheus));
-    assert!(status == 503 && text.contains("cannot be checked now"), "{status} {text}");
-    assert_eq!(guarded.status("/metrics", Some(&prometheus)).0, 200, "as soon as it can");
+    assert!(
+        status == 503 && text.contains("cannot be checked now"),
+        "{status} {text}"
+    );
+    assert_eq!(
+        guarded.status("/metrics", Some(&prometheus)).0,
+        200,
+        "as soon as it can"
+    );
 }
 
 #[test]
@@ -233,12 +305,18 @@ fn s2_explain_sends_its_token_to_a_verified_server_only() {
     let (ca, files, guarded) = (Ca::new("ca"), TlsFixture::new(), GuardedPages::start());
     guarded.api.allow(JANE, "default");
     let identity = ca.issue_for("stowage-admin");
-    let (cert, key) = (files.write("tls.crt", &identity.cert), files.write("tls.key", &identity.key));
+    let (cert, key) = (
+        files.write("tls.crt", &identity.cert),
+        files.write("tls.key", &identity.key),
+    );
     let (mut endpoints, [.., address]) = endpoints();
     endpoints.operators.tls = Some(load_server(&ServerFiles { cert, key }).unwrap());
     let stop = CancellationToken::new();
-    let serving =
-        guarded.served.spawn(server::serve(guarded.served.extender.clone(), endpoints, stop.clone()));
+    let serving = guarded.served.spawn(server::serve(
+        guarded.served.extender.clone(),
+        endpoints,
+        stop.clone(),
+    ));
     let path = |name: &str, text: &str| files.write(name, text).to_str().unwrap().to_owned();
     let (ca_file, token_file) = (path("ca.crt", &ca.pem), path("token", &guarded.token(JANE)));
     let explain = |arguments: &[&str]| {
@@ -250,16 +328,35 @@ fn s2_explain_sends_its_token_to_a_verified_server_only() {
             .output()
             .unwrap();
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-        (output.status.code().unwrap(), text(output.stdout) + &text(output.stderr))
+        (
+            output.status.code().unwrap(),
+            text(output.stdout) + &text(output.stderr),
+        )
     };
     let server = format!("https://{address}");
-    let believed = ["--server", &server, "--ca", &ca_file, "--tls-server-name", "stowage-admin"];
+    let believed = [
+        "--server",
+        &server,
+        "--ca",
+        &ca_file,
+        "--tls-server-name",
+        "stowage-admin",
+    ];
     let (code, text) = explain(&[&believed[..], &["--token-file", &token_file]].concat());
-    assert!(code == 0 && text.starts_with("default/llm fits"), "{code} {text}");
+    assert!(
+        code == 0 && text.starts_with("default/llm fits"),
+        "{code} {text}"
+    );
     let (code, text) = explain(&believed);
-    assert!(code == 2 && text.contains("does not let you see it: no token"), "{code} {text}");
+    assert!(
+        code == 2 && text.contains("does not let you see it: no token"),
+        "{code} {text}"
+    );
     let (code, text) = explain(&["--server", &server, "--token-file", &token_file]);
-    assert!(code == 2 && text.contains("certificate"), "nobody is believed without --ca: {text}");
+    assert!(
+        code == 2 && text.contains("certificate"),
+        "nobody is believed without --ca: {text}"
+    );
     let clear = format!("http://{address}");
     let (code, text) = explain(&["--server", &clear, "--token-file", &token_file]);
     assert!(code == 2 && text.contains("in the clear"), "{code} {text}");

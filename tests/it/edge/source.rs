@@ -15,7 +15,13 @@ pub struct ClientAddress {
 
 impl ClientAddress {
     pub fn at(at: Ipv4Addr) -> Self {
-        Self { at, runtime: tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap() }
+        Self {
+            at,
+            runtime: tokio::runtime::Builder::new_current_thread()
+                .enable_io()
+                .build()
+                .unwrap(),
+        }
     }
 
     pub fn connect(&self, address: SocketAddr) -> std::io::Result<TcpStream> {

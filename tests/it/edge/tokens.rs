@@ -27,17 +27,26 @@ fn forged(n: usize) -> String {
         "kubernetes.io": { "node": { "name": "node-a" } },
     });
     let part = |value: &Value| {
-        let Value::String(text) = json!(k8s_openapi::ByteString(value.to_string().into_bytes())) else {
+        let Value::String(text) = json!(k8s_openapi::ByteString(value.to_string().into_bytes()))
+        else {
             unreachable!("bytes are text in JSON")
         };
         text.replace('+', "-").replace('/', "_").replace('=', "")
     };
-    format!("{}.{}.c2lnbmF0dXJl", part(&json!({ "alg": "RS256", "kid": "k" })), part(&claims))
+    format!(
+        "{}.{}.c2lnbmF0dXJl",
+        part(&json!({ "alg": "RS256", "kid": "k" })),
+        part(&claims)
+    )
 }
 
 /// Half of them are no tokens at all, half have the form of an agent's.
 fn made_up(n: usize) -> String {
-    if n.is_multiple_of(2) { forged(n) } else { format!("made-up-{n}") }
+    if n.is_multiple_of(2) {
+        forged(n)
+    } else {
+        format!("made-up-{n}")
+    }
 }
 
 fn attack(guarded: &GuardedReports, tokens: impl Iterator<Item = String>) {
@@ -46,7 +55,9 @@ fn attack(guarded: &GuardedReports, tokens: impl Iterator<Item = String>) {
     for token in tokens {
         let line = format!("Authorization: Bearer {token}");
         let body = report("node-a", "evil", 1, 1).to_string();
-        let mut connected = client.take().unwrap_or_else(|| source.client(guarded.served.agents));
+        let mut connected = client
+            .take()
+            .unwrap_or_else(|| source.client(guarded.served.agents));
         let answer = connected.try_post_with("/v1/reports", &line, body.as_bytes());
         // A connection that was closed is opened again, and its token counts as shown.
         if let Ok(answer) = answer {
@@ -70,7 +81,11 @@ fn s3_twenty_thousand_invalid_tokens_delay_no_agents_report() {
         let line = format!("Authorization: Bearer {token}");
         let body = report(node, "boot", sequence, 2).to_string();
         let answer = Client::connect(guarded.served.agents).post_with("/v1/reports", &line, body);
-        assert_eq!(answer.json(), json!({ "accepted": 1, "dropped": 0 }), "report {sequence} of {node}");
+        assert_eq!(
+            answer.json(),
+            json!({ "accepted": 1, "dropped": 0 }),
+            "report {sequence} of {node}"
+        );
     };
     genuine(&known, "node-a", 1);
     let began = Instant::now();
@@ -86,7 +101,11 @@ fn s3_twenty_thousand_invalid_tokens_delay_no_agents_report() {
             for sequence in 2.. {
                 // Its token is renewed now and then, and is unknown each time.
                 let is_renewed = sequence % RENEWED_EVERY == 0;
-                let token = if is_renewed { &guarded.token("node-b") } else { &known };
+                let token = if is_renewed {
+                    &guarded.token("node-b")
+                } else {
+                    &known
+                };
                 let node = if is_renewed { "node-b" } else { "node-a" };
                 genuine(token, node, sequence);
                 if is_over.load(Ordering::Relaxed) {
@@ -95,7 +114,9 @@ fn s3_twenty_thousand_invalid_tokens_delay_no_agents_report() {
             }
             unreachable!("there is no last number")
         });
-        attackers.into_iter().for_each(|attacker| attacker.join().unwrap());
+        attackers
+            .into_iter()
+            .for_each(|attacker| attacker.join().unwrap());
         is_over.store(true, Ordering::Relaxed);
         let reports = agent.join().unwrap();
         assert!(reports > 2);
@@ -103,6 +124,9 @@ fn s3_twenty_thousand_invalid_tokens_delay_no_agents_report() {
         let pauses = u64::try_from(began.elapsed().as_millis() / PAUSE.as_millis()).unwrap();
         let most = 2 * AT_ONCE + pauses + reports / RENEWED_EVERY;
         let reviews = guarded.api.calls().count("create", "tokenreviews");
-        assert!(reviews < most, "{reviews} questions to the API server, of {most}");
+        assert!(
+            reviews < most,
+            "{reviews} questions to the API server, of {most}"
+        );
     });
 }

@@ -107,7 +107,9 @@ impl Figure {
             sequences: set.sequences.unwrap_or(1),
             tensor_parallel: set.tensor_parallel.unwrap_or(1),
             max_num_seqs: set.max_num_seqs.unwrap_or(usual.max_num_seqs),
-            max_num_batched_tokens: set.max_num_batched_tokens.unwrap_or(usual.max_num_batched_tokens),
+            max_num_batched_tokens: set
+                .max_num_batched_tokens
+                .unwrap_or(usual.max_num_batched_tokens),
             ..usual
         }
     }
@@ -115,21 +117,34 @@ impl Figure {
     fn estimated(&self) -> u64 {
         let model = ShippedModel::named(&self.model).unwrap().read().unwrap();
         let estimate = Estimate::of(&model, &self.workload()).unwrap();
-        let sum = |parts: &[PartName]| parts.iter().map(|part| estimate.bytes_of(*part)).sum::<Bytes>().0;
+        let sum = |parts: &[PartName]| {
+            parts
+                .iter()
+                .map(|part| estimate.bytes_of(*part))
+                .sum::<Bytes>()
+                .0
+        };
         match self.figure {
             Kind::Parameters => estimate.parameters,
             Kind::KvCachePerToken => estimate.kv_cache.bytes_per_token.0,
             Kind::KvCache => estimate.kv_cache.bytes.0,
             Kind::Weights => sum(&[PartName::Weights]),
             Kind::Activations => sum(&[PartName::Activations]),
-            Kind::WithoutKvCache => sum(&[PartName::Weights, PartName::Activations, PartName::EngineBuffers]),
+            Kind::WithoutKvCache => sum(&[
+                PartName::Weights,
+                PartName::Activations,
+                PartName::EngineBuffers,
+            ]),
             Kind::Total => estimate.fixed_bytes().0 + self.setting.kv_cache_bytes.unwrap(),
         }
     }
 
     /// Whether a constant of the estimate was chosen by this very figure.
     fn is_fitted(&self) -> bool {
-        let has_constants = matches!(self.figure, Kind::Activations | Kind::WithoutKvCache | Kind::Total);
+        let has_constants = matches!(
+            self.figure,
+            Kind::Activations | Kind::WithoutKvCache | Kind::Total
+        );
         has_constants && self.source == FITTED_TO
     }
 
@@ -145,10 +160,19 @@ impl Figure {
             Some(sequences) => format!("{sequences} × {} tokens", grouped(context.into())),
             None => format!("{} tokens", grouped(context.into())),
         });
-        let gpus = set.tensor_parallel.map(|gpus| format!("on each of {gpus} GPUs"));
-        let sequences = set.max_num_seqs.filter(|_| self.figure == Kind::Activations);
-        let sequences = sequences.map(|sequences| format!("{} sequences", grouped(sequences.into())));
-        [tokens, sequences, gpus].into_iter().flatten().collect::<Vec<_>>().join(", ")
+        let gpus = set
+            .tensor_parallel
+            .map(|gpus| format!("on each of {gpus} GPUs"));
+        let sequences = set
+            .max_num_seqs
+            .filter(|_| self.figure == Kind::Activations);
+        let sequences =
+            sequences.map(|sequences| format!("{} sequences", grouped(sequences.into())));
+        [tokens, sequences, gpus]
+            .into_iter()
+            .flatten()
+            .collect::<Vec<_>>()
+            .join(", ")
     }
 
     fn estimated_text(&self) -> String {
@@ -156,7 +180,9 @@ impl Figure {
         match self.figure {
             Kind::Parameters => format!("{:.2}B", estimated as f64 / 1e9),
             Kind::KvCachePerToken => format!("{} B", grouped(estimated.into())),
-            _ if estimated < 1 << 30 => format!("{:.0} MiB", estimated as f64 / (1u64 << 20) as f64),
+            _ if estimated < 1 << 30 => {
+                format!("{:.0} MiB", estimated as f64 / (1u64 << 20) as f64)
+            }
             _ => format!("{:.2} GiB", estimated as f64 / (1u64 << 30) as f64),
         }
     }
@@ -196,11 +222,22 @@ fn every_published_figure_is_met() {
 fn every_built_in_model_has_published_parameters_and_every_source_is_used() {
     let published = published();
     for model in MODELS.iter().filter(|model| !model.name.ends_with("-fp8")) {
-        let has = |kind| published.figures.iter().any(|one| one.model == model.name && one.figure == kind);
+        let has = |kind| {
+            published
+                .figures
+                .iter()
+                .any(|one| one.model == model.name && one.figure == kind)
+        };
         assert!(has(Kind::Parameters), "{}", model.name);
     }
     for (name, source) in &published.sources {
-        assert!(published.figures.iter().any(|figure| figure.source == *name), "{name} is cited by nothing");
+        assert!(
+            published
+                .figures
+                .iter()
+                .any(|figure| figure.source == *name),
+            "{name} is cited by nothing"
+        );
         assert!(source.url.starts_with("https://"), "{name}");
     }
     let cited = |figure: &Figure| published.sources.contains_key(&figure.source);
@@ -209,16 +246,27 @@ fn every_built_in_model_has_published_parameters_and_every_source_is_used() {
 
 /// The part of a page between two comments.
 fn replaced(page: &str, name: &str, with: &str) -> String {
-    let (begin, end) = (format!("<!-- {name} -->\n"), format!("<!-- end of {name} -->"));
-    let (before, rest) = page.split_once(&begin).unwrap_or_else(|| panic!("{begin} is missing"));
-    let (_, after) = rest.split_once(&end).unwrap_or_else(|| panic!("{end} is missing"));
+    let (begin, end) = (
+        format!("<!-- {name} -->\n"),
+        format!("<!-- end of {name} -->"),
+    );
+    let (before, rest) = page
+        .split_once(&begin)
+        .unwrap_or_else(|| panic!("{begin} is missing"));
+    let (_, after) = rest
+        .split_once(&end)
+        .unwrap_or_else(|| panic!("{end} is missing"));
     format!("{before}{begin}{with}{end}{after}")
 }
 
 fn comparison(published: &Published) -> String {
     let mut text = String::new();
     for kind in Kind::ALL {
-        let figures: Vec<&Figure> = published.figures.iter().filter(|one| one.figure == kind).collect();
+        let figures: Vec<&Figure> = published
+            .figures
+            .iter()
+            .filter(|one| one.figure == kind)
+            .collect();
         text += &format!(
             "\n### {}\n\n| model | setting | published | estimated | off by | source |\n",
             kind.title()
@@ -243,10 +291,18 @@ fn comparison(published: &Published) -> String {
     let without: Vec<String> = MODELS
         .iter()
         .map(|model| model.name)
-        .filter(|name| !published.figures.iter().any(|one| one.model == *name && one.figure.is_of_all()))
+        .filter(|name| {
+            !published
+                .figures
+                .iter()
+                .any(|one| one.model == *name && one.figure.is_of_all())
+        })
         .map(|name| format!("`{name}`"))
         .collect();
-    let links = published.sources.iter().map(|(name, source)| format!("[{name}]: {}\n", source.url));
+    let links = published
+        .sources
+        .iter()
+        .map(|(name, source)| format!("[{name}]: {}\n", source.url));
     text + &links.fold("\n".to_owned(), |links, link| links + &link)
         + &format!(
             "\nNo published figure of their VRAM beyond weights was found for {}.\n",
@@ -264,17 +320,28 @@ fn the_page_shows_every_published_figure_beside_the_estimate() {
         std::fs::write(&file, &generated).unwrap();
     }
     let committed = std::fs::read_to_string(&file).unwrap();
-    assert!(committed == generated, "STOWAGE_BLESS=1 writes the tables of docs/estimate.md again");
+    assert!(
+        committed == generated,
+        "STOWAGE_BLESS=1 writes the tables of docs/estimate.md again"
+    );
 }
 
 #[test]
 fn the_page_names_every_architecture_and_every_known_gpu() {
     let page = std::fs::read_to_string(root().join("docs/estimate.md")).unwrap();
     for family in stowage_sizing::estimate::family::FAMILIES {
-        assert!(page.contains(&format!("`{}`", family.name)), "{} is not on the page", family.name);
+        assert!(
+            page.contains(&format!("`{}`", family.name)),
+            "{} is not on the page",
+            family.name
+        );
     }
     for gpu in stowage_sizing::estimate::gpus::known() {
-        let row = format!("| {} | {} |", gpu.name, grouped(u128::from(gpu.memory_bytes.0 >> 20)));
+        let row = format!(
+            "| {} | {} |",
+            gpu.name,
+            grouped(u128::from(gpu.memory_bytes.0 >> 20))
+        );
         assert!(page.contains(&row), "{row} is not on the page");
     }
 }

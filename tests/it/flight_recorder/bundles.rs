@@ -9,13 +9,16 @@ use stowage_recording::read::{Part, Reader};
 
 /// Everything that a recording says.
 fn text_of(recording: &Path) -> String {
-    let parts = Reader::new(std::fs::File::open(recording).unwrap()).map(|part| match part.unwrap() {
-        Part::Segment(header) => serde_json::to_string(&header).unwrap(),
-        Part::Entry(Entry::Checkpoint(checkpoint)) => serde_json::to_string(&checkpoint).unwrap(),
-        Part::Entry(Entry::Clock(now)) => now.0.to_string(),
-        Part::Entry(Entry::Input(input)) => serde_json::to_string(&input).unwrap(),
-        Part::Entry(Entry::Answer(answer)) => serde_json::to_string(&answer).unwrap(),
-    });
+    let parts =
+        Reader::new(std::fs::File::open(recording).unwrap()).map(|part| match part.unwrap() {
+            Part::Segment(header) => serde_json::to_string(&header).unwrap(),
+            Part::Entry(Entry::Checkpoint(checkpoint)) => {
+                serde_json::to_string(&checkpoint).unwrap()
+            }
+            Part::Entry(Entry::Clock(now)) => now.0.to_string(),
+            Part::Entry(Entry::Input(input)) => serde_json::to_string(&input).unwrap(),
+            Part::Entry(Entry::Answer(answer)) => serde_json::to_string(&answer).unwrap(),
+        });
     parts.collect::<Vec<_>>().join("\n")
 }
 
@@ -25,11 +28,38 @@ fn a_redacted_bundle_has_no_name_and_replays_as_the_one_with_names() {
     let bundle = folder.path().join("redacted.bundle");
     let demo = recorded_demo().to_str().unwrap();
     const NAMESPACE: &str = r#""namespace":"default""#;
-    let of_demo = ["node-a", "GPU-", "llama", "qwen", "batch-eval", "opportunistic", "urgent", NAMESPACE];
-    let of_control_plane =
-        ["h100-a", "l40s-a", "GPU-", "filler", "chat", "behind-a-gate", "kube-system", NAMESPACE];
-    for (recording, names) in [(demo, &of_demo[..]), (CONTROL_PLANE_RECORDING, &of_control_plane)] {
-        let said = stowage(&["bundle", "--from", recording, "--redact", "-f", bundle.to_str().unwrap()]);
+    let of_demo = [
+        "node-a",
+        "GPU-",
+        "llama",
+        "qwen",
+        "batch-eval",
+        "opportunistic",
+        "urgent",
+        NAMESPACE,
+    ];
+    let of_control_plane = [
+        "h100-a",
+        "l40s-a",
+        "GPU-",
+        "filler",
+        "chat",
+        "behind-a-gate",
+        "kube-system",
+        NAMESPACE,
+    ];
+    for (recording, names) in [
+        (demo, &of_demo[..]),
+        (CONTROL_PLANE_RECORDING, &of_control_plane),
+    ] {
+        let said = stowage(&[
+            "bundle",
+            "--from",
+            recording,
+            "--redact",
+            "-f",
+            bundle.to_str().unwrap(),
+        ]);
         assert_eq!(said.code, 0, "{}{}", said.out, said.err);
         let text = text_of(&bundle);
         let left: Vec<_> = names.iter().filter(|name| text.contains(**name)).collect();
@@ -42,10 +72,25 @@ fn a_redacted_bundle_has_no_name_and_replays_as_the_one_with_names() {
         };
         assert_eq!(progress(bundle.to_str().unwrap()), progress(recording));
         let said = stowage(&["replay", bundle.to_str().unwrap(), "--packing", "best-fit"]);
-        assert_eq!(said.code, 0, "another packing needs no names: {}{}", said.out, said.err);
+        assert_eq!(
+            said.code, 0,
+            "another packing needs no names: {}{}",
+            said.out, said.err
+        );
     }
-    let said = stowage(&["bundle", "--from", "/nonexistent", "-f", bundle.to_str().unwrap()]);
-    assert!(said.code == 1 && said.err.contains("/nonexistent"), "{}{}", said.out, said.err);
+    let said = stowage(&[
+        "bundle",
+        "--from",
+        "/nonexistent",
+        "-f",
+        bundle.to_str().unwrap(),
+    ]);
+    assert!(
+        said.code == 1 && said.err.contains("/nonexistent"),
+        "{}{}",
+        said.out,
+        said.err
+    );
 }
 
 #[test]
@@ -56,14 +101,33 @@ fn a_bundle_of_a_recording_that_is_cut_or_damaged_says_what_it_lacks() {
     let whole = whole();
     let mut damaged = whole.clone();
     damaged[whole.len() / 2] ^= 1;
-    for (recorded, is_whole) in [(&whole[..], true), (&whole[..whole.len() - 10], false), (&damaged, false)] {
+    for (recorded, is_whole) in [
+        (&whole[..], true),
+        (&whole[..whole.len() - 10], false),
+        (&damaged, false),
+    ] {
         std::fs::write(&recording, recorded).unwrap();
         for redaction in [&[][..], &["--redact"]] {
-            let said = stowage(&[&["bundle", "--from", &recording, "-f", &bundle][..], redaction].concat());
-            assert_eq!(said.code, if is_whole { 0 } else { 1 }, "{}{}", said.out, said.err);
+            let said = stowage(
+                &[
+                    &["bundle", "--from", &recording, "-f", &bundle][..],
+                    redaction,
+                ]
+                .concat(),
+            );
+            assert_eq!(
+                said.code,
+                if is_whole { 0 } else { 1 },
+                "{}{}",
+                said.out,
+                said.err
+            );
             assert_eq!(said.err.is_empty(), is_whole, "{}", said.err);
             assert!(
-                is_whole || said.err.contains(&format!("warning: {recording} is cut or damaged at byte "))
+                is_whole
+                    || said
+                        .err
+                        .contains(&format!("warning: {recording} is cut or damaged at byte "))
             );
             assert_eq!(stowage(&["replay", &bundle]).code, 0, "what it has replays");
         }
@@ -94,14 +158,32 @@ fn a_running_service_hands_out_a_bundle_that_replays_and_one_that_does_not_recor
     // The dump is loaded within moments; the bundle may be of before.
     eventually("the pod of the dump is in the bundle", || {
         stowage(&["bundle", "--server", &server, "-f", bundle]);
-        stowage(&["explain", "llm", "--bundle", bundle]).out.starts_with("default/llm fits")
+        stowage(&["explain", "llm", "--bundle", bundle])
+            .out
+            .starts_with("default/llm fits")
     });
     stowage(&["bundle", "--server", &server, "--redact", "-f", redacted]);
     let said = stowage(&["explain", "llm", "--bundle", redacted]);
-    assert!(said.code == 2 && said.err.contains("no pod default/llm"), "{}{}", said.out, said.err);
+    assert!(
+        said.code == 2 && said.err.contains("no pod default/llm"),
+        "{}{}",
+        said.out,
+        said.err
+    );
     let without = RunningServe::serve_with(&dump, &[]);
-    let said = stowage(&["bundle", "--server", &format!("http://{}", without.operators), "-f", bundle]);
-    assert!(said.code == 1 && said.err.contains("`stowage serve --record DIR`"), "{}{}", said.out, said.err);
+    let said = stowage(&[
+        "bundle",
+        "--server",
+        &format!("http://{}", without.operators),
+        "-f",
+        bundle,
+    ]);
+    assert!(
+        said.code == 1 && said.err.contains("`stowage serve --record DIR`"),
+        "{}{}",
+        said.out,
+        said.err
+    );
 }
 
 #[test]
@@ -140,7 +222,10 @@ fn a_bundle_of_another_version_says_what_it_lacks_and_a_pipe_is_read_once() {
     );
     std::fs::write(&recording, whole()).unwrap();
     let piped = |arguments: &str| {
-        let script = format!("cat {recording} | {} {arguments}", env!("CARGO_BIN_EXE_stowage"));
+        let script = format!(
+            "cat {recording} | {} {arguments}",
+            env!("CARGO_BIN_EXE_stowage")
+        );
         said_by(Command::new("sh").args(["-c", &script]))
     };
     for from in ["-", "/dev/stdin"] {
@@ -148,7 +233,11 @@ fn a_bundle_of_another_version_says_what_it_lacks_and_a_pipe_is_read_once() {
         assert_eq!(said.code, 0, "{from}: {}{}", said.out, said.err);
         assert_eq!(std::fs::read(&bundle).unwrap(), whole());
         let said = piped(&format!("bundle --from {from} -f {bundle} --redact"));
-        assert!(said.code == 1 && said.err.contains("write it to a file first"), "{from}: {}", said.err);
+        assert!(
+            said.code == 1 && said.err.contains("write it to a file first"),
+            "{from}: {}",
+            said.err
+        );
         let said = piped(&format!("replay {from} --packing best-fit"));
         assert!(
             said.code == 2 && said.err.contains("write it to a file first"),
@@ -183,9 +272,25 @@ fn a_download_that_breaks_off_or_is_no_bundle_is_said_to_be_that() {
     let fetch = |answer| {
         let (server, ends) = stalled_server(answer);
         drop(ends);
-        let said = stowage(&["bundle", "--server", &server, "-f", bundle.to_str().unwrap()]);
-        assert!(said.code == 1 && said.out.is_empty(), "{} {}{}", said.code, said.out, said.err);
-        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "nothing is left");
+        let said = stowage(&[
+            "bundle",
+            "--server",
+            &server,
+            "-f",
+            bundle.to_str().unwrap(),
+        ]);
+        assert!(
+            said.code == 1 && said.out.is_empty(),
+            "{} {}{}",
+            said.code,
+            said.out,
+            said.err
+        );
+        assert_eq!(
+            std::fs::read_dir(&folder).unwrap().count(),
+            0,
+            "nothing is left"
+        );
         said.err
     };
     let said = fetch(HALF);
@@ -198,8 +303,18 @@ fn a_download_that_breaks_off_or_is_no_bundle_is_said_to_be_that() {
 fn a_server_in_plain_http_is_not_asked_with_tls() {
     let (server, ends) = stalled_server(b"HTTP/1.1 400 Bad Request\r\n\r\n");
     drop(ends);
-    let said = stowage(&["bundle", "--server", &server.replace("http:", "https:"), "-f", "-"]);
-    assert!(said.code == 1 && said.err.contains(&format!("write --server {server}")), "{}", said.err);
+    let said = stowage(&[
+        "bundle",
+        "--server",
+        &server.replace("http:", "https:"),
+        "-f",
+        "-",
+    ]);
+    assert!(
+        said.code == 1 && said.err.contains(&format!("write --server {server}")),
+        "{}",
+        said.err
+    );
 }
 
 #[test]
@@ -209,15 +324,30 @@ fn an_interrupted_bundle_leaves_no_file() {
         let (server, _ends) = stalled_server(HALF);
         let bundle = folder.path().join("bundle");
         let mut running = Command::new(env!("CARGO_BIN_EXE_stowage"))
-            .args(["bundle", "--server", &server, "-f", bundle.to_str().unwrap()])
+            .args([
+                "bundle",
+                "--server",
+                &server,
+                "-f",
+                bundle.to_str().unwrap(),
+            ])
             .stdin(Stdio::null())
             .spawn()
             .unwrap();
-        eventually("it has begun to write", || std::fs::read_dir(&folder).unwrap().count() == 1);
-        let sent = Command::new("kill").args(["-s", signal, &running.id().to_string()]).status().unwrap();
+        eventually("it has begun to write", || {
+            std::fs::read_dir(&folder).unwrap().count() == 1
+        });
+        let sent = Command::new("kill")
+            .args(["-s", signal, &running.id().to_string()])
+            .status()
+            .unwrap();
         assert!(sent.success());
         assert_eq!(running.wait().unwrap().code(), Some(code));
-        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "after SIG{signal}");
+        assert_eq!(
+            std::fs::read_dir(&folder).unwrap().count(),
+            0,
+            "after SIG{signal}"
+        );
     }
 }
 
@@ -225,7 +355,14 @@ fn an_interrupted_bundle_leaves_no_file() {
 fn a_bundle_whose_reader_has_gone_ends_as_sigpipe_would() {
     let script = "\"$0\" bundle --from \"$1\" -f - | head -c 1 > /dev/null; exit ${PIPESTATUS[0]}";
     let mut shell = Command::new("bash");
-    let demo = shell.args(["-c", script, env!("CARGO_BIN_EXE_stowage")]).arg(recorded_demo());
+    let demo = shell
+        .args(["-c", script, env!("CARGO_BIN_EXE_stowage")])
+        .arg(recorded_demo());
     let said = said_by(demo);
-    assert!(said.code == 141 && said.err.is_empty(), "{} {}", said.code, said.err);
+    assert!(
+        said.code == 141 && said.err.is_empty(),
+        "{} {}",
+        said.code,
+        said.err
+    );
 }

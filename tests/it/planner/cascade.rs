@@ -5,8 +5,14 @@ use super::world::{PlannerCluster, dying_slowly, gated, job, machine, serving};
 use serde_json::Value;
 use stowage_lab::demo::machine::DemoMachine;
 
-const SIX: [DemoMachine; 6] =
-    [machine("a", 2), machine("b", 2), machine("c", 2), machine("d", 2), machine("e", 2), machine("f", 2)];
+const SIX: [DemoMachine; 6] = [
+    machine("a", 2),
+    machine("b", 2),
+    machine("c", 2),
+    machine("d", 2),
+    machine("e", 2),
+    machine("f", 2),
+];
 
 /// Two jobs of 50 GiB on each node: 22 are free on each GPU, 44 on a node.
 async fn full() -> PlannerCluster {
@@ -16,10 +22,11 @@ async fn full() -> PlannerCluster {
     }
     world
         .until_so("all jobs run", |world| {
-            world
-                .pods()
-                .iter()
-                .all(|name| world.pod(name).is_some_and(|pod| pod["status"]["phase"] == "Running"))
+            world.pods().iter().all(|name| {
+                world
+                    .pod(name)
+                    .is_some_and(|pod| pod["status"]["phase"] == "Running")
+            })
         })
         .await;
     world

@@ -17,11 +17,17 @@ async fn two_nodes(on_a: impl Fn(Value) -> Value) -> PlannerCluster {
     let world = PlannerCluster::impatient(&[machine("a", 1), machine("b", 1)]).await;
     for (name, node, priority) in [("on-a", "a", -20), ("on-b", "b", -10)] {
         let label = json!({ "metadata": { "labels": { "host": node } } });
-        world.setup().api.patch(&format!("nodes/{node}"), &label).unwrap();
+        world
+            .setup()
+            .api
+            .patch(&format!("nodes/{node}"), &label)
+            .unwrap();
         let mut pod = job(name, 60);
         pod["spec"]["priority"] = json!(priority);
         pod["spec"]["nodeSelector"] = json!({ "host": node });
-        world.fill([if node == "a" { on_a(pod) } else { pod }]).await;
+        world
+            .fill([if node == "a" { on_a(pod) } else { pod }])
+            .await;
     }
     world
 }
@@ -44,7 +50,11 @@ async fn a_victim_that_never_terminates_is_abandoned_and_another_node_is_used() 
     for gate in [gated, |pod| pod] {
         let world = two_nodes(clinging).await;
         world.create(gate(serving("serving", 50)));
-        world.until_so("the one on a is told to leave", |world| world.leaving().contains("on-a")).await;
+        world
+            .until_so("the one on a is told to leave", |world| {
+                world.leaving().contains("on-a")
+            })
+            .await;
         assert_eq!(world.bound("serving").await, "b");
         assert_eq!(world.pods(), names(["on-a", "serving"]));
         assert_eq!(world.holds(), 0);
@@ -58,9 +68,17 @@ async fn vram_is_not_allocated_while_a_dead_victims_process_still_runs() {
     // A process that no agent has reported leaves no trace, so the agents report first.
     world.some_reports_later().await;
     world.create(gated(serving("serving", 50)));
-    world.until_so("the one on a is told to leave", |world| world.leaving().contains("on-a")).await;
+    world
+        .until_so("the one on a is told to leave", |world| {
+            world.leaving().contains("on-a")
+        })
+        .await;
     world.let_go();
-    assert_eq!(world.bound("serving").await, "b", "nobody goes where the memory is taken");
+    assert_eq!(
+        world.bound("serving").await,
+        "b",
+        "nobody goes where the memory is taken"
+    );
     world.stop().await;
 }
 
@@ -70,11 +88,17 @@ async fn vram_is_allocated_when_the_report_shows_it_free() {
     world.fill([haunting(job("victim", 60), "10000")]).await;
     world.some_reports_later().await;
     world.create(gated(serving("serving", 50)));
-    world.until_so("the victim is told to leave", |world| world.leaving().contains("victim")).await;
+    world
+        .until_so("the victim is told to leave", |world| {
+            world.leaving().contains("victim")
+        })
+        .await;
     world.let_go();
     let used = |world: &PlannerCluster| {
         let snapshot = world.setup().stowage.service.cluster().snapshot();
-        snapshot.node("a").is_some_and(|node| node.gpus[0].unaccounted_vram.0 > 0)
+        snapshot
+            .node("a")
+            .is_some_and(|node| node.gpus[0].unaccounted_vram.0 > 0)
     };
     world.until_so("its memory is seen without it", used).await;
     assert!(world.is_gated("serving") && world.node_of("serving").is_none());
@@ -88,13 +112,25 @@ async fn deleting_the_preemptor_ends_its_reservation_and_keeps_victims_not_yet_e
     world.fill([job("one", 35), job("two", 35)]).await;
     // The first eviction succeeds; every later one is refused because of a disruption budget.
     let faults = world.setup().api.faults();
-    faults.next(Operation::Eviction, 1, InjectedFault::AnswersLate(Duration::ZERO));
+    faults.next(
+        Operation::Eviction,
+        1,
+        InjectedFault::AnswersLate(Duration::ZERO),
+    );
     faults.next(Operation::Eviction, 10_000, InjectedFault::TooMany);
     world.create(gated(serving("serving", 60)));
-    world.until_so("one is gone", |world| world.pods().len() == 2).await;
+    world
+        .until_so("one is gone", |world| world.pods().len() == 2)
+        .await;
     assert_eq!(world.holds(), 1, "the other is still asked");
-    world.setup().api.delete_now("pods/default/serving").unwrap();
-    world.until_so("nothing is held", |world| world.holds() == 0).await;
+    world
+        .setup()
+        .api
+        .delete_now("pods/default/serving")
+        .unwrap();
+    world
+        .until_so("nothing is held", |world| world.holds() == 0)
+        .await;
     faults.clear();
     world.some_reports_later().await;
     assert_eq!((world.pods().len(), world.leaving()), (1, names([])));
@@ -109,18 +145,36 @@ async fn a_victim_is_not_evicted_if_its_preemptor_goes_while_the_victims_conditi
     world.fill([job("one", 60)]).await;
     let api = &world.setup().api;
     // The first write shows the reservation, the second one tells the victim.
-    api.faults().next_of("stowage", Operation::PodStatus, 1, InjectedFault::AnswersLate(Duration::ZERO));
-    api.faults().next_of("stowage", Operation::PodStatus, 1, InjectedFault::AnswersWhenReleased);
+    api.faults().next_of(
+        "stowage",
+        Operation::PodStatus,
+        1,
+        InjectedFault::AnswersLate(Duration::ZERO),
+    );
+    api.faults().next_of(
+        "stowage",
+        Operation::PodStatus,
+        1,
+        InjectedFault::AnswersWhenReleased,
+    );
     world.create(gated(serving("serving", 60)));
-    api.held().until("stowage", Operation::PodStatus, "one").await;
+    api.held()
+        .until("stowage", Operation::PodStatus, "one")
+        .await;
     api.delete_now("pods/default/serving").unwrap();
-    world.until_so("nothing is held", |world| world.holds() == 0).await;
+    world
+        .until_so("nothing is held", |world| world.holds() == 0)
+        .await;
     assert_eq!(api.held().release("stowage", Operation::PodStatus), 1);
     let is_told = |world: &PlannerCluster, status: &str| {
         let condition = world.condition("one", DISRUPTION_TARGET_CONDITION);
         condition.is_some_and(|condition| condition["status"] == status)
     };
-    world.until_so("the victim is told that it stays", |world| is_told(world, "False")).await;
+    world
+        .until_so("the victim is told that it stays", |world| {
+            is_told(world, "False")
+        })
+        .await;
     assert_eq!((world.pods(), world.leaving()), (names(["one"]), names([])));
     world.stop().await;
 }
@@ -129,15 +183,27 @@ async fn a_victim_is_not_evicted_if_its_preemptor_goes_while_the_victims_conditi
 async fn a_new_planner_finishes_after_a_crash_between_eviction_and_binding() {
     for gate in [gated, |pod| pod] {
         let world = PlannerCluster::new(&[machine("a", 2)]).await;
-        world.fill([job("large", 50), job("small", 40)].map(dying_when_told)).await;
+        world
+            .fill([job("large", 50), job("small", 40)].map(dying_when_told))
+            .await;
         world.create(gate(serving("serving", 40)));
-        world.until_so("a victim is told to leave", |world| !world.leaving().is_empty()).await;
+        world
+            .until_so("a victim is told to leave", |world| {
+                !world.leaving().is_empty()
+            })
+            .await;
         let world = world.restart().await;
         let leaving = world.let_go();
         world.bound("serving").await;
-        let stays: Vec<&str> =
-            ["large", "small"].into_iter().filter(|name| !leaving.contains(*name)).collect();
-        assert_eq!(world.pods(), names([stays[0], "serving"]), "nobody else leaves");
+        let stays: Vec<&str> = ["large", "small"]
+            .into_iter()
+            .filter(|name| !leaving.contains(*name))
+            .collect();
+        assert_eq!(
+            world.pods(),
+            names([stays[0], "serving"]),
+            "nobody else leaves"
+        );
         assert_eq!(world.holds(), 0);
         world.stop().await;
     }
@@ -146,9 +212,15 @@ async fn a_new_planner_finishes_after_a_crash_between_eviction_and_binding() {
 #[tokio::test(flavor = "multi_thread")]
 async fn losing_the_lease_stops_the_planner_and_regaining_it_lets_it_finish() {
     let world = PlannerCluster::new(&[machine("a", 2)]).await;
-    world.fill([job("large", 50), job("small", 40)].map(dying_when_told)).await;
+    world
+        .fill([job("large", 50), job("small", 40)].map(dying_when_told))
+        .await;
     world.create(gated(serving("serving", 40)));
-    world.until_so("a victim is told to leave", |world| !world.leaving().is_empty()).await;
+    world
+        .until_so("a victim is told to leave", |world| {
+            !world.leaving().is_empty()
+        })
+        .await;
     let service = &world.setup().stowage.service;
     service.set_tenure(Tenure::Standby);
     world.let_go();
@@ -166,26 +238,59 @@ async fn a_replica_that_takes_over_finishes_a_preemption_of_the_first() {
     let api = &world.setup().api;
     let second = Stowage::start(api, Policy::default(), None).unwrap();
     let set_leading = |service: &Service, leads: bool| {
-        service.set_tenure(if leads { Tenure::without_end() } else { Tenure::Standby });
+        service.set_tenure(if leads {
+            Tenure::without_end()
+        } else {
+            Tenure::Standby
+        });
     };
     let (first_leads, second_leads) = (&world.setup().stowage.service, &second.service);
-    world.until_so("the second knows the cluster", |_| second_leads.leadership.is_open()).await;
+    world
+        .until_so("the second knows the cluster", |_| {
+            second_leads.leadership.is_open()
+        })
+        .await;
     set_leading(second_leads, false);
     let _agents = DemoAgents::start(&[machine("a", 2)], api, second.addresses.agents).unwrap();
-    let written = |kind: &str| second.service.metrics.writes.with_label_values(&[kind, "written"]).get();
+    let written = |kind: &str| {
+        second
+            .service
+            .metrics
+            .writes
+            .with_label_values(&[kind, "written"])
+            .get()
+    };
 
-    world.fill([job("large", 50), job("small", 40)].map(dying_when_told)).await;
+    world
+        .fill([job("large", 50), job("small", 40)].map(dying_when_told))
+        .await;
     world.create(gated(serving("serving", 40)));
-    world.until_so("a victim is told to leave", |world| !world.leaving().is_empty()).await;
+    world
+        .until_so("a victim is told to leave", |world| {
+            !world.leaving().is_empty()
+        })
+        .await;
     set_leading(first_leads, false);
     let leaving = world.let_go();
-    assert_eq!(["evict", "reservation", "nomination", "gate"].map(written), [0; 4]);
+    assert_eq!(
+        ["evict", "reservation", "nomination", "gate"].map(written),
+        [0; 4]
+    );
     set_leading(second_leads, true);
-    world.until_so("the pod is let through", |world| !world.is_gated("serving")).await;
+    world
+        .until_so("the pod is let through", |world| !world.is_gated("serving"))
+        .await;
     assert_eq!(world.planned("serving").as_deref(), Some("Nominated"));
     assert_eq!(world.writes("gate"), 0, "it was the second that did it");
-    let stays: Vec<&str> = ["large", "small"].into_iter().filter(|name| !leaving.contains(*name)).collect();
-    assert_eq!(world.pods(), names([stays[0], "serving"]), "nobody else leaves");
+    let stays: Vec<&str> = ["large", "small"]
+        .into_iter()
+        .filter(|name| !leaving.contains(*name))
+        .collect();
+    assert_eq!(
+        world.pods(),
+        names([stays[0], "serving"]),
+        "nobody else leaves"
+    );
     assert_eq!(second.service.cluster().totals().reservations, 1);
 
     // The scheduler asks the first.

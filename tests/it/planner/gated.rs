@@ -7,11 +7,18 @@ use stowage_lab::demo::scheduler::observations::Verb;
 #[tokio::test(flavor = "multi_thread")]
 async fn each_planned_pod_costs_the_scheduler_one_filter_call_for_one_node() {
     let world = PlannerCluster::new(&[machine("a", 4), machine("b", 4)]).await;
-    let pods: Vec<String> = (0..16).map(|number| format!("planned-{number:02}")).collect();
-    pods.iter().for_each(|name| world.create(gated(job(name, 30))));
+    let pods: Vec<String> = (0..16)
+        .map(|number| format!("planned-{number:02}"))
+        .collect();
+    pods.iter()
+        .for_each(|name| world.create(gated(job(name, 30))));
     for name in &pods {
         world.bound(name).await;
-        assert_eq!(world.calls(name), [(Verb::Filter, 1), (Verb::Bind, 1)], "{name}");
+        assert_eq!(
+            world.calls(name),
+            [(Verb::Filter, 1), (Verb::Bind, 1)],
+            "{name}"
+        );
         assert_eq!(world.planned(name).as_deref(), Some("Nominated"));
         assert!(!world.is_gated(name));
     }
@@ -19,7 +26,14 @@ async fn each_planned_pod_costs_the_scheduler_one_filter_call_for_one_node() {
     world.wrote("gate", 16).await;
     // Whatever follows from a Binding has been written by then.
     world.some_reports_later().await;
-    let kinds = ["bind", "nomination", "gate", "reservation", "plan", "requeue"];
+    let kinds = [
+        "bind",
+        "nomination",
+        "gate",
+        "reservation",
+        "plan",
+        "requeue",
+    ];
     assert_eq!(kinds.map(|kind| world.writes(kind)), [16, 16, 16, 0, 0, 0]);
     world.stop().await;
 }
@@ -31,7 +45,10 @@ async fn cheap_on_a_dear_on_b() -> PlannerCluster {
         world
             .setup()
             .api
-            .patch(&format!("nodes/{node}"), &json!({ "metadata": { "labels": { "host": node } } }))
+            .patch(
+                &format!("nodes/{node}"),
+                &json!({ "metadata": { "labels": { "host": node } } }),
+            )
             .unwrap();
         let mut pod = dying_slowly(job(name, 60));
         pod["spec"]["priority"] = json!(priority);
@@ -61,7 +78,10 @@ async fn goes_past_a(spoil: impl Fn(&PlannerCluster, &mut Value)) {
         world.create(pod);
         assert_eq!(world.bound("serving").await, "b");
         world.some_reports_later().await;
-        assert_eq!((world.pods(), world.leaving()), (names(["cheap", "serving"]), names([])));
+        assert_eq!(
+            (world.pods(), world.leaving()),
+            (names(["cheap", "serving"]), names([]))
+        );
         world.stop().await;
     }
 }
@@ -70,7 +90,11 @@ async fn goes_past_a(spoil: impl Fn(&PlannerCluster, &mut Value)) {
 async fn no_pod_is_evicted_on_a_node_whose_taint_excludes_the_preemptor() {
     goes_past_a(|world, _| {
         let taint = json!({ "key": "reserved", "value": "yes", "effect": "NoSchedule" });
-        world.setup().api.patch("nodes/a", &json!({ "spec": { "taints": [taint] } })).unwrap();
+        world
+            .setup()
+            .api
+            .patch("nodes/a", &json!({ "spec": { "taints": [taint] } }))
+            .unwrap();
     })
     .await;
 }
@@ -78,7 +102,8 @@ async fn no_pod_is_evicted_on_a_node_whose_taint_excludes_the_preemptor() {
 #[tokio::test(flavor = "multi_thread")]
 async fn no_pod_is_evicted_on_a_node_whose_cpu_would_not_suffice_afterwards() {
     goes_past_a(|world, pod| {
-        let few = json!({ "status": { "capacity": { "cpu": "8" }, "allocatable": { "cpu": "8" } } });
+        let few =
+            json!({ "status": { "capacity": { "cpu": "8" }, "allocatable": { "cpu": "8" } } });
         world.setup().api.patch_status("nodes/a", &few).unwrap();
         pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] = json!("16");
     })
@@ -100,11 +125,27 @@ async fn no_pod_is_evicted_for_a_pod_with_a_volume_and_its_gate_is_removed_witho
     pod["spec"]["preemptionPolicy"] = json!("Never");
     world.create(pod);
     world
-        .until_so("it is released", |world| world.planned("serving").as_deref() == Some("GateRemoved"))
+        .until_so("it is released", |world| {
+            world.planned("serving").as_deref() == Some("GateRemoved")
+        })
         .await;
-    world.until_so("the scheduler refuses it", |world| world.is_refused("serving")).await;
+    world
+        .until_so("the scheduler refuses it", |world| {
+            world.is_refused("serving")
+        })
+        .await;
     world.some_reports_later().await;
-    assert_eq!((world.pods(), world.leaving()), (names(["cheap", "dear", "serving"]), names([])));
-    assert_eq!((world.writes("nomination"), world.writes("reservation"), world.holds()), (0, 0, 0));
+    assert_eq!(
+        (world.pods(), world.leaving()),
+        (names(["cheap", "dear", "serving"]), names([]))
+    );
+    assert_eq!(
+        (
+            world.writes("nomination"),
+            world.writes("reservation"),
+            world.holds()
+        ),
+        (0, 0, 0)
+    );
     world.stop().await;
 }

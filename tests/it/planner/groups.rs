@@ -16,14 +16,17 @@ fn all_bound(world: &PlannerCluster) -> bool {
 }
 
 fn none_let_through(world: &PlannerCluster) -> bool {
-    TRIO.iter().all(|name| world.is_gated(name) && world.node_of(name).is_none())
+    TRIO.iter()
+        .all(|name| world.is_gated(name) && world.node_of(name).is_none())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_group_of_three_waits_for_all_its_pods_and_places_and_reserves_nothing_meanwhile() {
     let world = PlannerCluster::new(&[machine("a", 2), machine("b", 1)]).await;
     world.fill([job("resident", 10)]).await;
-    TRIO[..2].iter().for_each(|name| world.create(of_trio(job(name, 60))));
+    TRIO[..2]
+        .iter()
+        .for_each(|name| world.create(of_trio(job(name, 60))));
     world.some_reports_later().await;
     assert!(TRIO[..2].iter().all(|name| world.is_gated(name)) && world.holds() == 0);
 
@@ -32,16 +35,26 @@ async fn a_group_of_three_waits_for_all_its_pods_and_places_and_reserves_nothing
     world.create(of_trio(job(TRIO[2], 60)));
     world.some_reports_later().await;
     world.some_reports_later().await;
-    assert!(none_let_through(&world) && world.holds() == 0, "two GPUs are free, and three are needed");
+    assert!(
+        none_let_through(&world) && world.holds() == 0,
+        "two GPUs are free, and three are needed"
+    );
     world.create(gated(job("single", 60)));
     world.bound("single").await;
     world.setup().api.delete("pods/default/single").unwrap();
 
     for name in ["in-the-way", "resident"] {
-        world.setup().api.delete(&format!("pods/default/{name}")).unwrap();
+        world
+            .setup()
+            .api
+            .delete(&format!("pods/default/{name}"))
+            .unwrap();
     }
     world.until_so("all three are bound", all_bound).await;
-    assert!(TRIO.iter().all(|name| world.planned(name).as_deref() == Some("Nominated")));
+    assert!(
+        TRIO.iter()
+            .all(|name| world.planned(name).as_deref() == Some("Nominated"))
+    );
     world.stop().await;
 }
 
@@ -50,7 +63,8 @@ async fn pods_are_evicted_for_a_whole_group_or_not_at_all() {
     let world = PlannerCluster::new(&[machine("a", 2), machine("b", 1)]).await;
     world.fill(["x", "y"].map(|name| job(name, 60))).await;
     world.fill([serving("stays", 60)]).await;
-    TRIO.iter().for_each(|name| world.create(of_trio(serving(name, 50))));
+    TRIO.iter()
+        .for_each(|name| world.create(of_trio(serving(name, 50))));
     world.some_reports_later().await;
     world.some_reports_later().await;
     assert!(none_let_through(&world) && world.leaving().is_empty() && world.holds() == 0);
@@ -58,6 +72,10 @@ async fn pods_are_evicted_for_a_whole_group_or_not_at_all() {
 
     world.setup().api.delete("pods/default/stays").unwrap();
     world.until_so("all three are bound", all_bound).await;
-    assert_eq!(world.pods(), super::world::names(TRIO), "x and y left for them");
+    assert_eq!(
+        world.pods(),
+        super::world::names(TRIO),
+        "x and y left for them"
+    );
     world.stop().await;
 }

@@ -1,6 +1,8 @@
 //! Preemption for a serving pod where the node's sum is enough and no single GPU is: kube-scheduler never preempts for it.
 
-use super::world::{PlannerCluster, dying_slowly, dying_when_told, gated, job, machine, names, serving};
+use super::world::{
+    PlannerCluster, dying_slowly, dying_when_told, gated, job, machine, names, serving,
+};
 use serde_json::Value;
 use stowage_lab::demo::scheduler::observations::Verb;
 
@@ -56,14 +58,28 @@ async fn a_gated_pod_gets_its_reservation_before_the_scheduler_sees_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn when_the_scheduler_preempts_no_more_pods_are_evicted_than_needed() {
     let world = PlannerCluster::new(&[machine("a", 2)]).await;
-    world.fill(["first", "second"].map(|name| serving(name, 60))).await;
-    world.fill([job("medium", 11), job("small-1", 4), job("small-2", 4), job("small-3", 4)]).await;
+    world
+        .fill(["first", "second"].map(|name| serving(name, 60)))
+        .await;
+    world
+        .fill([
+            job("medium", 11),
+            job("small-1", 4),
+            job("small-2", 4),
+            job("small-3", 4),
+        ])
+        .await;
     let freed = world.devices_of("medium");
     world.create(serving("serving", 9));
     world.bound("serving").await;
     assert_eq!(world.devices_of("serving"), freed);
     world.some_reports_later().await;
-    assert_eq!(world.pods(), names(["first", "second", "serving", "small-1", "small-2", "small-3"]));
+    assert_eq!(
+        world.pods(),
+        names([
+            "first", "second", "serving", "small-1", "small-2", "small-3"
+        ])
+    );
     world.stop().await;
 }
 
@@ -80,8 +96,13 @@ async fn a_victim_has_its_own_grace_period_and_at_most_that_of_its_class() {
         });
         world.fill(slow).await;
         world.create(serving("serving", 60));
-        let victim = world.until("a job leaves", |world| world.leaving().into_iter().next()).await;
-        assert_eq!(world.pod(&victim).unwrap()["metadata"]["deletionGracePeriodSeconds"], given);
+        let victim = world
+            .until("a job leaves", |world| world.leaving().into_iter().next())
+            .await;
+        assert_eq!(
+            world.pod(&victim).unwrap()["metadata"]["deletionGracePeriodSeconds"],
+            given
+        );
         world.stop().await;
     }
 }

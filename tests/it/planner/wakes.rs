@@ -5,8 +5,16 @@ use serde_json::{Value, json};
 use stowage_lab::demo::engines::{FakeEngine, StubEngineLoad};
 use stowage_lab::demo::scheduler::observations::Verb;
 
-const CALM: StubEngineLoad = StubEngineLoad { kv_percent: 20, waiting: 0, running: 2 };
-const BUSY: StubEngineLoad = StubEngineLoad { kv_percent: 97, waiting: 50, running: 8 };
+const CALM: StubEngineLoad = StubEngineLoad {
+    kv_percent: 20,
+    waiting: 0,
+    running: 2,
+};
+const BUSY: StubEngineLoad = StubEngineLoad {
+    kv_percent: 97,
+    waiting: 50,
+    running: 8,
+};
 const WAITING: usize = 200;
 
 fn pod(name: &str, gib: u64, port: Option<u16>) -> Value {
@@ -19,23 +27,42 @@ fn pod(name: &str, gib: u64, port: Option<u16>) -> Value {
 
 fn kv_percent(world: &PlannerCluster) -> Option<u8> {
     let snapshot = world.setup().stowage.service.cluster().snapshot();
-    snapshot.node("a")?.gpus[0].engine_load.kv_cache.map(|percent| percent.get())
+    snapshot.node("a")?.gpus[0]
+        .engine_load
+        .kv_cache
+        .map(|percent| percent.get())
 }
 
 /// Beside the engine, one of them fits.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_freed_gpu_wakes_one_of_two_hundred_refused_pods() {
     let world = PlannerCluster::new(&[machine("a", 1)]).await;
-    let engine = FakeEngine::start(world.setup().api.clone(), "engine", "m", CALM).await.unwrap();
+    let engine = FakeEngine::start(world.setup().api.clone(), "engine", "m", CALM)
+        .await
+        .unwrap();
     world.create(pod("engine", 40, Some(engine.port())));
-    world.until_so("the engine serves", |world| kv_percent(world) == Some(20)).await;
+    world
+        .until_so("the engine serves", |world| kv_percent(world) == Some(20))
+        .await;
     engine.set(BUSY);
-    world.until_so("its cache is seen to fill up", |world| kv_percent(world) == Some(97)).await;
-    let late: Vec<String> = (0..WAITING).map(|number| format!("late-{number:03}")).collect();
-    late.iter().for_each(|name| world.create(pod(name, 20, None)));
-    world.until_so("all are refused", |world| late.iter().all(|name| world.is_refused(name))).await;
+    world
+        .until_so("its cache is seen to fill up", |world| {
+            kv_percent(world) == Some(97)
+        })
+        .await;
+    let late: Vec<String> = (0..WAITING)
+        .map(|number| format!("late-{number:03}"))
+        .collect();
+    late.iter()
+        .for_each(|name| world.create(pod(name, 20, None)));
+    world
+        .until_so("all are refused", |world| {
+            late.iter().all(|name| world.is_refused(name))
+        })
+        .await;
     world.until_the_scheduler_rests().await;
-    let filters = |world: &PlannerCluster| world.setup().scheduler.observations().count(Verb::Filter);
+    let filters =
+        |world: &PlannerCluster| world.setup().scheduler.observations().count(Verb::Filter);
     let asked = filters(&world);
     world.some_reports_later().await;
     let told = |world: &PlannerCluster| (world.writes("requeue"), world.writes("nomination"));
@@ -44,12 +71,25 @@ async fn one_freed_gpu_wakes_one_of_two_hundred_refused_pods() {
     let asked = filters(&world);
 
     engine.set(CALM);
-    let is_bound = |world: &PlannerCluster| late.iter().filter(|name| world.node_of(name).is_some()).count();
-    world.until_so("one of them is bound", |world| is_bound(world) == 1).await;
+    let is_bound = |world: &PlannerCluster| {
+        late.iter()
+            .filter(|name| world.node_of(name).is_some())
+            .count()
+    };
+    world
+        .until_so("one of them is bound", |world| is_bound(world) == 1)
+        .await;
     world.wrote("nomination", 1).await;
     world.some_reports_later().await;
-    assert_eq!(told(&world), (0, 1), "one is nominated and touched, in one write");
-    let chosen = late.iter().find(|name| world.node_of(name).is_some()).unwrap();
+    assert_eq!(
+        told(&world),
+        (0, 1),
+        "one is nominated and touched, in one write"
+    );
+    let chosen = late
+        .iter()
+        .find(|name| world.node_of(name).is_some())
+        .unwrap();
     println!(
         "{WAITING} refused by {asked} filter calls; one slot: {} more, {chosen} bound",
         filters(&world) - asked

@@ -17,7 +17,13 @@ pub const PATIENCE: Duration = Duration::from_secs(90);
 
 /// GPUs of 80 GiB, of which 72 are allocatable.
 pub const fn machine(node: &'static str, gpus: u32) -> DemoMachine {
-    DemoMachine { node, model: "H100", gpus, gib: 80, models: &[] }
+    DemoMachine {
+        node,
+        model: "H100",
+        gpus,
+        gib: 80,
+        models: &[],
+    }
 }
 
 pub struct PlannerCluster {
@@ -41,7 +47,10 @@ impl PlannerCluster {
         // An agent's last report stays valid, however late a busy machine makes the next one.
         policy.telemetry.fresh = Millis::seconds(24 * 3600);
         policy.telemetry.stale = Millis::seconds(48 * 3600);
-        Self { setup: Setup::by(policy.clone(), machines).await.unwrap(), policy }
+        Self {
+            setup: Setup::by(policy.clone(), machines).await.unwrap(),
+            policy,
+        }
     }
 
     pub fn setup(&self) -> &Setup {
@@ -50,7 +59,11 @@ impl PlannerCluster {
 
     /// Kills Stowage, and starts another that knows only what the API server keeps.
     pub async fn restart(self) -> Self {
-        let setup = self.setup.restart_stowage(self.policy.clone()).await.unwrap();
+        let setup = self
+            .setup
+            .restart_stowage(self.policy.clone())
+            .await
+            .unwrap();
         Self { setup, ..self }
     }
 
@@ -78,18 +91,23 @@ impl PlannerCluster {
     }
 
     pub fn pod(&self, name: &str) -> Option<Value> {
-        self.setup.api.get(&format!("pods/default/{name}")).map(|pod| Value::clone(&pod))
+        self.setup
+            .api
+            .get(&format!("pods/default/{name}"))
+            .map(|pod| Value::clone(&pod))
     }
 
     pub fn pods(&self) -> BTreeSet<String> {
         let pods = self.setup.api.list("pods").into_iter();
-        pods.map(|pod| pod["metadata"]["name"].as_str().unwrap().to_owned()).collect()
+        pods.map(|pod| pod["metadata"]["name"].as_str().unwrap().to_owned())
+            .collect()
     }
 
     /// Pods that are being deleted.
     pub fn leaving(&self) -> BTreeSet<String> {
         let leaves = |name: &String| {
-            self.pod(name).is_some_and(|pod| pod["metadata"]["deletionTimestamp"].is_string())
+            self.pod(name)
+                .is_some_and(|pod| pod["metadata"]["deletionTimestamp"].is_string())
         };
         self.pods().into_iter().filter(leaves).collect()
     }
@@ -97,7 +115,12 @@ impl PlannerCluster {
     /// Ends the pods that are being deleted, and returns their names.
     pub fn let_go(&self) -> BTreeSet<String> {
         let leaving = self.leaving();
-        leaving.iter().for_each(|name| self.setup.api.delete_now(&format!("pods/default/{name}")).unwrap());
+        leaving.iter().for_each(|name| {
+            self.setup
+                .api
+                .delete_now(&format!("pods/default/{name}"))
+                .unwrap()
+        });
         leaving
     }
 
@@ -106,27 +129,40 @@ impl PlannerCluster {
     }
 
     pub fn devices_of(&self, name: &str) -> Option<String> {
-        Some(self.pod(name)?["metadata"]["annotations"]["stowage.dev/devices"].as_str()?.to_owned())
+        Some(
+            self.pod(name)?["metadata"]["annotations"]["stowage.dev/devices"]
+                .as_str()?
+                .to_owned(),
+        )
     }
 
     pub fn condition(&self, name: &str, kind: &str) -> Option<Value> {
         let pod = self.pod(name)?;
         let mut conditions = pod["status"]["conditions"].as_array()?.iter();
-        conditions.find(|condition| condition["type"] == kind).cloned()
+        conditions
+            .find(|condition| condition["type"] == kind)
+            .cloned()
     }
 
     pub fn is_refused(&self, name: &str) -> bool {
-        self.condition(name, "PodScheduled").is_some_and(|condition| condition["reason"] == "Unschedulable")
+        self.condition(name, "PodScheduled")
+            .is_some_and(|condition| condition["reason"] == "Unschedulable")
     }
 
     pub fn is_gated(&self, name: &str) -> bool {
-        let gates = self.pod(name).map(|pod| pod["spec"]["schedulingGates"].clone());
+        let gates = self
+            .pod(name)
+            .map(|pod| pod["spec"]["schedulingGates"].clone());
         gates.is_some_and(|gates| gates.as_array().is_some_and(|gates| !gates.is_empty()))
     }
 
     /// The reason in the condition that says how far the planner is with a gated pod.
     pub fn planned(&self, name: &str) -> Option<String> {
-        Some(self.condition(name, objects::PLACED_CONDITION)?["reason"].as_str()?.to_owned())
+        Some(
+            self.condition(name, objects::PLACED_CONDITION)?["reason"]
+                .as_str()?
+                .to_owned(),
+        )
     }
 
     pub fn holds(&self) -> u64 {
@@ -135,21 +171,36 @@ impl PlannerCluster {
 
     /// The number of accepted writes of a kind. A reservation whose pod was bound counts two: taken, and ended.
     pub fn writes(&self, kind: &str) -> u64 {
-        self.setup.stowage.service.metrics.writes.with_label_values(&[kind, "written"]).get()
+        self.setup
+            .stowage
+            .service
+            .metrics
+            .writes
+            .with_label_values(&[kind, "written"])
+            .get()
     }
 
     /// So many writes of a kind are accepted in the end, and no more. They are counted when their answers are in, and what
     /// follows from a write may be seen before that.
     pub async fn wrote(&self, kind: &str, count: u64) {
-        self.until_so(&format!("{count} writes of {kind} are counted"), |world| world.writes(kind) >= count)
-            .await;
+        self.until_so(&format!("{count} writes of {kind} are counted"), |world| {
+            world.writes(kind) >= count
+        })
+        .await;
         assert_eq!(self.writes(kind), count, "{kind}");
     }
 
     /// The scheduler's calls about a pod: the verb, and how many nodes it was about.
     pub fn calls(&self, name: &str) -> Vec<(Verb, usize)> {
-        let calls = self.setup.scheduler.observations().calls_for(&format!("default/{name}"));
-        calls.into_iter().map(|call| (call.verb, call.nodes)).collect()
+        let calls = self
+            .setup
+            .scheduler
+            .observations()
+            .calls_for(&format!("default/{name}"));
+        calls
+            .into_iter()
+            .map(|call| (call.verb, call.nodes))
+            .collect()
     }
 
     /// Polls until there is an answer.
@@ -163,7 +214,11 @@ impl PlannerCluster {
             }
         };
         let Ok(answer) = tokio::time::timeout(PATIENCE, looked).await else {
-            let pods: Vec<Value> = self.pods().iter().filter_map(|name| self.pod(name)).collect();
+            let pods: Vec<Value> = self
+                .pods()
+                .iter()
+                .filter_map(|name| self.pod(name))
+                .collect();
             panic!("it never came that {what}: {pods:#?}");
         };
         answer
@@ -175,15 +230,29 @@ impl PlannerCluster {
 
     /// Its node, once it is bound.
     pub async fn bound(&self, name: &str) -> String {
-        self.until(&format!("{name} is bound"), |world| world.node_of(name)).await
+        self.until(&format!("{name} is bound"), |world| world.node_of(name))
+            .await
     }
 
     /// The scheduler has seen every pod as it is now, and has nothing to do.
     pub async fn until_the_scheduler_rests(&self) {
-        let version = |pod: &Value| pod["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
+        let version = |pod: &Value| {
+            pod["metadata"]["resourceVersion"]
+                .as_str()
+                .unwrap()
+                .parse()
+                .unwrap()
+        };
         self.until_so("the scheduler rests", |world| {
             let progress = world.setup.scheduler.observations().progress();
-            let latest: u64 = world.setup.api.list("pods").iter().map(|pod| version(pod)).max().unwrap_or(0);
+            let latest: u64 = world
+                .setup
+                .api
+                .list("pods")
+                .iter()
+                .map(|pod| version(pod))
+                .max()
+                .unwrap_or(0);
             progress.idle && progress.pods_version >= latest
         })
         .await;
@@ -193,7 +262,8 @@ impl PlannerCluster {
     pub async fn some_reports_later(&self) {
         let latest = |world: &Self| -> BTreeMap<NodeName, u64> {
             let all = world.setup.stowage.board.all().into_iter();
-            all.map(|(node, latest)| (node, latest.report.sequence)).collect()
+            all.map(|(node, latest)| (node, latest.report.sequence))
+                .collect()
         };
         let nodes = self.setup.api.list("nodes").len();
         let before = self.until("every agent has reported", |world| {
@@ -201,7 +271,9 @@ impl PlannerCluster {
         });
         let before = before.await;
         self.until_so("the agents report", |world| {
-            latest(world).iter().all(|(node, sequence)| *sequence >= before[node] + 6)
+            latest(world)
+                .iter()
+                .all(|(node, sequence)| *sequence >= before[node] + 6)
         })
         .await;
     }

@@ -7,18 +7,35 @@ fn the_shipped_policy_is_the_built_in_one_where_the_service_looks_for_it() {
     let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests/base");
     let of = |file: &str| fs::read_to_string(base.join(file)).unwrap();
     let objects: Vec<Value> = serde_saphyr::from_multiple(&of("stowage.yaml")).unwrap();
-    assert_eq!(digest_of(&of("policy.yaml")), policy_watch::built_in().digest);
-    let stowage = objects.iter().find(|object| object["kind"] == "Deployment").unwrap();
+    assert_eq!(
+        digest_of(&of("policy.yaml")),
+        policy_watch::built_in().digest
+    );
+    let stowage = objects
+        .iter()
+        .find(|object| object["kind"] == "Deployment")
+        .unwrap();
     let spec = &stowage["spec"]["template"]["spec"];
     let stowage = &spec["containers"][0];
-    let argument =
-        stowage["args"].as_array().unwrap().iter().find_map(|arg| arg.as_str()?.strip_prefix("--policy="));
-    let mount =
-        stowage["volumeMounts"].as_array().unwrap().iter().find(|mount| mount["name"] == "policy").unwrap();
+    let argument = stowage["args"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find_map(|arg| arg.as_str()?.strip_prefix("--policy="));
+    let mount = stowage["volumeMounts"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|mount| mount["name"] == "policy")
+        .unwrap();
     assert_eq!(mount["mountPath"].as_str(), argument);
     assert_eq!(mount["subPath"], Value::Null);
-    let volume =
-        spec["volumes"].as_array().unwrap().iter().find(|volume| volume["name"] == "policy").unwrap();
+    let volume = spec["volumes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|volume| volume["name"] == "policy")
+        .unwrap();
     assert_eq!(volume["configMap"]["name"], "stowage-policy");
 }
 
@@ -29,12 +46,27 @@ fn a_path_without_a_policy_is_an_error_at_the_start() {
     let cache = folder.path().join("cache");
     for path in ["policy.yaml", "."] {
         let policy = folder.path().join(path);
-        let addresses = ["--listen", "127.0.0.1:0", "--agents", "127.0.0.1:0", "--admin", "127.0.0.1:0"];
-        let files = ["--cluster", dump.to_str().unwrap(), "--policy", policy.to_str().unwrap()];
+        let addresses = [
+            "--listen",
+            "127.0.0.1:0",
+            "--agents",
+            "127.0.0.1:0",
+            "--admin",
+            "127.0.0.1:0",
+        ];
+        let files = [
+            "--cluster",
+            dump.to_str().unwrap(),
+            "--policy",
+            policy.to_str().unwrap(),
+        ];
         let kept = ["--policy-cache", cache.to_str().unwrap()];
         let (code, error) = fails(&[&["serve"], &addresses[..], &files[..], &kept[..]].concat());
         assert_eq!(code, 1, "{error}");
-        assert!(error.contains("--policy") && error.contains(policy.to_str().unwrap()), "{error}");
+        assert!(
+            error.contains("--policy") && error.contains(policy.to_str().unwrap()),
+            "{error}"
+        );
     }
 }
 
@@ -46,13 +78,20 @@ fn start(folder: &TempDir, arguments: &[&str]) -> RunningServe {
 }
 
 fn in_force(running: &RunningServe) -> Value {
-    Client::connect(running.operators).get("/debug/policy").json()["digest"].clone()
+    Client::connect(running.operators)
+        .get("/debug/policy")
+        .json()["digest"]
+        .clone()
 }
 
 #[test]
 fn b8_a_corrupt_policy_on_disk_does_not_keep_the_service_from_starting() {
     let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("policy.yaml"), "scorring: {shortlist: 8}\n").unwrap();
+    fs::write(
+        folder.path().join("policy.yaml"),
+        "scorring: {shortlist: 8}\n",
+    )
+    .unwrap();
     let running = start(&folder, &[]);
     let line = running.line_with("policy files rejected");
     assert!(
@@ -64,21 +103,39 @@ fn b8_a_corrupt_policy_on_disk_does_not_keep_the_service_from_starting() {
     let mut client = Client::connect(running.operators);
     let ready = client.get("/readyz");
     assert_eq!(ready.status, 200);
-    for part in ["policy.yaml:1", "scorring", "the built-in policy decides: no --policy-cache"] {
+    for part in [
+        "policy.yaml:1",
+        "scorring",
+        "the built-in policy decides: no --policy-cache",
+    ] {
         assert!(ready.text().contains(part), "{}", ready.text());
     }
-    assert_eq!(in_force(&running), json!(policy_watch::built_in().digest.to_string()));
-    assert!(client.get_page("/metrics").text().contains("stowage_policy_reload_failed 1"));
+    assert_eq!(
+        in_force(&running),
+        json!(policy_watch::built_in().digest.to_string())
+    );
+    assert!(
+        client
+            .get_page("/metrics")
+            .text()
+            .contains("stowage_policy_reload_failed 1")
+    );
     // A corrected file takes effect without a restart.
     replace(&folder.path().join("policy.yaml"), &one_sided("b"));
     running.line_with("policy applied");
-    assert_eq!(in_force(&running), json!(digest_of(&one_sided("b")).to_string()));
+    assert_eq!(
+        in_force(&running),
+        json!(digest_of(&one_sided("b")).to_string())
+    );
 }
 
 #[test]
 fn b8_a_restart_on_a_corrupt_policy_acts_by_the_last_good_one() {
     let folder = tempfile::tempdir().unwrap();
-    let (policy, cache) = (folder.path().join("policy.yaml"), folder.path().join("cache"));
+    let (policy, cache) = (
+        folder.path().join("policy.yaml"),
+        folder.path().join("cache"),
+    );
     let kept = ["--policy-cache", cache.to_str().unwrap()];
     fs::write(&policy, one_sided("a")).unwrap();
     {
@@ -94,7 +151,9 @@ fn b8_a_restart_on_a_corrupt_policy_acts_by_the_last_good_one() {
     running.line_with("policy files rejected");
     let ready = Client::connect(running.operators).get("/readyz");
     assert!(
-        ready.text().contains("the file has no content (the last good policy decides)"),
+        ready
+            .text()
+            .contains("the file has no content (the last good policy decides)"),
         "{}",
         ready.text()
     );
@@ -110,8 +169,13 @@ fn b8_a_restart_on_a_corrupt_policy_acts_by_the_last_good_one() {
     fs::write(&policy, "mode: shadow\nscorring: {}\n").unwrap();
     let running = start(&folder, &kept);
     running.line_with("policy files rejected");
-    let page = Client::connect(running.operators).get("/debug/policy").json();
-    assert_eq!(page["policy"]["mode"], "shadow", "what was to be watched only is not enforced");
+    let page = Client::connect(running.operators)
+        .get("/debug/policy")
+        .json();
+    assert_eq!(
+        page["policy"]["mode"], "shadow",
+        "what was to be watched only is not enforced"
+    );
 }
 
 #[test]
@@ -119,13 +183,19 @@ fn a_service_logs_that_it_took_over_a_changed_file() {
     let folder = tempfile::tempdir().unwrap();
     let policy = folder.path().join("policy.yaml");
     fs::write(&policy, one_sided("a")).unwrap();
-    let running = RunningServe::serve_with(&json_dump(&folder), &["--policy", policy.to_str().unwrap()]);
+    let running =
+        RunningServe::serve_with(&json_dump(&folder), &["--policy", policy.to_str().unwrap()]);
     replace(&policy, &one_sided("b"));
     let line = running.line_with("policy applied");
     for side in SIDES {
-        assert!(line.contains(&digest_of(&one_sided(side)).to_string()), "{line}");
+        assert!(
+            line.contains(&digest_of(&one_sided(side)).to_string()),
+            "{line}"
+        );
     }
-    let page = Client::connect(running.operators).get("/debug/policy").json();
+    let page = Client::connect(running.operators)
+        .get("/debug/policy")
+        .json();
     assert_eq!(page["source"], json!(policy.to_str().unwrap()));
     assert_eq!(page["refused"], Value::Null);
     assert_eq!(page["policy"]["classes"][1]["name"], "moving");

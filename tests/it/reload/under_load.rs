@@ -18,7 +18,11 @@ impl ReloadProgress {
         let side = ask();
         let after = self.begun.load(Ordering::SeqCst);
         if before == after {
-            assert_eq!(side, SIDES[before % 2], "a policy that is not in force any more");
+            assert_eq!(
+                side,
+                SIDES[before % 2],
+                "a policy that is not in force any more"
+            );
         }
         self.asked.fetch_add(1, Ordering::Relaxed);
         side
@@ -30,10 +34,17 @@ fn filtered(client: &mut Client<TcpStream>, pod: &Value) -> Vec<String> {
     assert_eq!(answer.status, 200, "{}", answer.text());
     let answer = answer.json();
     let passed: Vec<String> = serde_json::from_value(answer["NodeNames"].clone()).unwrap();
-    let refused: Vec<String> =
-        answer["FailedAndUnresolvableNodes"].as_object().unwrap().keys().cloned().collect();
+    let refused: Vec<String> = answer["FailedAndUnresolvableNodes"]
+        .as_object()
+        .unwrap()
+        .keys()
+        .cloned()
+        .collect();
     if passed.len() == 2 && !refused.is_empty() {
-        assert_ne!(one_side(passed.iter().map(String::as_str)), one_side(refused.iter().map(String::as_str)));
+        assert_ne!(
+            one_side(passed.iter().map(String::as_str)),
+            one_side(refused.iter().map(String::as_str))
+        );
     }
     passed
 }
@@ -42,7 +53,11 @@ fn ranked(client: &mut Client<TcpStream>, pod: &Value) -> String {
     let answer = client.post("/scheduler/prioritize", args(pod, &NODES).to_string());
     assert_eq!(answer.status, 200, "{}", answer.text());
     let scores = answer.json();
-    let scored = scores.as_array().unwrap().iter().filter(|one| one["Score"] != 0);
+    let scored = scores
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|one| one["Score"] != 0);
     one_side(scored.map(|one| one["Host"].as_str().unwrap()))
 }
 
@@ -54,7 +69,11 @@ fn schedule(served: &Served, pods: &[Value], next: &AtomicUsize, progress: &Relo
             return;
         }
         let binds = round % 16 == 0;
-        let place = if binds { next.fetch_add(1, Ordering::Relaxed) } else { pods.len() - 1 };
+        let place = if binds {
+            next.fetch_add(1, Ordering::Relaxed)
+        } else {
+            pods.len() - 1
+        };
         // The last pod only sends filter requests; it is never bound.
         let pod = &pods[place.min(pods.len() - 1)];
         let mut passed = Vec::new();
@@ -68,7 +87,10 @@ fn schedule(served: &Served, pods: &[Value], next: &AtomicUsize, progress: &Relo
             assert_eq!(answer.status, 200, "{}", answer.text());
             let error = answer.json()["Error"].as_str().unwrap().to_owned();
             // Between its filter and its bind the policy changed: the scheduler asks again.
-            assert!(["", "conflict: the node's pool has changed"].contains(&error.as_str()), "{error}");
+            assert!(
+                ["", "conflict: the node's pool has changed"].contains(&error.as_str()),
+                "{error}"
+            );
         }
     }
 }
@@ -86,20 +108,31 @@ fn a_policy_that_changes_under_load_fails_no_request_and_mixes_no_decision() {
         }
         for change in 1..=CHANGES {
             let asked = progress.asked.load(Ordering::Relaxed);
-            eventually("they ask", || progress.asked.load(Ordering::Relaxed) > asked + 100);
+            eventually("they ask", || {
+                progress.asked.load(Ordering::Relaxed) > asked + 100
+            });
             progress.begun.store(change, Ordering::SeqCst);
             reloading.write(&one_sided(SIDES[change % 2]));
             reloading.until_in_force(digests[change % 2]);
             progress.in_force.store(change, Ordering::SeqCst);
         }
     });
-    eventually("each is counted", || reloading.reloads("applied") == CHANGES as u64);
+    eventually("each is counted", || {
+        reloading.reloads("applied") == CHANGES as u64
+    });
     assert_eq!(reloading.reloads("rejected"), 0);
     let orders = reloading.served.control_plane.orders.lock();
     assert!(orders.len() > 10, "{} were bound", orders.len());
     for (order, _) in orders.iter() {
-        let side = SIDES.iter().position(|side| *side == side_of(order.placement.node.as_str())).unwrap();
-        assert_eq!(order.policy, digests[side], "{} was placed by the other policy", order.key);
+        let side = SIDES
+            .iter()
+            .position(|side| *side == side_of(order.placement.node.as_str()))
+            .unwrap();
+        assert_eq!(
+            order.policy, digests[side],
+            "{} was placed by the other policy",
+            order.key
+        );
     }
 }
 

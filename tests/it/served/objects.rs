@@ -80,11 +80,19 @@ pub fn bind_args(pod: &Value, node: &str) -> Value {
 /// Preempt's, with victims by UID.
 pub fn preempt_args(pod: &Value, nodes: &[(&str, &[&Value])]) -> Value {
     let victims = |victims: &[&Value]| -> Vec<Value> {
-        victims.iter().map(|victim| json!({ "UID": victim["metadata"]["uid"] })).collect()
+        victims
+            .iter()
+            .map(|victim| json!({ "UID": victim["metadata"]["uid"] }))
+            .collect()
     };
     let nodes: serde_json::Map<String, Value> = nodes
         .iter()
-        .map(|(node, pods)| ((*node).to_owned(), json!({ "Pods": victims(pods), "NumPDBViolations": 0 })))
+        .map(|(node, pods)| {
+            (
+                (*node).to_owned(),
+                json!({ "Pods": victims(pods), "NumPDBViolations": 0 }),
+            )
+        })
         .collect();
     json!({ "Pod": pod, "NodeNameToVictims": null, "NodeNameToMetaVictims": nodes })
 }

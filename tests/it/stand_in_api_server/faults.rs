@@ -23,7 +23,15 @@ fn bind_later(
     query: &'static str,
 ) -> tokio::task::JoinHandle<Result<Value, (u16, String)>> {
     let client = client.clone();
-    tokio::spawn(async move { send(&client, "POST", &format!("{BINDING}{query}"), binding("", "n")).await })
+    tokio::spawn(async move {
+        send(
+            &client,
+            "POST",
+            &format!("{BINDING}{query}"),
+            binding("", "n"),
+        )
+        .await
+    })
 }
 
 #[tokio::test]
@@ -31,7 +39,11 @@ async fn a_delayed_write_is_applied_after_its_client_has_gone() {
     for stage in [DelayStage::Network, DelayStage::Queue, DelayStage::Commit] {
         let (api, client) = server().await;
         api.create("pods", pod("a")).unwrap();
-        api.faults().next(Operation::Binding, 1, InjectedFault::LandsWhenReleased(stage));
+        api.faults().next(
+            Operation::Binding,
+            1,
+            InjectedFault::LandsWhenReleased(stage),
+        );
         let sent = bind_later(&client, "");
         api.held().until("test", Operation::Binding, "a").await;
         sent.abort();
@@ -47,37 +59,91 @@ async fn a_write_that_has_not_begun_to_commit_at_its_timeout_never_lands_and_one
     let (api, client) = server().await;
     api.create("pods", pod("a")).unwrap();
     let faults = api.faults();
-    faults.next(Operation::Binding, 1, InjectedFault::LandsWhenReleased(DelayStage::Queue));
-    assert_eq!(bind_later(&client, "?timeout=20ms").await.unwrap().unwrap_err().0, 504);
-    assert_eq!(api.held().release("test", Operation::Binding), 0, "it is given up");
+    faults.next(
+        Operation::Binding,
+        1,
+        InjectedFault::LandsWhenReleased(DelayStage::Queue),
+    );
+    assert_eq!(
+        bind_later(&client, "?timeout=20ms")
+            .await
+            .unwrap()
+            .unwrap_err()
+            .0,
+        504
+    );
+    assert_eq!(
+        api.held().release("test", Operation::Binding),
+        0,
+        "it is given up"
+    );
     assert!(!is_bound(&api));
 
-    faults.next(Operation::Binding, 1, InjectedFault::LandsLate(DelayStage::Queue, PATIENCE));
-    assert_eq!(bind_later(&client, "?timeout=20ms").await.unwrap().unwrap_err().0, 504);
+    faults.next(
+        Operation::Binding,
+        1,
+        InjectedFault::LandsLate(DelayStage::Queue, PATIENCE),
+    );
+    assert_eq!(
+        bind_later(&client, "?timeout=20ms")
+            .await
+            .unwrap()
+            .unwrap_err()
+            .0,
+        504
+    );
     assert!(!is_bound(&api));
 
     // What a proxy buffers has not arrived: the server's time has not begun.
-    faults.next(Operation::Binding, 1, InjectedFault::LandsWhenReleased(DelayStage::Network));
+    faults.next(
+        Operation::Binding,
+        1,
+        InjectedFault::LandsWhenReleased(DelayStage::Network),
+    );
     let buffered = bind_later(&client, "?timeout=20ms");
     api.held().until("test", Operation::Binding, "a").await;
-    faults.next(Operation::Binding, 1, InjectedFault::LandsWhenReleased(DelayStage::Commit));
-    assert_eq!(bind_later(&client, "?timeout=20ms").await.unwrap().unwrap_err().0, 504);
+    faults.next(
+        Operation::Binding,
+        1,
+        InjectedFault::LandsWhenReleased(DelayStage::Commit),
+    );
+    assert_eq!(
+        bind_later(&client, "?timeout=20ms")
+            .await
+            .unwrap()
+            .unwrap_err()
+            .0,
+        504
+    );
     assert!(!buffered.is_finished() && !is_bound(&api));
     assert_eq!(api.held().release("test", Operation::Binding), 2);
     api.until(|api| is_bound(api).then_some(())).await;
     let buffered = buffered.await.unwrap().map_err(|(code, _)| code);
-    assert!(matches!(buffered, Ok(_) | Err(409)), "one of the two was the first: {buffered:?}");
+    assert!(
+        matches!(buffered, Ok(_) | Err(409)),
+        "one of the two was the first: {buffered:?}"
+    );
 
-    assert_eq!(bind_later(&client, "?timeout=soon").await.unwrap().unwrap_err().0, 400);
+    assert_eq!(
+        bind_later(&client, "?timeout=soon")
+            .await
+            .unwrap()
+            .unwrap_err()
+            .0,
+        400
+    );
 }
 
 #[tokio::test]
 async fn an_answer_is_lost_after_the_write() {
     let (api, client) = server().await;
     api.create("pods", pod("a")).unwrap();
-    api.faults().next(Operation::Binding, 1, InjectedFault::LosesAnswer);
+    api.faults()
+        .next(Operation::Binding, 1, InjectedFault::LosesAnswer);
     let request = http::Request::post(BINDING).header("Content-Type", "application/json");
-    let request = request.body(binding("", "n").to_string().into_bytes()).unwrap();
+    let request = request
+        .body(binding("", "n").to_string().into_bytes())
+        .unwrap();
     let lost = client.request::<Value>(request).await.unwrap_err();
     assert!(!matches!(lost, kube::Error::Api(_)), "{lost}");
     assert!(is_bound(&api));
@@ -87,26 +153,41 @@ async fn an_answer_is_lost_after_the_write() {
 async fn a_write_arrives_a_second_time_when_another_has_come_between() {
     let (api, client) = server().await;
     api.create("pods", pod("a")).unwrap();
-    let reason =
-        |api: &ApiServer| api.get("pods/default/a").unwrap()["status"]["conditions"][0]["reason"].clone();
+    let reason = |api: &ApiServer| {
+        api.get("pods/default/a").unwrap()["status"]["conditions"][0]["reason"].clone()
+    };
     let write = async |reason: &str| {
-        let condition = json!({ "type": "stowage.dev/Reserved", "status": "True", "reason": reason });
+        let condition =
+            json!({ "type": "stowage.dev/Reserved", "status": "True", "reason": reason });
         let patch = json!([{ "op": "add", "path": "/status/conditions", "value": [condition] }]);
         send(&client, "PATCH", STATUS, patch).await.unwrap()
     };
-    api.faults().next(Operation::PodStatus, 1, InjectedFault::ArrivesAgainWhenReleased);
+    api.faults().next(
+        Operation::PodStatus,
+        1,
+        InjectedFault::ArrivesAgainWhenReleased,
+    );
     write("First").await;
     assert_eq!(reason(&api), "First");
     write("Second").await;
     assert_eq!(reason(&api), "Second");
     api.held().until("test", Operation::PodStatus, "a").await;
     assert_eq!(api.held().release("test", Operation::PodStatus), 1);
-    api.until(|api| (reason(api) == "First").then_some(())).await;
+    api.until(|api| (reason(api) == "First").then_some(()))
+        .await;
 
-    api.faults().next(Operation::PodStatus, 1, InjectedFault::ArrivesTwice(Duration::ZERO));
+    api.faults().next(
+        Operation::PodStatus,
+        1,
+        InjectedFault::ArrivesTwice(Duration::ZERO),
+    );
     let revision = *api.subscribe().borrow();
     write("Third").await;
-    assert_eq!(*api.subscribe().borrow(), revision + 1, "a repetition that changes nothing is no write");
+    assert_eq!(
+        *api.subscribe().borrow(),
+        revision + 1,
+        "a repetition that changes nothing is no write"
+    );
 }
 
 #[tokio::test]
@@ -114,41 +195,80 @@ async fn faults_ordered_for_one_client_are_not_met_by_another() {
     let (api, one) = server().await;
     let other = api.client("other").unwrap();
     api.create("pods", pod("a")).unwrap();
-    api.faults().next_of("other", Operation::Binding, 1, InjectedFault::Forbids);
-    api.faults().next(Operation::Binding, 1, InjectedFault::Throttles(7));
-    let Err(kube::Error::Api(throttled)) = bind_once(&one).await else { panic!("it is throttled") };
-    assert_eq!((throttled.code, throttled.details.as_ref().unwrap().retry_after_seconds), (429, 7));
-    assert_eq!(send(&other, "POST", BINDING, binding("", "n")).await.unwrap_err().0, 403);
+    api.faults()
+        .next_of("other", Operation::Binding, 1, InjectedFault::Forbids);
+    api.faults()
+        .next(Operation::Binding, 1, InjectedFault::Throttles(7));
+    let Err(kube::Error::Api(throttled)) = bind_once(&one).await else {
+        panic!("it is throttled")
+    };
+    assert_eq!(
+        (
+            throttled.code,
+            throttled.details.as_ref().unwrap().retry_after_seconds
+        ),
+        (429, 7)
+    );
+    assert_eq!(
+        send(&other, "POST", BINDING, binding("", "n"))
+            .await
+            .unwrap_err()
+            .0,
+        403
+    );
     assert_eq!(api.faults().ordered(), 0);
     send(&one, "POST", BINDING, binding("", "n")).await.unwrap();
 }
 
 async fn bind_once(client: &kube::Client) -> kube::Result<Value> {
-    let request = http::Request::post(BINDING).body(binding("", "n").to_string().into_bytes()).unwrap();
+    let request = http::Request::post(BINDING)
+        .body(binding("", "n").to_string().into_bytes())
+        .unwrap();
     client.request::<Value>(request).await
 }
 
 #[tokio::test]
 async fn every_page_of_a_list_shows_the_cluster_as_of_its_first() {
     let (api, client) = server().await;
-    ["a", "b", "c", "d", "e"].iter().for_each(|name| drop(api.create("pods", pod(name)).unwrap()));
+    ["a", "b", "c", "d", "e"]
+        .iter()
+        .for_each(|name| drop(api.create("pods", pod(name)).unwrap()));
     let pods: Api<Pod> = Api::all(client);
     let page = ListParams::default().limit(2);
     let first = pods.list(&page).await.unwrap();
     let token = first.metadata.continue_.clone().unwrap();
-    assert_eq!((first.items.len(), first.metadata.remaining_item_count), (2, Some(3)));
+    assert_eq!(
+        (first.items.len(), first.metadata.remaining_item_count),
+        (2, Some(3))
+    );
     api.create("pods", pod("late")).unwrap();
     api.delete_now("pods/default/e").unwrap();
-    api.bind("pods/default/d", &json!({ "target": { "name": "n" } })).unwrap();
+    api.bind("pods/default/d", &json!({ "target": { "name": "n" } }))
+        .unwrap();
 
-    let second = pods.list(&page.clone().continue_token(&token)).await.unwrap();
+    let second = pods
+        .list(&page.clone().continue_token(&token))
+        .await
+        .unwrap();
     let third = second.metadata.continue_.clone().unwrap();
-    let third = pods.list(&page.clone().continue_token(&third)).await.unwrap();
+    let third = pods
+        .list(&page.clone().continue_token(&third))
+        .await
+        .unwrap();
     let rest: Vec<&Pod> = second.items.iter().chain(&third.items).collect();
-    let names: Vec<&str> = rest.iter().map(|pod| pod.metadata.name.as_deref().unwrap()).collect();
+    let names: Vec<&str> = rest
+        .iter()
+        .map(|pod| pod.metadata.name.as_deref().unwrap())
+        .collect();
     assert_eq!(names, ["c", "d", "e"]);
-    assert!(rest[1].spec.as_ref().unwrap().node_name.is_none(), "as it was then");
-    assert_eq!(third.metadata.resource_version, first.metadata.resource_version);
+    assert!(
+        rest[1].spec.as_ref().unwrap().node_name.is_none(),
+        "as it was then"
+    );
+    assert_eq!(
+        third.metadata.resource_version,
+        first.metadata.resource_version
+    );
     assert_eq!(third.metadata.continue_, None);
 
     api.compact();
@@ -156,15 +276,19 @@ async fn every_page_of_a_list_shows_the_cluster_as_of_its_first() {
         panic!("the token has expired")
     };
     assert_eq!((gone.code, gone.reason.as_str()), (410, "Expired"));
-    let Err(kube::Error::Api(bad)) = pods.list(&page.continue_token("x")).await else { panic!("no token") };
+    let Err(kube::Error::Api(bad)) = pods.list(&page.continue_token("x")).await else {
+        panic!("no token")
+    };
     assert_eq!(bad.code, 400);
 }
 
 #[tokio::test]
 async fn a_list_that_is_answered_late_shows_the_cluster_as_of_its_arrival() {
     let (api, client) = server().await;
-    api.faults().next(Operation::ListPods, 1, InjectedFault::AnswersWhenReleased);
-    let listing = tokio::spawn(async move { Api::<Pod>::all(client).list(&ListParams::default()).await });
+    api.faults()
+        .next(Operation::ListPods, 1, InjectedFault::AnswersWhenReleased);
+    let listing =
+        tokio::spawn(async move { Api::<Pod>::all(client).list(&ListParams::default()).await });
     api.held().until("test", Operation::ListPods, "").await;
     api.create("pods", pod("a")).unwrap();
     api.held().release_all();
@@ -174,11 +298,19 @@ async fn a_list_that_is_answered_late_shows_the_cluster_as_of_its_arrival() {
 type PodEvents = futures::stream::BoxStream<'static, kube::Result<WatchEvent<Pod>>>;
 
 async fn watch(client: &kube::Client) -> PodEvents {
-    Api::<Pod>::all(client.clone()).watch(&WatchParams::default(), "0").await.unwrap().boxed()
+    Api::<Pod>::all(client.clone())
+        .watch(&WatchParams::default(), "0")
+        .await
+        .unwrap()
+        .boxed()
 }
 
 async fn next(events: &mut PodEvents) -> Option<String> {
-    match tokio::time::timeout(PATIENCE, events.next()).await.unwrap()?.unwrap() {
+    match tokio::time::timeout(PATIENCE, events.next())
+        .await
+        .unwrap()?
+        .unwrap()
+    {
         WatchEvent::Added(pod) => pod.metadata.name,
         other => panic!("{other:?}"),
     }
@@ -187,7 +319,10 @@ async fn next(events: &mut PodEvents) -> Option<String> {
 #[tokio::test]
 async fn watches_are_held_back_and_resumed_for_one_client() {
     let (api, client) = server().await;
-    let (mut ours, mut others) = (watch(&client).await, watch(&api.client("other").unwrap()).await);
+    let (mut ours, mut others) = (
+        watch(&client).await,
+        watch(&api.client("other").unwrap()).await,
+    );
     api.connections().hold_watches_back("test", "pods");
     api.create("pods", pod("a")).unwrap();
     assert_eq!(next(&mut others).await.as_deref(), Some("a"));
@@ -207,7 +342,10 @@ async fn a_watch_dies_silently_or_ends_and_the_next_one_shows_everything() {
     assert!(silent.next().now_or_never().is_none());
     connections.end_watches("test", "pods");
     assert_eq!(next(&mut ends).await, None);
-    assert!(silent.next().now_or_never().is_none(), "what is dead does not end");
+    assert!(
+        silent.next().now_or_never().is_none(),
+        "what is dead does not end"
+    );
     assert_eq!(next(&mut watch(&client).await).await.as_deref(), Some("a"));
 }
 
@@ -218,8 +356,20 @@ async fn a_watch_and_a_list_are_answered_410_on_order() {
         api.faults().next(operation, 1, InjectedFault::Expired);
     }
     let query = |text: &str| format!("/api/v1/pods{text}");
-    assert_eq!(send(&client, "GET", &query("?watch=1"), json!({})).await.unwrap_err().0, 410);
-    assert_eq!(send(&client, "GET", &query(""), json!({})).await.unwrap_err().0, 410);
+    assert_eq!(
+        send(&client, "GET", &query("?watch=1"), json!({}))
+            .await
+            .unwrap_err()
+            .0,
+        410
+    );
+    assert_eq!(
+        send(&client, "GET", &query(""), json!({}))
+            .await
+            .unwrap_err()
+            .0,
+        410
+    );
     send(&client, "GET", &query(""), json!({})).await.unwrap();
 }
 
@@ -236,7 +386,9 @@ async fn a_request_abandoned_during_a_partition_never_arrives_and_the_others_do(
     });
     let other = api.client("other").unwrap();
     assert_eq!(
-        send(&other, "GET", "/api/v1/pods", json!({})).await.unwrap()["items"][0]["metadata"]["name"],
+        send(&other, "GET", "/api/v1/pods", json!({}))
+            .await
+            .unwrap()["items"][0]["metadata"]["name"],
         "a"
     );
     api.create("pods", pod("b")).unwrap();
@@ -245,6 +397,9 @@ async fn a_request_abandoned_during_a_partition_never_arrives_and_the_others_do(
     assert!(given_up.await.unwrap_err().is_cancelled());
     api.connections().reconnect("test");
     assert_eq!(next(&mut events).await.as_deref(), Some("b"));
-    assert_eq!(patient.await.unwrap().unwrap()["items"][1]["metadata"]["name"], "b");
+    assert_eq!(
+        patient.await.unwrap().unwrap()["items"][1]["metadata"]["name"],
+        "b"
+    );
     assert_eq!(api.calls().count_by("test", "create", "pods/binding"), 0);
 }

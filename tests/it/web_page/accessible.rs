@@ -34,16 +34,27 @@ fn findings(browser: &mut Browser, place: &str) -> Vec<String> {
         "axe.run().then((all) => ({ passed: all.passes.length, found: all.violations.map((one) => ({ rule: one.id, \
          impact: one.impact, nodes: one.nodes.map((node) => `${node.html} ${node.failureSummary}`) })) }))",
     );
-    assert!(all["passed"].as_u64() > Some(15), "{place}: it looked at little: {all:#}");
+    assert!(
+        all["passed"].as_u64() > Some(15),
+        "{place}: it looked at little: {all:#}"
+    );
     let serious = |one: &&Value| one["impact"] == "serious" || one["impact"] == "critical";
-    all["found"].as_array().unwrap().iter().filter(serious).map(|one| format!("{place}: {one:#}")).collect()
+    all["found"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(serious)
+        .map(|one| format!("{place}: {one:#}"))
+        .collect()
 }
 
 #[test]
 fn axe_finds_nothing_serious() {
     let Some(axe) = axe() else { return };
     let served = served();
-    let Some(mut browser) = visiting(&served) else { return };
+    let Some(mut browser) = visiting(&served) else {
+        return;
+    };
     browser.evaluate(&axe);
     let mut found = Vec::new();
     for theme in ["light", "dark"] {
@@ -53,7 +64,10 @@ fn axe_finds_nothing_serious() {
             found.extend(findings(&mut browser, &format!("{theme}, {view}")));
         }
         browser.click("#pending [data-key='default/large']");
-        browser.until("a pod is explained", "document.querySelector('#drawer .headline')&&1");
+        browser.until(
+            "a pod is explained",
+            "document.querySelector('#drawer .headline')&&1",
+        );
         found.extend(findings(&mut browser, &format!("{theme}, explanation")));
         browser.press("Escape");
         browser.view("bars");

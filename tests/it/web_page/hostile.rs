@@ -27,9 +27,14 @@ fn is_clean(browser: &mut Browser, place: &str) {
     // A mark that turns the direction of what follows would make one name look like another.
     let all = "[...document.querySelectorAll('[title], [aria-label]')].map((one) => one.title + one.ariaLabel).join() + \
                document.body.innerText";
-    let turned = browser
-        .evaluate(&format!("/[\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069]/.exec({all})?.index ?? null"));
-    assert!(turned.is_null(), "{place}: {}", browser.text("document.body.innerText"));
+    let turned = browser.evaluate(&format!(
+        "/[\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069]/.exec({all})?.index ?? null"
+    ));
+    assert!(
+        turned.is_null(),
+        "{place}: {}",
+        browser.text("document.body.innerText")
+    );
 }
 
 fn shows(browser: &mut Browser, place: &str, part: &str) {
@@ -39,17 +44,31 @@ fn shows(browser: &mut Browser, place: &str, part: &str) {
 
 #[test]
 fn what_others_wrote_is_text_everywhere() {
-    let Some(mut browser) = Browser::start() else { return };
+    let Some(mut browser) = Browser::start() else {
+        return;
+    };
     let mut policy = without_engines();
     let mut classes = policy.classes().to_vec();
     let every = classes.last_mut().unwrap();
-    *every = Class { name: CLASS.into(), engine: false, ..every.clone() };
+    *every = Class {
+        name: CLASS.into(),
+        engine: false,
+        ..every.clone()
+    };
     classes.insert(
         0,
-        Class { matches: Match { priority: Some(7..=7), ..Match::default() }, ..Class::named("<u>top</u>") },
+        Class {
+            matches: Match {
+                priority: Some(7..=7),
+                ..Match::default()
+            },
+            ..Class::named("<u>top</u>")
+        },
     );
     policy = policy.with_classes(classes).unwrap();
-    policy = policy.with_tenants(vec![Tenant::named(TENANT, &["default"])]).unwrap();
+    policy = policy
+        .with_tenants(vec![Tenant::named(TENANT, &["default"])])
+        .unwrap();
     let hostile = |name: &str, vram: &str| {
         let mut pod = pod(name, vram);
         pod["metadata"]["annotations"]["stowage.dev/model"] = json!(MODEL);
@@ -69,8 +88,19 @@ fn what_others_wrote_is_text_everywhere() {
     let mut first = report(NODE, "boot", 1, 2);
     first["gpus"][0]["model"] = json!(GPU_MODEL);
     assert_eq!(served.report(first).status, 200);
-    served.control_plane.binds.lock().push_back(BindOutcome::Refused { message: SAID.into() });
-    let refused = served.post("/scheduler/bind", bind_args(&pod("<i>unbound</i>", "1Gi"), NODE)).json();
+    served
+        .control_plane
+        .binds
+        .lock()
+        .push_back(BindOutcome::Refused {
+            message: SAID.into(),
+        });
+    let refused = served
+        .post(
+            "/scheduler/bind",
+            bind_args(&pod("<i>unbound</i>", "1Gi"), NODE),
+        )
+        .json();
     assert_ne!(refused["Error"], "");
     assert_eq!(served.passed(&hostile(&waiting, "100Gi"), &[NODE]), [""; 0]);
 
@@ -95,24 +125,35 @@ fn what_others_wrote_is_text_everywhere() {
     browser.view("bars");
     browser.until("bars are drawn", "document.querySelector('.gpu') !== null");
     browser.click(".gpu");
-    shows(&mut browser, "the GPU", "acme/\\u202e<svg/onload=ran=2>\\u200f</script>");
+    shows(
+        &mut browser,
+        "the GPU",
+        "acme/\\u202e<svg/onload=ran=2>\\u200f</script>",
+    );
     shows(&mut browser, "the GPU", GPU_MODEL);
     is_clean(&mut browser, "the GPU");
     for name in [POD, &waiting] {
-        browser
-            .evaluate("document.getElementById('search').focus(); document.getElementById('drawer').close()");
+        browser.evaluate(
+            "document.getElementById('search').focus(); document.getElementById('drawer').close()",
+        );
         browser.evaluate(&format!(
             "[...document.querySelectorAll('button')].find((one) => one.innerText.endsWith({})).click()",
             json!(name)
         ));
-        browser.until("it is explained", "document.querySelector('#drawer .headline')&&1");
+        browser.until(
+            "it is explained",
+            "document.querySelector('#drawer .headline')&&1",
+        );
         shows(&mut browser, "the explanation", "acme/\\u202e<svg");
         is_clean(&mut browser, "the explanation");
     }
     for sequence in 2..5 {
         assert_eq!(served.report(report_of_use(NODE, 2, sequence)).status, 200);
     }
-    browser.until("a change arrives", "document.body.innerText.includes('20.0 GiB')");
+    browser.until(
+        "a change arrives",
+        "document.body.innerText.includes('20.0 GiB')",
+    );
     is_clean(&mut browser, "a change");
     assert_eq!(browser.complaints(), [""; 0]);
 }

@@ -17,25 +17,47 @@ pub(super) fn served() -> Served {
         let (node, gpu) = place(at);
         let size = 10 + at as u64 * 7 % 50;
         let one = pod(&format!("pod-{at}"), &format!("{size}Gi"));
-        on(if at % 3 == 0 { priority(one, -5) } else { one }, &names[node], &[gpu], size << 30)
+        on(
+            if at % 3 == 0 { priority(one, -5) } else { one },
+            &names[node],
+            &[gpu],
+            size << 30,
+        )
     });
-    ServedCluster::of(&gpus).with(pods).with([pod("late", "30Gi")]).serve()
+    ServedCluster::of(&gpus)
+        .with(pods)
+        .with([pod("late", "30Gi")])
+        .serve()
 }
 
 fn millis(browser: &mut Browser, expression: &str) -> f64 {
-    browser.evaluate(expression).as_f64().unwrap_or_else(|| panic!("{expression} is no time"))
+    browser
+        .evaluate(expression)
+        .as_f64()
+        .unwrap_or_else(|| panic!("{expression} is no time"))
 }
 
 #[test]
 fn a_thousand_nodes_are_drawn_and_one_gpus_change_arrives() {
-    let Some(mut browser) = Browser::start() else { return };
+    let Some(mut browser) = Browser::start() else {
+        return;
+    };
     let served = served();
     browser.go(&url(&served));
     browser.until("the page is drawn", DRAWN);
-    let paint = millis(&mut browser, "performance.getEntriesByName('first-contentful-paint')[0].startTime");
-    let fleet = millis(&mut browser, "performance.getEntriesByName('first-fleet')[0].startTime");
+    let paint = millis(
+        &mut browser,
+        "performance.getEntriesByName('first-contentful-paint')[0].startTime",
+    );
+    let fleet = millis(
+        &mut browser,
+        "performance.getEntriesByName('first-fleet')[0].startTime",
+    );
     let said = browser.text("document.getElementById('totals').innerText");
-    assert!(said.contains("8,000") && said.contains("1,000 nodes"), "{said}");
+    assert!(
+        said.contains("8,000") && said.contains("1,000 nodes"),
+        "{said}"
+    );
 
     let bars = millis(
         &mut browser,
@@ -43,14 +65,29 @@ fn a_thousand_nodes_are_drawn_and_one_gpus_change_arrives() {
          const look = () => document.querySelector('.gpu') ? done(performance.now() - from) : requestAnimationFrame(look); look(); })",
     );
     let drawn = browser.evaluate("document.querySelectorAll('.gpu').length");
-    assert!(drawn.as_u64() < Some(400), "only what is near the screen is in the document: {drawn}");
+    assert!(
+        drawn.as_u64() < Some(400),
+        "only what is near the screen is in the document: {drawn}"
+    );
 
     browser.evaluate("scrollTo(0, document.body.scrollHeight)");
-    browser.until("the last node is drawn", "document.body.innerText.includes('node-0999')");
+    browser.until(
+        "the last node is drawn",
+        "document.body.innerText.includes('node-0999')",
+    );
     browser.evaluate("scrollTo(0, 0)");
-    browser.until("the first node is drawn again", "document.body.innerText.includes('node-0000')");
-    let order = browser.evaluate("[...document.querySelectorAll('.node h3')].map((one) => one.innerText)");
-    let order: Vec<&str> = order.as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
+    browser.until(
+        "the first node is drawn again",
+        "document.body.innerText.includes('node-0000')",
+    );
+    let order =
+        browser.evaluate("[...document.querySelectorAll('.node h3')].map((one) => one.innerText)");
+    let order: Vec<&str> = order
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|name| name.as_str().unwrap())
+        .collect();
     assert!(order.is_sorted(), "the Tab key goes this way: {order:?}");
 
     let began = Instant::now();
@@ -60,7 +97,10 @@ fn a_thousand_nodes_are_drawn_and_one_gpus_change_arrives() {
         "document.querySelector('.segment[title^=\"default/late: 30.0 GiB\"]')?.closest('.gpu').dataset.key",
     );
     let late = began.elapsed().as_millis();
-    assert!((0..8).any(|gpu| place == *gpu_uuid("node-0000", gpu)), "{place}");
+    assert!(
+        (0..8).any(|gpu| place == *gpu_uuid("node-0000", gpu)),
+        "{place}"
+    );
     assert_eq!(browser.complaints(), [""; 0]);
     println!(
         "{NODES} nodes: first contentful paint {paint:.0} ms, the cluster {fleet:.0} ms, bars {bars:.0} ms after the click, \

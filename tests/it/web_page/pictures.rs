@@ -20,7 +20,11 @@ impl Album {
     fn take(&self, browser: &mut Browser, name: &str) {
         let file = self.folder.join(format!("{}-{name}.png", self.of));
         browser.picture(&file);
-        assert!(std::fs::metadata(&file).unwrap().len() > 10_000, "{} has nothing in it", file.display());
+        assert!(
+            std::fs::metadata(&file).unwrap().len() > 10_000,
+            "{} has nothing in it",
+            file.display()
+        );
     }
 
     fn everything(&self, browser: &mut Browser) {
@@ -28,7 +32,10 @@ impl Album {
             browser.prefer(theme);
             for view in ["bars", "heat", "table"] {
                 browser.view(view);
-                browser.until("a GPU is there", "document.querySelector('.gpu, canvas, tbody tr')&&1");
+                browser.until(
+                    "a GPU is there",
+                    "document.querySelector('.gpu, canvas, tbody tr')&&1",
+                );
                 self.take(browser, &format!("{view}-{theme}"));
             }
             browser.view("bars");
@@ -36,7 +43,10 @@ impl Album {
             self.take(browser, &format!("gpu-{theme}"));
             browser.press("Escape");
             browser.click("#pending button, #activity button");
-            browser.until("it is explained", "document.querySelector('#drawer .headline')&&1");
+            browser.until(
+                "it is explained",
+                "document.querySelector('#drawer .headline')&&1",
+            );
             self.take(browser, &format!("drawer-{theme}"));
             browser.press("Escape");
         }
@@ -54,10 +64,15 @@ fn pictures_are_taken_for_those_who_ask() {
     let Some(folder) = std::env::var_os(FOLDER) else {
         return skipped(format_args!("{FOLDER} names no folder"));
     };
-    let Some(mut browser) = Browser::start() else { return };
+    let Some(mut browser) = Browser::start() else {
+        return;
+    };
     let folder = Path::new(&folder);
     std::fs::create_dir_all(folder).unwrap();
-    let album = |of| Album { folder: folder.to_owned(), of };
+    let album = |of| Album {
+        folder: folder.to_owned(),
+        of,
+    };
     let demo = RunningDemo::start();
     browser.go(&format!("{}/", demo.operators));
     browser.until("the page is drawn", DRAWN);
@@ -65,7 +80,13 @@ fn pictures_are_taken_for_those_who_ask() {
     let served = large::served();
     browser.go(&url(&served));
     browser.until("the page is drawn", DRAWN);
-    assert_eq!(served.bind(&crate::served::pod("late", "30Gi"), "node-0000"), "");
-    browser.until("it is decided", "document.querySelector('#activity button')&&1");
+    assert_eq!(
+        served.bind(&crate::served::pod("late", "30Gi"), "node-0000"),
+        ""
+    );
+    browser.until(
+        "it is decided",
+        "document.querySelector('#activity button')&&1",
+    );
     album("large").everything(&mut browser);
 }

@@ -19,12 +19,20 @@ const BYTE_BY_BYTE: &str = "const whole = globalThis.fetch; globalThis.fetch = a
 #[test]
 fn events_are_taken_however_the_stream_is_cut() {
     let served = served();
-    let Some(mut browser) = Browser::start() else { return };
+    let Some(mut browser) = Browser::start() else {
+        return;
+    };
     browser.before_each_page(BYTE_BY_BYTE);
     browser.go(&url(&served));
     browser.until("the page is drawn", DRAWN);
-    assert_eq!(served.bind(&priority(pod("later", "10Gi"), -10), "node-b"), "");
-    browser.until("a change is drawn", "document.querySelector('.segment[title^=\"default/later\"]')&&1");
+    assert_eq!(
+        served.bind(&priority(pod("later", "10Gi"), -10), "node-b"),
+        ""
+    );
+    browser.until(
+        "a change is drawn",
+        "document.querySelector('.segment[title^=\"default/later\"]')&&1",
+    );
     assert_eq!(browser.complaints(), [""; 0]);
 }
 
@@ -38,14 +46,18 @@ const WATCHING: usize = 24;
 fn follows(served: &Served) -> TcpStream {
     let mut stream = TcpStream::connect(served.operators).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.write_all(b"GET /v1/fleet/events HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    stream
+        .write_all(b"GET /v1/fleet/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        .unwrap();
     stream
 }
 
 /// The status line of the answer.
 fn status(stream: &TcpStream) -> String {
     let mut line = String::new();
-    BufReader::with_capacity(16, stream).read_line(&mut line).unwrap();
+    BufReader::with_capacity(16, stream)
+        .read_line(&mut line)
+        .unwrap();
     line
 }
 
@@ -54,8 +66,14 @@ fn clients_that_never_read_are_ended_and_another_one_is_answered() {
     let names: Vec<String> = (0..NODES).map(|node| format!("node-{node}")).collect();
     let gpus: Vec<(&str, u32)> = names.iter().map(|name| (name.as_str(), 8)).collect();
     let mut cluster = ServedCluster::of(&gpus);
-    let connections = ConnectionLimits { write: Duration::from_millis(300), ..ConnectionLimits::default() };
-    cluster.limits = RequestLimits { connections, ..RequestLimits::default() };
+    let connections = ConnectionLimits {
+        write: Duration::from_millis(300),
+        ..ConnectionLimits::default()
+    };
+    cluster.limits = RequestLimits {
+        connections,
+        ..RequestLimits::default()
+    };
     let served = cluster.serve();
     let unread: Vec<TcpStream> = (0..UNREAD).map(|_| follows(&served)).collect();
     for stream in &unread {
@@ -63,12 +81,16 @@ fn clients_that_never_read_are_ended_and_another_one_is_answered() {
         assert!(status.contains(" 200 "), "{status}");
     }
     eventually("another client is sent the cluster", || {
-        BufReader::new(follows(&served)).lines().map_while(Result::ok).any(|line| line.starts_with("data: "))
+        BufReader::new(follows(&served))
+            .lines()
+            .map_while(Result::ok)
+            .any(|line| line.starts_with("data: "))
     });
     let ended = "stowage_connections_dropped_total{address=\"operators\",reason=\"not-reading\"}";
-    eventually("as many as are sent the cluster at a time are ended", || {
-        served.metric_past_limits(ended) >= 2
-    });
+    eventually(
+        "as many as are sent the cluster at a time are ended",
+        || served.metric_past_limits(ended) >= 2,
+    );
     drop(unread);
 }
 
@@ -84,5 +106,7 @@ fn one_client_more_than_may_follow_is_told_to_try_again() {
     assert_eq!(answer.status, 503);
     assert!(answer.text().contains("try again"), "{}", answer.text());
     drop(following);
-    eventually("the server sees that they are gone", || status(&follows(&served)).contains(" 200 "));
+    eventually("the server sees that they are gone", || {
+        status(&follows(&served)).contains(" 200 ")
+    });
 }

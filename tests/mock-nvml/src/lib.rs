@@ -53,7 +53,10 @@ impl Mock {
     /// Replaces the script, at once and as a whole.
     pub fn play(&self, script: &NvmlScript) -> io::Result<()> {
         let text = serde_json::to_vec_pretty(script)?;
-        let (beside, half) = (script_beside(&self.library), self.library.with_extension("half"));
+        let (beside, half) = (
+            script_beside(&self.library),
+            self.library.with_extension("half"),
+        );
         std::fs::write(&half, text)?;
         std::fs::rename(half, beside)
     }
@@ -72,7 +75,13 @@ fn built() -> io::Result<PathBuf> {
     let folder = executable.parent().unwrap_or(Path::new("."));
     let places = [folder.join(LIBRARY), folder.join("deps").join(LIBRARY)];
     let missing = || {
-        io::Error::new(io::ErrorKind::NotFound, format!("cargo built no {LIBRARY} in {}", folder.display()))
+        io::Error::new(
+            io::ErrorKind::NotFound,
+            format!("cargo built no {LIBRARY} in {}", folder.display()),
+        )
     };
-    places.into_iter().find(|place| place.is_file()).ok_or_else(missing)
+    places
+        .into_iter()
+        .find(|place| place.is_file())
+        .ok_or_else(missing)
 }

@@ -1,7 +1,8 @@
 //! The exported functions that are not about one GPU: start and stop, the list of GPUs, events.
 
 use crate::abi::{
-    EVENT_XID, Handle, INVALID_ARGUMENT, NO_INSTANCE, NOT_SUPPORTED, NvmlEvent, TIMEOUT, code, put, put_text,
+    EVENT_XID, Handle, INVALID_ARGUMENT, NO_INSTANCE, NOT_SUPPORTED, NvmlEvent, TIMEOUT, code, put,
+    put_text,
 };
 use crate::world::{NvmlState, world};
 use std::ffi::{c_char, c_uint, c_ulonglong};
@@ -28,7 +29,11 @@ pub extern "C" fn nvmlShutdown() -> u32 {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlSystemGetDriverVersion(version: *mut c_char, length: c_uint) -> u32 {
-    code(world().script().and_then(|script| put_text(version, length, &script.driver_version)))
+    code(
+        world()
+            .script()
+            .and_then(|script| put_text(version, length, &script.driver_version)),
+    )
 }
 
 #[unsafe(no_mangle)]
@@ -73,7 +78,9 @@ pub extern "C" fn nvmlEventSetFree(set: Handle) -> u32 {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlDeviceGetSupportedEventTypes(device: Handle, types: *mut c_ulonglong) -> u32 {
-    let supported = world().gpu(device, "nvmlDeviceGetSupportedEventTypes").map(drop);
+    let supported = world()
+        .gpu(device, "nvmlDeviceGetSupportedEventTypes")
+        .map(drop);
     code(supported.and_then(|()| put(types, EVENT_XID)))
 }
 
@@ -89,7 +96,11 @@ pub extern "C" fn nvmlDeviceRegisterEvents(device: Handle, types: c_ulonglong, s
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn nvmlEventSetWait_v2(set: Handle, event: *mut NvmlEvent, timeout_ms: c_uint) -> u32 {
+pub extern "C" fn nvmlEventSetWait_v2(
+    set: Handle,
+    event: *mut NvmlEvent,
+    timeout_ms: c_uint,
+) -> u32 {
     let until = Instant::now() + Duration::from_millis(timeout_ms.into());
     loop {
         let mut world = world();
@@ -107,5 +118,11 @@ pub extern "C" fn nvmlEventSetWait_v2(set: Handle, event: *mut NvmlEvent, timeou
 }
 
 fn xid_event(device: Handle, xid: u64) -> NvmlEvent {
-    NvmlEvent { device, kind: EVENT_XID, data: xid, gpu_instance: NO_INSTANCE, compute_instance: NO_INSTANCE }
+    NvmlEvent {
+        device,
+        kind: EVENT_XID,
+        data: xid,
+        gpu_instance: NO_INSTANCE,
+        compute_instance: NO_INSTANCE,
+    }
 }

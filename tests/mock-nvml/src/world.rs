@@ -27,7 +27,11 @@ pub struct NvmlState {
 /// What a handle stands for.
 pub enum HandleTarget<'a> {
     Gpu(&'a ScriptedGpu),
-    Slice { slice: &'a Slice, parent: Handle, place: u32 },
+    Slice {
+        slice: &'a Slice,
+        parent: Handle,
+        place: u32,
+    },
 }
 
 pub fn world() -> MutexGuard<'static, NvmlState> {
@@ -45,7 +49,13 @@ pub fn place_of(handle: Handle) -> u32 {
 
 impl NvmlState {
     const fn new() -> Self {
-        Self { script: None, users: 0, delivered: 0, sets: BTreeMap::new(), next_set: 1 }
+        Self {
+            script: None,
+            users: 0,
+            delivered: 0,
+            sets: BTreeMap::new(),
+            next_set: 1,
+        }
     }
 
     /// Reads the script again. One that is missing or half written changes nothing.
@@ -74,7 +84,10 @@ impl NvmlState {
     }
 
     pub fn script(&self) -> Result<&NvmlScript, u32> {
-        self.script.as_ref().filter(|_| self.users > 0).ok_or(UNINITIALIZED)
+        self.script
+            .as_ref()
+            .filter(|_| self.users > 0)
+            .ok_or(UNINITIALIZED)
     }
 
     /// What `handle` stands for, if `function` works for it.
@@ -92,7 +105,11 @@ impl NvmlState {
         let place = slot as u32 - 1;
         let slice = gpu.slices.get(&place).ok_or(INVALID_ARGUMENT)?;
         allowed(&slice.refuse, function)?;
-        Ok(HandleTarget::Slice { slice, parent: handle - slot, place })
+        Ok(HandleTarget::Slice {
+            slice,
+            parent: handle - slot,
+            place,
+        })
     }
 
     /// As [`NvmlState::target`], for what slices do not have.
@@ -129,14 +146,21 @@ impl NvmlState {
     }
 
     pub fn register(&mut self, set: Handle, device: Handle) -> Result<(), u32> {
-        self.sets.get_mut(&set).ok_or(INVALID_ARGUMENT)?.push(device);
+        self.sets
+            .get_mut(&set)
+            .ok_or(INVALID_ARGUMENT)?
+            .push(device);
         Ok(())
     }
 
     /// The next event of a GPU in `set`, as the GPU and its XID.
     pub fn next_event(&mut self, set: Handle) -> Result<Option<(Handle, u64)>, u32> {
         let registered = self.sets.get(&set).ok_or(INVALID_ARGUMENT)?;
-        let event = self.script()?.xids.get(self.delivered).map(|event| (gpu_handle(event.gpu), event.xid));
+        let event = self
+            .script()?
+            .xids
+            .get(self.delivered)
+            .map(|event| (gpu_handle(event.gpu), event.xid));
         let event = event.filter(|(device, _)| registered.contains(device));
         self.delivered += usize::from(event.is_some());
         Ok(event)
@@ -161,9 +185,15 @@ fn own_path() -> Option<PathBuf> {
     let here = own_path as fn() -> Option<PathBuf> as usize;
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     let line = maps.lines().find(|line| {
-        let bounds = line.split(' ').next().and_then(|range| range.split_once('-'));
+        let bounds = line
+            .split(' ')
+            .next()
+            .and_then(|range| range.split_once('-'));
         let bounds = bounds.and_then(|(from, to)| {
-            Some((usize::from_str_radix(from, 16).ok()?, usize::from_str_radix(to, 16).ok()?))
+            Some((
+                usize::from_str_radix(from, 16).ok()?,
+                usize::from_str_radix(to, 16).ok()?,
+            ))
         });
         bounds.is_some_and(|(from, to)| (from..to).contains(&here))
     })?;

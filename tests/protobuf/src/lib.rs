@@ -33,5 +33,9 @@ fn the_committed_code_is_what_the_proto_file_generates() {
         std::fs::write(&committed, &generated).unwrap();
     }
     let is_same = std::fs::read_to_string(&committed).is_ok_and(|text| text == generated);
-    assert!(is_same, "{} is not what its proto file generates", committed.display());
+    assert!(
+        is_same,
+        "{} is not what its proto file generates",
+        committed.display()
+    );
 }

@@ -9,14 +9,26 @@ use tokio::net::UnixListener;
 const LONG: Duration = Duration::from_secs(60);
 
 /// Asks again at once, and forgets nothing.
-const EAGER: Timeouts = Timeouts { answer: LONG, again: Duration::ZERO, stand_in: LONG };
+const EAGER: Timeouts = Timeouts {
+    answer: LONG,
+    again: Duration::ZERO,
+    stand_in: LONG,
+};
 
 fn asking(socket: PathBuf, timeouts: Timeouts) -> PodResources {
-    PodResources { timeouts, ..PodResources::new(socket) }
+    PodResources {
+        timeouts,
+        ..PodResources::new(socket)
+    }
 }
 
 fn ids(known: &[Allocation]) -> Vec<&str> {
-    known.iter().flat_map(|allocation| &allocation.ids).flatten().map(uuid).collect()
+    known
+        .iter()
+        .flat_map(|allocation| &allocation.ids)
+        .flatten()
+        .map(uuid)
+        .collect()
 }
 
 fn uuid(id: &DeviceId) -> &str {
@@ -73,7 +85,10 @@ fn ids_are_read_as_the_plugins_write_them() {
     let long = "gpu-0e5c2a4b-93d1-4f7e-8a06-5b1d2c3e4f50";
     assert_eq!(DeviceId::of_claim("gpu-1"), minor(1, None));
     assert_eq!(DeviceId::of_claim(long), uuid(long));
-    assert_eq!(["gpu-0-mig-9-4-4", "channel-0", ""].map(DeviceId::of_claim), [None, None, None]);
+    assert_eq!(
+        ["gpu-0-mig-9-4-4", "channel-0", ""].map(DeviceId::of_claim),
+        [None, None, None]
+    );
 }
 
 #[tokio::test]
@@ -82,7 +97,10 @@ async fn a_pod_whose_name_is_none_hides_no_other() {
         given("", "x", "nvidia.com/gpu", &["GPU-a"]),
         given("team-a", "llama", "nvidia.com/gpu", &["GPU-b", "\n"]),
     ]);
-    assert_eq!(ids(asking(kubelet.socket(), EAGER).allocations().await.0), ["GPU-b"]);
+    assert_eq!(
+        ids(asking(kubelet.socket(), EAGER).allocations().await.0),
+        ["GPU-b"]
+    );
 }
 
 #[tokio::test]
@@ -92,20 +110,39 @@ async fn a_socket_that_is_not_there_is_named_with_the_way_out() {
     let (known, problem) = source.allocations().await;
     assert_eq!(known, []);
     let problem = problem.unwrap();
-    assert_eq!(problem, PodResourcesError::NoSocket { socket: kubelet.socket() });
-    assert!(problem.to_string().contains("mount its pod-resources folder"), "{problem}");
+    assert_eq!(
+        problem,
+        PodResourcesError::NoSocket {
+            socket: kubelet.socket()
+        }
+    );
+    assert!(
+        problem
+            .to_string()
+            .contains("mount its pod-resources folder"),
+        "{problem}"
+    );
 }
 
 #[tokio::test]
 async fn a_kubelet_that_comes_back_is_asked_again_and_its_last_answer_stands_in() {
-    let mut kubelet = FakeKubelet::start(vec![given("team-a", "llama", "nvidia.com/gpu", &["GPU-a"])]);
+    let mut kubelet =
+        FakeKubelet::start(vec![given("team-a", "llama", "nvidia.com/gpu", &["GPU-a"])]);
     let mut source = asking(kubelet.socket(), EAGER);
     assert_eq!(ids(source.allocations().await.0), ["GPU-a"]);
     kubelet.stop().await;
     let (known, problem) = source.allocations().await;
     assert_eq!(ids(known), ["GPU-a"]);
-    assert!(matches!(problem, Some(PodResourcesError::Failed { .. })), "{problem:?}");
-    kubelet.answers(Ok(vec![given("team-a", "llama", "nvidia.com/gpu", &["GPU-b"])]));
+    assert!(
+        matches!(problem, Some(PodResourcesError::Failed { .. })),
+        "{problem:?}"
+    );
+    kubelet.answers(Ok(vec![given(
+        "team-a",
+        "llama",
+        "nvidia.com/gpu",
+        &["GPU-b"],
+    )]));
     kubelet.restart();
     let (known, problem) = source.allocations().await;
     assert_eq!((ids(known), problem), (vec!["GPU-b"], None));
@@ -113,8 +150,15 @@ async fn a_kubelet_that_comes_back_is_asked_again_and_its_last_answer_stands_in(
 
 #[tokio::test]
 async fn an_answer_does_not_stand_in_for_ever() {
-    let mut kubelet = FakeKubelet::start(vec![given("team-a", "llama", "nvidia.com/gpu", &["GPU-a"])]);
-    let mut source = asking(kubelet.socket(), Timeouts { stand_in: Duration::ZERO, ..EAGER });
+    let mut kubelet =
+        FakeKubelet::start(vec![given("team-a", "llama", "nvidia.com/gpu", &["GPU-a"])]);
+    let mut source = asking(
+        kubelet.socket(),
+        Timeouts {
+            stand_in: Duration::ZERO,
+            ..EAGER
+        },
+    );
     source.allocations().await;
     kubelet.stop().await;
     assert_eq!(source.allocations().await.0, []);
@@ -124,7 +168,12 @@ async fn an_answer_does_not_stand_in_for_ever() {
 async fn a_socket_without_a_listener_is_reported() {
     let kubelet = FakeKubelet::stopped();
     drop(UnixListener::bind(kubelet.socket()).unwrap());
-    let problem = asking(kubelet.socket(), EAGER).allocations().await.1.unwrap().to_string();
+    let problem = asking(kubelet.socket(), EAGER)
+        .allocations()
+        .await
+        .1
+        .unwrap()
+        .to_string();
     assert!(problem.contains("refused"), "{problem}");
 }
 
@@ -132,10 +181,17 @@ async fn a_socket_without_a_listener_is_reported() {
 async fn a_kubelet_that_accepts_and_never_answers_is_given_up_and_left_alone_for_a_while() {
     let kubelet = FakeKubelet::stopped();
     let listener = UnixListener::bind(kubelet.socket()).unwrap();
-    let short = Timeouts { answer: Duration::from_millis(1), again: LONG, stand_in: LONG };
+    let short = Timeouts {
+        answer: Duration::from_millis(1),
+        again: LONG,
+        stand_in: LONG,
+    };
     let mut source = asking(kubelet.socket(), short);
     let problem = source.allocations().await.1.unwrap();
-    assert!(matches!(problem, PodResourcesError::Hangs { .. }), "{problem}");
+    assert!(
+        matches!(problem, PodResourcesError::Hangs { .. }),
+        "{problem}"
+    );
     // Were it asked again, the reason would be another one.
     drop(listener);
     std::fs::remove_file(kubelet.socket()).unwrap();
@@ -146,7 +202,12 @@ async fn a_kubelet_that_accepts_and_never_answers_is_given_up_and_left_alone_for
 async fn a_server_that_speaks_another_protocol_or_has_no_such_call_is_a_reason() {
     let mut kubelet = FakeKubelet::start(vec![]);
     kubelet.answers(Err(Status::unimplemented("no such method")));
-    let problem = asking(kubelet.socket(), EAGER).allocations().await.1.unwrap().to_string();
+    let problem = asking(kubelet.socket(), EAGER)
+        .allocations()
+        .await
+        .1
+        .unwrap()
+        .to_string();
     assert!(problem.contains("no such method"), "{problem}");
 }
 
@@ -155,6 +216,11 @@ async fn an_answer_beyond_all_measure_is_refused() {
     let id = "x".repeat(250);
     let ids = vec![id.as_str(); 20 << 12];
     let kubelet = FakeKubelet::start(vec![given("team-a", "llama", "nvidia.com/gpu", &ids)]);
-    let problem = asking(kubelet.socket(), EAGER).allocations().await.1.unwrap().to_string();
+    let problem = asking(kubelet.socket(), EAGER)
+        .allocations()
+        .await
+        .1
+        .unwrap()
+        .to_string();
     assert!(problem.contains("too large"), "{problem}");
 }

@@ -9,22 +9,40 @@ use stowage_scheduling::units::Bytes;
 /// Of a pod that waits.
 pub fn borrowing(part: &BorrowingPart) -> String {
     match &part.kept_out_because {
-        None => "it may borrow VRAM of sleeping engines, and is evicted when one of them is to wake".into(),
+        None => {
+            "it may borrow VRAM of sleeping engines, and is evicted when one of them is to wake"
+                .into()
+        }
         Some(why) => format!("it may not borrow VRAM of sleeping engines: {why}"),
     }
 }
 
 /// Of a bound pod.
 pub fn of_pod(loan: &PodLoanPart) -> String {
-    let PodLoanPart { stage, request, others, borrowed_bytes, is_free } = loan;
-    let asked = request.as_ref().map_or(String::new(), |request| format!(" (request {request})"));
+    let PodLoanPart {
+        stage,
+        request,
+        others,
+        borrowed_bytes,
+        is_free,
+    } = loan;
+    let asked = request
+        .as_ref()
+        .map_or(String::new(), |request| format!(" (request {request})"));
     let borrowed = match others.is_empty() {
         true => "none of it is borrowed".into(),
-        false => format!("{} of its GPUs are borrowed by {}", borrowed_bytes, list(others)),
+        false => format!(
+            "{} of its GPUs are borrowed by {}",
+            borrowed_bytes,
+            list(others)
+        ),
     };
     match stage {
         LoanStage::Borrows => {
-            format!("it borrows VRAM of {}, and is evicted when that is to wake", list(others))
+            format!(
+                "it borrows VRAM of {}, and is evicted when that is to wake",
+                list(others)
+            )
         }
         LoanStage::Lends { bytes_per_gpu } => {
             format!("its engine sleeps and lends {bytes_per_gpu} of each GPU; {borrowed}")
@@ -57,7 +75,10 @@ pub fn of_occupant(loan: LoanStage) -> String {
         LoanStage::Borrows => ", borrows".into(),
         LoanStage::Lends { bytes_per_gpu } => format!(", asleep, lends {bytes_per_gpu}"),
         LoanStage::Sleeps { lends_in_millis } => {
-            format!(", asleep, lends in {} at the earliest", length(lends_in_millis))
+            format!(
+                ", asleep, lends in {} at the earliest",
+                length(lends_in_millis)
+            )
         }
         LoanStage::Recalled => ", asleep, recalled".into(),
         LoanStage::WaitsToWake => ", waits to wake".into(),
@@ -66,7 +87,12 @@ pub fn of_occupant(loan: LoanStage) -> String {
 }
 
 pub fn on_gpu(part: &GpuLoansPart) -> String {
-    let GpuLoansPart { lent_bytes, borrowed_bytes, below_priority, free_to_borrowers_bytes } = part;
+    let GpuLoansPart {
+        lent_bytes,
+        borrowed_bytes,
+        below_priority,
+        free_to_borrowers_bytes,
+    } = part;
     match *lent_bytes {
         Bytes::ZERO if *borrowed_bytes > Bytes::ZERO => {
             format!("{borrowed_bytes} are borrowed, and nothing more is lent now")

@@ -41,13 +41,17 @@ pub fn text(explanation: &Explanation, paint: Paint) -> String {
     if !explanation.remedies.is_empty() {
         text += &title(remedies_title(explanation.verdict), paint);
         let numbered = explanation.remedies.iter().enumerate();
-        let rows: Vec<_> =
-            numbered.map(|(place, remedy)| (format!("{}.", place + 1), remedy.text.clone())).collect();
+        let rows: Vec<_> = numbered
+            .map(|(place, remedy)| (format!("{}.", place + 1), remedy.text.clone()))
+            .collect();
         text += &pairs(&rows, 1);
     }
     if !explanation.nodes.is_empty() {
         text += &title(&nodes_title(explanation), paint);
-        explanation.nodes.iter().for_each(|part| text += &node::text(part, paint));
+        explanation
+            .nodes
+            .iter()
+            .for_each(|part| text += &node::text(part, paint));
     }
     text += &more(explanation);
     text += &groups(&explanation.groups, paint);
@@ -63,7 +67,11 @@ fn headline(explanation: &Explanation) -> String {
             format!("{pod} has a reservation on {node}, and waits for its victims to terminate.")
         }
         (_, PodVerdict::Fits) => {
-            format!("{pod} fits on {} of {}, and is pending.", counts.fit, plural(counts.nodes, "node"))
+            format!(
+                "{pod} fits on {} of {}, and is pending.",
+                counts.fit,
+                plural(counts.nodes, "node")
+            )
         }
         _ => format!("{pod} fits on none of {}.", plural(counts.nodes, "node")),
     }
@@ -105,26 +113,61 @@ fn about(explanation: &Explanation) -> Vec<(String, String)> {
     let mut rows = vec![
         ("requests".into(), requests(explanation)),
         ("class".into(), class(&explanation.class)),
-        ("tenant".into(), explanation.tenant.as_ref().map_or("none has its namespace".into(), tenant)),
+        (
+            "tenant".into(),
+            explanation
+                .tenant
+                .as_ref()
+                .map_or("none has its namespace".into(), tenant),
+        ),
         ("policy".into(), policy(explanation)),
         ("state".into(), state(explanation)),
     ];
     if explanation.tenant.is_none() {
         rows.remove(2);
     }
-    rows.extend(explanation.standby.iter().map(|part| ("replica".into(), part.text.clone())));
     rows.extend(
-        explanation.impasse.iter().map(|part| ("waiting".into(), format!("will not help: {}", part.text))),
+        explanation
+            .standby
+            .iter()
+            .map(|part| ("replica".into(), part.text.clone())),
     );
     rows.extend(
-        explanation.unsupported.iter().map(|part| ("planner".into(), unsupported(part, explanation))),
+        explanation
+            .impasse
+            .iter()
+            .map(|part| ("waiting".into(), format!("will not help: {}", part.text))),
     );
-    rows.extend(explanation.spare.iter().map(|part| ("spare".into(), spare(part))));
-    rows.extend(explanation.borrowing.as_ref().map(|part| ("lending".into(), loans::borrowing(part))));
-    if let PodStage::Bound { loan: Some(loan), .. } = &explanation.stage {
+    rows.extend(
+        explanation
+            .unsupported
+            .iter()
+            .map(|part| ("planner".into(), unsupported(part, explanation))),
+    );
+    rows.extend(
+        explanation
+            .spare
+            .iter()
+            .map(|part| ("spare".into(), spare(part))),
+    );
+    rows.extend(
+        explanation
+            .borrowing
+            .as_ref()
+            .map(|part| ("lending".into(), loans::borrowing(part))),
+    );
+    if let PodStage::Bound {
+        loan: Some(loan), ..
+    } = &explanation.stage
+    {
         rows.push(("lending".into(), loans::of_pod(loan)));
     }
-    rows.extend(explanation.conflicts.iter().map(|part| ("conflict".into(), part.text.clone())));
+    rows.extend(
+        explanation
+            .conflicts
+            .iter()
+            .map(|part| ("conflict".into(), part.text.clone())),
+    );
     rows
 }
 
@@ -149,7 +192,10 @@ fn requests(explanation: &Explanation) -> String {
         }
         1 => format!("{} of one GPU", request.vram_bytes),
         gpus => {
-            format!("{} over {gpus} GPUs of one node, {} on each", request.vram_bytes, request.bytes_per_gpu)
+            format!(
+                "{} over {gpus} GPUs of one node, {} on each",
+                request.vram_bytes, request.bytes_per_gpu
+            )
         }
     };
     text += match (&request.device_resource, request.sharing) {
@@ -180,8 +226,16 @@ fn class(class: &ClassPart) -> String {
     for passed in &class.passed_over {
         let Condition { field, wants, has } = &passed.unmet;
         match field.as_str() {
-            "when" => write!(text, "\nnot {}: it takes pods when it is {wants}, and {has}", passed.class),
-            _ => write!(text, "\nnot {}: it requires {field} {wants}; the pod has {has}", passed.class),
+            "when" => write!(
+                text,
+                "\nnot {}: it takes pods when it is {wants}, and {has}",
+                passed.class
+            ),
+            _ => write!(
+                text,
+                "\nnot {}: it requires {field} {wants}; the pod has {has}",
+                passed.class
+            ),
         }
         .expect(TAKES_TEXT);
     }
@@ -189,17 +243,33 @@ fn class(class: &ClassPart) -> String {
 }
 
 fn terms(class: &ClassPart) -> String {
-    let kv = class.kv_cache_limit_percent.map(|limit| format!("joins no GPU with a KV cache above {limit}"));
-    let queue = class.queue_limit.map(|limit| format!("nor with more than {limit} waiting"));
+    let kv = class
+        .kv_cache_limit_percent
+        .map(|limit| format!("joins no GPU with a KV cache above {limit}"));
+    let queue = class
+        .queue_limit
+        .map(|limit| format!("nor with more than {limit} waiting"));
     let sharing = class.shares_with.as_ref().map(|names| match &names[..] {
         [] => "shares a GPU with no class".into(),
         names => format!("shares a GPU with {}", names.join(", ")),
     });
-    let kind = class.engine.then(|| "an engine: one starts at a time on a GPU".to_owned());
+    let kind = class
+        .engine
+        .then(|| "an engine: one starts at a time on a GPU".to_owned());
     let leaves = class.preemptible.then(|| "preemptible".to_owned());
-    let pools = class.pools.as_ref().map(|names| format!("goes to nodes of {} only", names.join(", ")));
-    let all: Vec<String> = [kind, kv, queue, sharing, pools, leaves].into_iter().flatten().collect();
-    if all.is_empty() { "no limits".into() } else { all.join("; ") }
+    let pools = class
+        .pools
+        .as_ref()
+        .map(|names| format!("goes to nodes of {} only", names.join(", ")));
+    let all: Vec<String> = [kind, kv, queue, sharing, pools, leaves]
+        .into_iter()
+        .flatten()
+        .collect();
+    if all.is_empty() {
+        "no limits".into()
+    } else {
+        all.join("; ")
+    }
 }
 
 fn tenant(tenant: &TenantPart) -> String {
@@ -217,8 +287,16 @@ fn tenant(tenant: &TenantPart) -> String {
 }
 
 fn spare(part: &SparePart) -> String {
-    let SparePart { rule, keeps, free, kept_from_pod, window } = part;
-    let window = window.as_ref().map_or(String::new(), |window| format!(" ({window})"));
+    let SparePart {
+        rule,
+        keeps,
+        free,
+        kept_from_pod,
+        window,
+    } = part;
+    let window = window
+        .as_ref()
+        .map_or(String::new(), |window| format!(" ({window})"));
     let free = match free {
         None => "no window of this is open".into(),
         Some(free) if *kept_from_pod => format!("{free} {} free: none for this pod", are(*free)),
@@ -234,13 +312,23 @@ fn policy(explanation: &Explanation) -> String {
         Mode::Enforce => "enforced",
         Mode::Shadow => "in shadow mode: decisions are recorded, and kube-scheduler's own apply",
     };
-    format!("digest {}, version {}, {mode}", policy.digest, policy.version)
+    format!(
+        "digest {}, version {}, {mode}",
+        policy.digest, policy.version
+    )
 }
 
 fn state(explanation: &Explanation) -> String {
     match &explanation.stage {
-        PodStage::Bound { node, running_for_millis, .. } if explanation.request.device_resource.is_some() => {
-            format!("bound to {node} for {}; the kubelet picks its GPUs", length(*running_for_millis))
+        PodStage::Bound {
+            node,
+            running_for_millis,
+            ..
+        } if explanation.request.device_resource.is_some() => {
+            format!(
+                "bound to {node} for {}; the kubelet picks its GPUs",
+                length(*running_for_millis)
+            )
         }
         PodStage::Bound {
             node,
@@ -252,7 +340,9 @@ fn state(explanation: &Explanation) -> String {
             start,
             ..
         } => {
-            let on = gpus.as_ref().map_or("its GPUs are unknown".into(), |gpus| join(gpus));
+            let on = gpus
+                .as_ref()
+                .map_or("its GPUs are unknown".into(), |gpus| join(gpus));
             let gate = start_gate_opens_in_millis.map_or(String::new(), |opens_in| {
                 format!(
                     "; its engine is starting, and no other starts there for {} at most",
@@ -265,21 +355,44 @@ fn state(explanation: &Explanation) -> String {
                     length(taken)
                 )
             });
-            let start = start.map_or(String::new(), |start| format!("\n{}", node::bound_start(&start)));
+            let start = start.map_or(String::new(), |start| {
+                format!("\n{}", node::bound_start(&start))
+            });
             format!(
                 "bound to {node} for {}: {on}; granted {granted_bytes}{gate}{taken}{start}",
                 length(*running_for_millis)
             )
         }
-        PodStage::Assumed { node, gpus, granted_bytes } => {
-            format!("assumed: {granted_bytes} on {node} ({}); the Binding is being written", join(gpus))
+        PodStage::Assumed {
+            node,
+            gpus,
+            granted_bytes,
+        } => {
+            format!(
+                "assumed: {granted_bytes} on {node} ({}); the Binding is being written",
+                join(gpus)
+            )
         }
-        PodStage::Reserved { node, gpus, victims_left, deadline_in_millis, victims } => {
+        PodStage::Reserved {
+            node,
+            gpus,
+            victims_left,
+            deadline_in_millis,
+            victims,
+        } => {
             let leaving = format!("; {} not terminated yet", plural(*victims_left, "victim"));
             let leaving = if victims.is_empty() { "" } else { &leaving };
-            format!("reserved: {} of {node} for {} more{leaving}", join(gpus), length(*deadline_in_millis))
+            format!(
+                "reserved: {} of {node} for {} more{leaving}",
+                join(gpus),
+                length(*deadline_in_millis)
+            )
         }
-        PodStage::Waiting { gate: SchedulingGate::Planned, failed_attempts, .. } => match failed_attempts {
+        PodStage::Waiting {
+            gate: SchedulingGate::Planned,
+            failed_attempts,
+            ..
+        } => match failed_attempts {
             0 => "gated by stowage.dev/plan; the planner has not tried it yet".into(),
             attempts => {
                 format!(
@@ -288,26 +401,40 @@ fn state(explanation: &Explanation) -> String {
                 )
             }
         },
-        PodStage::Waiting { gate: SchedulingGate::Others, .. } => {
-            "gated by a scheduling gate that is not Stowage's".into()
-        }
-        PodStage::Waiting { offered_node, attempts, refused, preemption_candidates, .. } => {
-            match (refused, offered_node) {
-                (Some(refused), _) => refused_text(refused, *preemption_candidates),
-                (None, Some(node)) => {
-                    format!("pending; was offered {node} after {}", plural(*attempts, "failed attempt"))
-                }
-                (None, None) if explanation.standby.is_some() => "pending".into(),
-                (None, None) => {
-                    "pending; kube-scheduler has not asked about it since this process started".into()
-                }
+        PodStage::Waiting {
+            gate: SchedulingGate::Others,
+            ..
+        } => "gated by a scheduling gate that is not Stowage's".into(),
+        PodStage::Waiting {
+            offered_node,
+            attempts,
+            refused,
+            preemption_candidates,
+            ..
+        } => match (refused, offered_node) {
+            (Some(refused), _) => refused_text(refused, *preemption_candidates),
+            (None, Some(node)) => {
+                format!(
+                    "pending; was offered {node} after {}",
+                    plural(*attempts, "failed attempt")
+                )
             }
-        }
+            (None, None) if explanation.standby.is_some() => "pending".into(),
+            (None, None) => {
+                "pending; kube-scheduler has not asked about it since this process started".into()
+            }
+        },
     }
 }
 
 fn refused_text(refused: &RefusedPart, preemption_candidates: Option<u32>) -> String {
-    let RefusedPart { ago_millis, asked_about, woken, unanswered_wakes, supposed } = refused;
+    let RefusedPart {
+        ago_millis,
+        asked_about,
+        woken,
+        unanswered_wakes,
+        supposed,
+    } = refused;
     if *supposed {
         let not_asked = "kube-scheduler has not asked about it since this replica began to act";
         return match *woken {
@@ -321,15 +448,24 @@ fn refused_text(refused: &RefusedPart, preemption_candidates: Option<u32>) -> St
     }
     let woken = match *woken {
         0 => String::new(),
-        woken => format!("; requeued {} since without being asked about", plural(woken, "time")),
+        woken => format!(
+            "; requeued {} since without being asked about",
+            plural(woken, "time")
+        ),
     };
     let unanswered = match *unanswered_wakes {
         0 => String::new(),
-        times => format!("; before that requeued and rejected {} in a row", plural(times, "time")),
+        times => format!(
+            "; before that requeued and rejected {} in a row",
+            plural(times, "time")
+        ),
     };
     let preempt = match preemption_candidates {
         None => String::new(),
-        Some(nodes) => format!("; kube-scheduler asked for victims on {}", plural(nodes, "node")),
+        Some(nodes) => format!(
+            "; kube-scheduler asked for victims on {}",
+            plural(nodes, "node")
+        ),
     };
     format!(
         "pending; rejected {} ago, asked about {}{woken}{unanswered}{preempt}",
@@ -339,14 +475,23 @@ fn refused_text(refused: &RefusedPart, preemption_candidates: Option<u32>) -> St
 }
 
 fn join(gpus: &[stowage_scheduling::ids::GpuUuid]) -> String {
-    gpus.iter().map(|uuid| uuid.as_str()).collect::<Vec<_>>().join(", ")
+    gpus.iter()
+        .map(|uuid| uuid.as_str())
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// Fitting nodes that are not shown.
 fn more(explanation: &Explanation) -> String {
-    let shown = explanation.nodes.iter().filter(|node| node.score.is_some()).count() as u32;
+    let shown = explanation
+        .nodes
+        .iter()
+        .filter(|node| node.score.is_some())
+        .count() as u32;
     match explanation.counts.fit.saturating_sub(shown) {
-        more if more > 0 && shown > 1 => format!("\n{} more fit; --all shows them.\n", plural(more, "node")),
+        more if more > 0 && shown > 1 => {
+            format!("\n{} more fit; --all shows them.\n", plural(more, "node"))
+        }
         _ => String::new(),
     }
 }
@@ -364,7 +509,10 @@ fn groups(groups: &[RefusalGroup], paint: Paint) -> String {
             )
         })
         .collect();
-    title("Nodes that do not fit, by reason (--all or --node NAME shows them)", paint) + &pairs(&rows, 1)
+    title(
+        "Nodes that do not fit, by reason (--all or --node NAME shows them)",
+        paint,
+    ) + &pairs(&rows, 1)
 }
 
 /// Two columns, the second as wide as the terminal allows.
@@ -382,5 +530,8 @@ fn pairs(rows: &[(String, String)], indent: usize) -> String {
 /// Cells are padded to their column's width, the last one too.
 fn lines(table: &Table, indent: usize) -> String {
     let indent = " ".repeat(indent);
-    table.lines().map(|row| (indent.clone() + &row).trim_end().to_owned() + "\n").collect()
+    table
+        .lines()
+        .map(|row| (indent.clone() + &row).trim_end().to_owned() + "\n")
+        .collect()
 }

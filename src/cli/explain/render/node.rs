@@ -6,8 +6,8 @@ use comfy_table::{CellAlignment, Table};
 use owo_colors::Style;
 use std::collections::BTreeMap;
 use stowage_scheduling::explaining::explanation::{
-    BoundStartPart, CalibrationPart, DevicesPart, EngineLoadPart, GpuPart, NodePart, OccupantPart, ScorePart,
-    StartPart, WakePart, WeightedPart,
+    BoundStartPart, CalibrationPart, DevicesPart, EngineLoadPart, GpuPart, NodePart, OccupantPart,
+    ScorePart, StartPart, WakePart, WeightedPart,
 };
 use stowage_scheduling::explaining::units::length;
 use stowage_scheduling::ledger::OccupantPhase;
@@ -21,23 +21,60 @@ const INDENT: usize = 3;
 
 pub fn text(node: &NodePart, paint: Paint) -> String {
     let (verdict, style) = match (&node.misfit, &node.score) {
-        (Some(misfit), _) => (format!("does not fit ({})", misfit.code), Style::new().red()),
+        (Some(misfit), _) => (
+            format!("does not fit ({})", misfit.code),
+            Style::new().red(),
+        ),
         (None, Some(score)) => (format!("fits, rank {}", score.rank), Style::new().green()),
         (None, None) if node.is_own => ("has the pod".into(), Style::new().green()),
         (None, None) => ("fits".into(), Style::new().green()),
     };
-    let mut text = format!("\n{}\n", paint.put(&format!("{}: {verdict}", node.name), style.bold()));
+    let mut text = format!(
+        "\n{}\n",
+        paint.put(&format!("{}: {verdict}", node.name), style.bold())
+    );
     let mut rows: Vec<(String, String)> = Vec::new();
-    rows.extend(node.misfit.as_ref().map(|misfit| ("why".into(), misfit.text.clone())));
-    let is_new = |warning: &&String| node.misfit.as_ref().is_none_or(|misfit| misfit.text != **warning);
-    rows.extend(node.warnings.iter().filter(is_new).map(|warning| ("warning".into(), warning.clone())));
+    rows.extend(
+        node.misfit
+            .as_ref()
+            .map(|misfit| ("why".into(), misfit.text.clone())),
+    );
+    let is_new = |warning: &&String| {
+        node.misfit
+            .as_ref()
+            .is_none_or(|misfit| misfit.text != **warning)
+    };
+    rows.extend(
+        node.warnings
+            .iter()
+            .filter(is_new)
+            .map(|warning| ("warning".into(), warning.clone())),
+    );
     rows.push(("report".into(), seen(node)));
-    rows.extend(node.devices.map(|DevicesPart { allocatable, used, left }| {
-        ("plugin".into(), format!("offers {allocatable}, of which {used} are in use and {left} free"))
-    }));
+    rows.extend(node.devices.map(
+        |DevicesPart {
+             allocatable,
+             used,
+             left,
+         }| {
+            (
+                "plugin".into(),
+                format!("offers {allocatable}, of which {used} are in use and {left} free"),
+            )
+        },
+    ));
     rows.extend(model(node).map(|model| ("model".into(), model)));
-    rows.extend(node.start.as_ref().and_then(start).map(|start| ("start".into(), start)));
-    rows.extend(node.score.as_ref().map(|score| ("score".into(), score_text(score))));
+    rows.extend(
+        node.start
+            .as_ref()
+            .and_then(start)
+            .map(|start| ("start".into(), start)),
+    );
+    rows.extend(
+        node.score
+            .as_ref()
+            .map(|score| ("score".into(), score_text(score))),
+    );
     text += &pairs(&rows, INDENT - 1);
     if !node.gpus.is_empty() {
         text += &lines(&figures(&node.gpus), INDENT - 1);
@@ -60,7 +97,10 @@ fn seen(node: &NodePart) -> String {
         }
         _ => "",
     };
-    let pool = node.pool.as_ref().map_or(String::new(), |pool| format!("; node pool {pool}"));
+    let pool = node
+        .pool
+        .as_ref()
+        .map_or(String::new(), |pool| format!("; node pool {pool}"));
     format!("{report}{pool}; {}{asked}", models(&node.gpus))
 }
 
@@ -69,7 +109,9 @@ fn models(gpus: &[GpuPart]) -> String {
     let mut counts: BTreeMap<&str, u32> = BTreeMap::new();
     let there = gpus.iter().filter(|gpu| !gpu.gone);
     there.for_each(|gpu| *counts.entry(gpu.model.as_str()).or_default() += 1);
-    let counted = counts.iter().map(|(model, count)| format!("{count} × {model}"));
+    let counted = counts
+        .iter()
+        .map(|(model, count)| format!("{count} × {model}"));
     let gone = gpus.iter().filter(|gpu| gpu.gone).count();
     let gone = (gone > 0).then(|| format!("{gone} not reported"));
     match gpus.is_empty() {
@@ -94,11 +136,19 @@ fn model(node: &NodePart) -> Option<String> {
 
 /// `17 s to fetch, 6 s to load and 20 s to start`, and what of it was learned; nothing where a pod has neither a model nor a pull.
 fn start(start: &StartPart) -> Option<String> {
-    let StartPart { missing_images, missing_image_bytes, .. } = start;
+    let StartPart {
+        missing_images,
+        missing_image_bytes,
+        ..
+    } = start;
     let pull = format!(
         "to pull {} of {missing_image_bytes}{}",
         plural(*missing_images, "image"),
-        if start.is_image_size_assumed { " (assumed)" } else { "" }
+        if start.is_image_size_assumed {
+            " (assumed)"
+        } else {
+            ""
+        }
     );
     let parts = [
         (start.pull_millis, pull.as_str()),
@@ -107,7 +157,9 @@ fn start(start: &StartPart) -> Option<String> {
         (start.init_millis, "to start the engine"),
     ];
     let said = parts.iter().filter(|(time, _)| *time > Millis::default());
-    let said: Vec<String> = said.map(|(time, what)| format!("{} {what}", length(*time))).collect();
+    let said: Vec<String> = said
+        .map(|(time, what)| format!("{} {what}", length(*time)))
+        .collect();
     if said.is_empty() {
         return None;
     }
@@ -123,14 +175,20 @@ fn start(start: &StartPart) -> Option<String> {
 
 /// What was learned, if anything was.
 fn calibrated(what: &str, calibration: &CalibrationPart) -> String {
-    let CalibrationPart { source, starts, transfer_thousandths, init_thousandths } = *calibration;
+    let CalibrationPart {
+        source,
+        starts,
+        transfer_thousandths,
+        init_thousandths,
+    } = *calibration;
     let of = match source {
         FactorSource::Policy => return String::new(),
         FactorSource::Cluster if what == "pulls" => "on other nodes",
         FactorSource::Cluster => "on such GPUs",
         FactorSource::Node => "on this node",
     };
-    let times = |thousandths: u32| format!("{}.{:02} ×", thousandths / 1000, thousandths % 1000 / 10);
+    let times =
+        |thousandths: u32| format!("{}.{:02} ×", thousandths / 1000, thousandths % 1000 / 10);
     let init = match what {
         "pulls" => String::new(),
         _ => format!(", the rest {} as long", times(init_thousandths)),
@@ -144,13 +202,22 @@ fn calibrated(what: &str, calibration: &CalibrationPart) -> String {
 
 /// When a bound pod's engine was to answer, and when it did.
 pub fn bound_start(start: &BoundStartPart) -> String {
-    let BoundStartPart { expected_millis, policy_millis, took_millis } = *start;
+    let BoundStartPart {
+        expected_millis,
+        policy_millis,
+        took_millis,
+    } = *start;
     let policy = match policy_millis == expected_millis {
         true => String::new(),
         false => format!(", by the policy's speeds after {}", length(policy_millis)),
     };
-    let took = took_millis.map_or("it has not yet".into(), |took| format!("it did after {}", length(took)));
-    format!("its engine was expected to answer {} after binding{policy}; {took}", length(expected_millis))
+    let took = took_millis.map_or("it has not yet".into(), |took| {
+        format!("it did after {}", length(took))
+    });
+    format!(
+        "its engine was expected to answer {} after binding{policy}; {took}",
+        length(expected_millis)
+    )
 }
 
 /// `1,053 = packing 333 × 1 + timeToReady 250 × 20`: the parts that are not zero; the least sum wins.
@@ -158,8 +225,16 @@ fn score_text(score: &ScorePart) -> String {
     let said = |part: &&WeightedPart| part.weighted > 0;
     let part = |part: &WeightedPart| format!("{} {} × {}", part.name, part.part, part.weight);
     let parts: Vec<String> = score.parts.iter().filter(said).map(part).collect();
-    let sum = if parts.is_empty() { "no cost".into() } else { parts.join(" + ") };
-    let contended = if score.contended { "; another pod has a soft reservation of these GPUs" } else { "" };
+    let sum = if parts.is_empty() {
+        "no cost".into()
+    } else {
+        parts.join(" + ")
+    };
+    let contended = if score.contended {
+        "; another pod has a soft reservation of these GPUs"
+    } else {
+        ""
+    };
     let left = score.free_after_bytes;
     let useless = match score.unusable_after_bytes {
         Some(bytes) if bytes == Bytes::ZERO || left == Bytes::ZERO => String::new(),
@@ -167,7 +242,10 @@ fn score_text(score: &ScorePart) -> String {
         Some(bytes) => format!(", of which no recent kind of pod can use {bytes}"),
         None => String::new(),
     };
-    format!("{} = {sum} (less is better); {left} would stay free{useless}{contended}", score.cost)
+    format!(
+        "{} = {sum} (less is better); {left} would stay free{useless}{contended}",
+        score.cost
+    )
 }
 
 /// `total − reserved − headroom − allocated − unaccounted = free`.
@@ -197,8 +275,16 @@ fn figures(gpus: &[GpuPart]) -> Table {
     for gpu in gpus {
         let slice = if gpu.parent.is_some() { "└" } else { "" };
         table.add_row([
-            if gpu.chosen { "→".into() } else { String::new() },
-            if gpu.gone { format!("{slice}{} gone", gpu.index) } else { format!("{slice}{}", gpu.index) },
+            if gpu.chosen {
+                "→".into()
+            } else {
+                String::new()
+            },
+            if gpu.gone {
+                format!("{slice}{} gone", gpu.index)
+            } else {
+                format!("{slice}{}", gpu.index)
+            },
             gpu.total_bytes.to_string(),
             taken(gpu.driver_reserved_bytes),
             taken(gpu.headroom_bytes),
@@ -218,7 +304,11 @@ fn figures(gpus: &[GpuPart]) -> Table {
 }
 
 fn taken(bytes: Bytes) -> String {
-    if bytes == Bytes::ZERO { "0".into() } else { format!("−{bytes}") }
+    if bytes == Bytes::ZERO {
+        "0".into()
+    } else {
+        format!("−{bytes}")
+    }
 }
 
 fn remarks(gpus: &[GpuPart]) -> String {
@@ -241,7 +331,13 @@ fn remarks(gpus: &[GpuPart]) -> String {
         let on_it = (!on_it.is_empty()).then(|| format!("on it: {}", on_it.join(", ")));
         // If the pod fits, no pod has to be evicted.
         let stay = gpu.occupants.iter().filter(|_| !gpu.obstacles.is_empty());
-        let stay = stay.filter_map(|one| Some(format!("{} is kept: {}", one.pod, one.keep_reason.as_ref()?)));
+        let stay = stay.filter_map(|one| {
+            Some(format!(
+                "{} is kept: {}",
+                one.pod,
+                one.keep_reason.as_ref()?
+            ))
+        });
         let said: Vec<String> = uuid
             .into_iter()
             .chain(health)
@@ -256,11 +352,20 @@ fn remarks(gpus: &[GpuPart]) -> String {
             rows.push((format!("GPU {}", gpu.index), said.join("\n")));
         }
     }
-    if rows.is_empty() { String::new() } else { pairs(&rows, INDENT - 1) }
+    if rows.is_empty() {
+        String::new()
+    } else {
+        pairs(&rows, INDENT - 1)
+    }
 }
 
 /// `woken in 0.8 s instead of loaded in 66 s (saves 65 s)`.
-fn woken(WakePart { woken_in_millis, loaded_in_millis }: WakePart) -> String {
+fn woken(
+    WakePart {
+        woken_in_millis,
+        loaded_in_millis,
+    }: WakePart,
+) -> String {
     let saved = Millis(loaded_in_millis.0.saturating_sub(woken_in_millis.0));
     let [woken, loaded, saved] = [woken_in_millis, loaded_in_millis, saved].map(length);
     format!(
@@ -272,19 +377,34 @@ fn woken(WakePart { woken_in_millis, loaded_in_millis }: WakePart) -> String {
 /// engines are idle.
 fn engine_load(gpu: &GpuPart, load: &EngineLoadPart) -> Option<String> {
     let idle = (Some(Percent::default()), Some(0));
-    if (gpu.kv_cache_percent, gpu.queue) == idle && (load.counted_percent, load.counted_queue) == idle {
+    if (gpu.kv_cache_percent, gpu.queue) == idle
+        && (load.counted_percent, load.counted_queue) == idle
+    {
         return None;
     }
     let age = length(load.age_millis);
-    let read = match (gpu.kv_cache_percent, load.average_percent, load.trend_per_minute) {
+    let read = match (
+        gpu.kv_cache_percent,
+        load.average_percent,
+        load.trend_per_minute,
+    ) {
         (Some(read), Some(average), Some(trend)) => {
             format!("KV cache {read} (average {average}, {trend:+} a minute, {age} old)")
         }
         _ => "KV cache unknown".into(),
     };
-    let waiting = gpu.queue.map_or(String::new(), |queue| format!(", {queue} waiting"));
-    let preempting = if load.preempting { ", preempts its own requests, which counts as full" } else { "" };
-    Some(format!("{read}{waiting}{preempting}: costs {} of 1000", load.part))
+    let waiting = gpu
+        .queue
+        .map_or(String::new(), |queue| format!(", {queue} waiting"));
+    let preempting = if load.preempting {
+        ", preempts its own requests, which counts as full"
+    } else {
+        ""
+    };
+    Some(format!(
+        "{read}{waiting}{preempting}: costs {} of 1000",
+        load.part
+    ))
 }
 
 fn occupant(occupant: &OccupantPart) -> String {
@@ -297,14 +417,26 @@ fn occupant(occupant: &OccupantPart) -> String {
     };
     let gate = occupant
         .start_gate_opens_in_millis
-        .map_or(String::new(), |opens_in| format!(", starting, {} at most", length(opens_in)));
+        .map_or(String::new(), |opens_in| {
+            format!(", starting, {} at most", length(opens_in))
+        });
     let over = match occupant.over_grant_bytes {
         Bytes::ZERO => String::new(),
         over => format!(", uses {over} beyond its grant"),
     };
-    let unread = if occupant.unread { ", no engine of it can be read" } else { "" };
+    let unread = if occupant.unread {
+        ", no engine of it can be read"
+    } else {
+        ""
+    };
     let loan = occupant.loan.map_or(String::new(), loans::of_occupant);
-    let OccupantPart { pod, class, bytes, priority, .. } = occupant;
+    let OccupantPart {
+        pod,
+        class,
+        bytes,
+        priority,
+        ..
+    } = occupant;
     format!("{pod} ({class}, {bytes}, priority {priority}{presence}{gate}{over}{unread}{loan})")
 }
 

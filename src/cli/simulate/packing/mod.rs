@@ -24,8 +24,8 @@ use stowage_lab::simulate::packing::placer::Placer;
 use stowage_lab::simulate::packing::replay::is_high;
 use stowage_lab::simulate::packing::report::Losses;
 use stowage_lab::simulate::packing::{
-    Arrivals, CpuRule, OfferedLoad, PackingLine, PlayedPolicy, PlayedTrace, SimulatedEviction, Typical,
-    replay,
+    Arrivals, CpuRule, OfferedLoad, PackingLine, PlayedPolicy, PlayedTrace, SimulatedEviction,
+    Typical, replay,
 };
 use through_extender::ThroughExtender;
 
@@ -36,7 +36,12 @@ pub struct PackingArgs {
     trace: Option<PathBuf>,
 
     /// Which of the trace's lists of pods: NAME of openb_pod_list_NAME.csv
-    #[arg(long, value_name = "NAME", default_value = "default", requires = "trace")]
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "default",
+        requires = "trace"
+    )]
     variant: String,
 
     /// Policies to run, separated by commas: random, dot-product, clustering, packing, best-fit, fgd, stowage [default: these],
@@ -141,7 +146,8 @@ impl PackingArgs {
                     )?;
                 }
                 let bound = self.bound_on(&stage, &beginnings)?;
-                let text = || table::allocation(&stage.source, &stage.setting, &lines, bound.as_ref());
+                let text =
+                    || table::allocation(&stage.source, &stage.setting, &lines, bound.as_ref());
                 self.print(&mut out, &stage, &lines, bound.as_ref(), text)?;
             }
             Some(load) => {
@@ -160,7 +166,9 @@ impl PackingArgs {
         };
         let setting = PlayedTrace::of(&source.trace);
         if self.churn.is_some() && self.policy.contains(&PlayedPolicy::StowageKnownDemand) {
-            bail!("stowage-known-demand knows which pods come and not which end; leave it or --churn out");
+            bail!(
+                "stowage-known-demand knows which pods come and not which end; leave it or --churn out"
+            );
         }
         if self.preempt_best_effort && !setting.pods.iter().any(|pod| is_high(pod.qos)) {
             bail!(
@@ -168,7 +176,11 @@ impl PackingArgs {
                 source.variant
             );
         }
-        let mut policies = if self.policy.is_empty() { PlayedPolicy::usual() } else { self.policy.clone() };
+        let mut policies = if self.policy.is_empty() {
+            PlayedPolicy::usual()
+        } else {
+            self.policy.clone()
+        };
         // Each once, in the order in which they were requested.
         let asked = policies.clone();
         let mut place = 0;
@@ -177,7 +189,12 @@ impl PackingArgs {
             !asked[..place - 1].contains(policy)
         });
         Ok(PackingSetup {
-            arrivals: self.seeds.0.iter().map(|seed| Arrivals::of(&setting, *seed)).collect(),
+            arrivals: self
+                .seeds
+                .0
+                .iter()
+                .map(|seed| Arrivals::of(&setting, *seed))
+                .collect(),
             typical: Typical::of(&setting),
             eviction: if self.preempt_best_effort {
                 SimulatedEviction::OfBestEffort
@@ -203,7 +220,11 @@ impl PackingArgs {
         beginnings: &[UntilFirstRefusal],
     ) -> Result<Option<AllocationBound>> {
         match self.bound {
-            true => Ok(AllocationBound::of(&stage.setting, &stage.arrivals, beginnings)?),
+            true => Ok(AllocationBound::of(
+                &stage.setting,
+                &stage.arrivals,
+                beginnings,
+            )?),
             false => Ok(None),
         }
     }
@@ -217,7 +238,11 @@ impl PackingArgs {
         text: impl FnOnce() -> String,
     ) -> Result<()> {
         if self.json {
-            let page = PackingOutput { variant: &stage.source.variant, results, bound };
+            let page = PackingOutput {
+                variant: &stage.source.variant,
+                results,
+                bound,
+            };
             writeln!(out, "{}", serde_json::to_string_pretty(&page)?)?;
         } else {
             write!(out, "{}", text())?;
@@ -230,13 +255,21 @@ impl PackingSetup {
     fn replays(&self) -> Result<PackingResults> {
         let run = |policy: PlayedPolicy, arrivals: &Arrivals| {
             let mut placer = ObservedPlacer::new(&self.setting, self.placer(policy, arrivals)?);
-            Ok((replay(&self.setting, arrivals, &self.typical, &mut placer), placer.until()))
+            Ok((
+                replay(&self.setting, arrivals, &self.typical, &mut placer),
+                placer.until(),
+            ))
         };
         let shows_admission = self.eviction != SimulatedEviction::Never;
-        let mut played = PackingResults { lines: Vec::new(), beginnings: Vec::new() };
+        let mut played = PackingResults {
+            lines: Vec::new(),
+            beginnings: Vec::new(),
+        };
         for (policy, runs) in self.each(run)? {
             let (replays, until): (Vec<_>, Vec<_>) = runs.into_iter().unzip();
-            played.lines.push(PackingLine::of(policy, &replays, shows_admission));
+            played
+                .lines
+                .push(PackingLine::of(policy, &replays, shows_admission));
             played.beginnings.push(UntilFirstRefusal { policy, until });
         }
         Ok(played)
@@ -245,17 +278,39 @@ impl PackingSetup {
     fn churns(&self, load: OfferedLoad) -> Result<Vec<Losses>> {
         let run = |policy: PlayedPolicy, arrivals: &Arrivals| {
             let mut placer = self.placer(policy, arrivals)?;
-            Ok((arrivals.seed, churn(&self.setting, arrivals, load, &mut *placer)))
+            Ok((
+                arrivals.seed,
+                churn(&self.setting, arrivals, load, &mut *placer),
+            ))
         };
-        Ok(self.each(run)?.into_iter().map(|(policy, runs)| Losses::of(policy, load, &runs)).collect())
+        Ok(self
+            .each(run)?
+            .into_iter()
+            .map(|(policy, runs)| Losses::of(policy, load, &runs))
+            .collect())
     }
 
-    fn placer<'s>(&'s self, policy: PlayedPolicy, arrivals: &Arrivals) -> Result<Box<dyn Placer + 's>> {
-        let Self { setting, typical, cpu_rule, .. } = self;
+    fn placer<'s>(
+        &'s self,
+        policy: PlayedPolicy,
+        arrivals: &Arrivals,
+    ) -> Result<Box<dyn Placer + 's>> {
+        let Self {
+            setting,
+            typical,
+            cpu_rule,
+            ..
+        } = self;
         Ok(match (policy, self.way) {
-            (PlayedPolicy::Stowage | PlayedPolicy::StowageKnownDemand, StowageDriver::ThroughExtender) => {
-                Box::new(ThroughExtender::new(setting, arrivals, *cpu_rule, policy.knowledge(setting))?)
-            }
+            (
+                PlayedPolicy::Stowage | PlayedPolicy::StowageKnownDemand,
+                StowageDriver::ThroughExtender,
+            ) => Box::new(ThroughExtender::new(
+                setting,
+                arrivals,
+                *cpu_rule,
+                policy.knowledge(setting),
+            )?),
             _ => policy.placer(setting, typical, arrivals, self.eviction, *cpu_rule),
         })
     }

@@ -11,7 +11,11 @@ const FIRST_LOAD: u64 = 70;
 pub fn panels(lines: &[PackingLine]) -> [Panel; 2] {
     [
         panel("GPUs allocated, %", lines, |point| point.allocated),
-        panel("GPUs free but of no use to typical pods, %", lines, |point| point.fragmented),
+        panel(
+            "GPUs free but of no use to typical pods, %",
+            lines,
+            |point| point.fragmented,
+        ),
     ]
 }
 
@@ -57,11 +61,23 @@ mod tests {
 
     #[test]
     fn stowage_lies_on_top_and_lines_begin_where_they_differ() {
-        let points: Vec<Point> =
-            (0..=130).map(|load| Point { load, allocated: 90.0, fragmented: 5.0 }).collect();
-        let line = |policy| PackingLine { points: points.clone(), ..PackingLine::of(policy, &[], false) };
+        let points: Vec<Point> = (0..=130)
+            .map(|load| Point {
+                load,
+                allocated: 90.0,
+                fragmented: 5.0,
+            })
+            .collect();
+        let line = |policy| PackingLine {
+            points: points.clone(),
+            ..PackingLine::of(policy, &[], false)
+        };
         let [allocated, _] = panels(&[line(PlayedPolicy::Stowage), line(PlayedPolicy::Fgd)]);
-        let names: Vec<&str> = allocated.lines.iter().map(|line| line.name.as_str()).collect();
+        let names: Vec<&str> = allocated
+            .lines
+            .iter()
+            .map(|line| line.name.as_str())
+            .collect();
         assert_eq!(names, ["fgd", "stowage"]);
         assert_eq!(allocated.lines[0].points.first(), Some(&(70.0, 90.0)));
     }

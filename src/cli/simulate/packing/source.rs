@@ -17,16 +17,31 @@ pub struct PackingTrace {
 
 impl PackingTrace {
     pub fn built_in() -> Self {
-        Self { variant: "made-up".into(), is_built_in: true, trace: built_in::trace(), published: Vec::new() }
+        Self {
+            variant: "made-up".into(),
+            is_built_in: true,
+            trace: built_in::trace(),
+            published: Vec::new(),
+        }
     }
 
     pub fn read(directory: &Path, variant: &str) -> Result<Self> {
         let variants = variants_in(directory)?;
         if !variants.iter().any(|one| one == variant) {
-            let found = if variants.is_empty() { "none".into() } else { variants.join(", ") };
-            bail!("there is no variant {variant:?} in {}; it has {found}", directory.display());
+            let found = if variants.is_empty() {
+                "none".into()
+            } else {
+                variants.join(", ")
+            };
+            bail!(
+                "there is no variant {variant:?} in {}; it has {found}",
+                directory.display()
+            );
         }
-        let (nodes, pods) = (file_in(directory, NODES)?, file_in(directory, &pods_of(variant))?);
+        let (nodes, pods) = (
+            file_in(directory, NODES)?,
+            file_in(directory, &pods_of(variant))?,
+        );
         let trace = Trace::read(nodes.as_text(), pods.as_text())?;
         Ok(Self {
             published: match directory.join(PUBLISHED).is_file() {
@@ -41,14 +56,23 @@ impl PackingTrace {
 
     /// Other tools' results of a policy with these seeds.
     pub fn published(&self, policy: PlayedPolicy, seeds: &[u64]) -> Option<SeedMeans> {
-        published::means(&self.published, &self.variant, policy.published_as()?, seeds)
+        published::means(
+            &self.published,
+            &self.variant,
+            policy.published_as()?,
+            seeds,
+        )
     }
 }
 
 /// In order of name.
 fn variants_in(directory: &Path) -> Result<Vec<String>> {
-    let unreadable =
-        || format!("{} cannot be read; --trace is the directory of openb's files", directory.display());
+    let unreadable = || {
+        format!(
+            "{} cannot be read; --trace is the directory of openb's files",
+            directory.display()
+        )
+    };
     let mut variants = Vec::new();
     for entry in std::fs::read_dir(directory).with_context(unreadable)? {
         let name = entry.with_context(unreadable)?.file_name();
@@ -66,16 +90,25 @@ struct TraceFile {
 
 impl TraceFile {
     fn as_text(&self) -> TraceText<'_> {
-        TraceText { file: &self.file, text: &self.text }
+        TraceText {
+            file: &self.file,
+            text: &self.text,
+        }
     }
 }
 
 fn file_in(directory: &Path, name: &str) -> Result<TraceFile> {
     let path = directory.join(name);
     let text = std::fs::read_to_string(&path).with_context(|| {
-        format!("{} cannot be read; --trace is the directory of openb's files", path.display())
+        format!(
+            "{} cannot be read; --trace is the directory of openb's files",
+            path.display()
+        )
     })?;
-    Ok(TraceFile { file: path.display().to_string(), text })
+    Ok(TraceFile {
+        file: path.display().to_string(),
+        text,
+    })
 }
 
 #[cfg(test)]
@@ -86,11 +119,22 @@ mod tests {
     fn the_error_for_a_directory_without_nodes_names_the_missing_file() {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join(pods_of("tiny")), "").unwrap();
-        let refusal = || PackingTrace::read(directory.path(), "tiny").err().unwrap().to_string();
+        let refusal = || {
+            PackingTrace::read(directory.path(), "tiny")
+                .err()
+                .unwrap()
+                .to_string()
+        };
         let error = refusal();
-        assert!(error.contains(NODES) && error.contains("--trace is the directory"), "{error}");
+        assert!(
+            error.contains(NODES) && error.contains("--trace is the directory"),
+            "{error}"
+        );
         std::fs::write(directory.path().join(NODES), "sn,cpu_milli\nn0,1\n").unwrap();
         let error = refusal();
-        assert!(error.contains(NODES) && error.contains("there is no column \"memory_mib\""), "{error}");
+        assert!(
+            error.contains(NODES) && error.contains("there is no column \"memory_mib\""),
+            "{error}"
+        );
     }
 }

@@ -22,8 +22,17 @@ pub fn allocation(
     lines: &[PackingLine],
     bound: Option<&AllocationBound>,
 ) -> String {
-    let shows_admission = lines.iter().any(|line| line.high_priority_admitted.is_some());
-    let mut head = vec!["policy", "at 100 %", "published", "at 130 %", "published", "fragmented"];
+    let shows_admission = lines
+        .iter()
+        .any(|line| line.high_priority_admitted.is_some());
+    let mut head = vec![
+        "policy",
+        "at 100 %",
+        "published",
+        "at 130 %",
+        "published",
+        "fragmented",
+    ];
     let mut legend = LEGEND.to_owned();
     if shows_admission {
         head.extend(["admitted", "evicted"]);
@@ -42,13 +51,21 @@ pub fn allocation(
         ];
         if shows_admission {
             row.push(figure(line.high_priority_admitted));
-            row.push(line.evicted.map_or_else(String::new, |evicted| format!("{evicted:.0}")));
+            row.push(
+                line.evicted
+                    .map_or_else(String::new, |evicted| format!("{evicted:.0}")),
+            );
         }
         row
     });
     let most = bound.map(|bound| {
         legend = format!("{legend}\n{}", meaning(bound));
-        vec!["bound (LP)".into(), figure(bound.at_100), String::new(), figure(bound.at_130)]
+        vec![
+            "bound (LP)".into(),
+            figure(bound.at_100),
+            String::new(),
+            figure(bound.at_130),
+        ]
     });
     let rows = rows.chain(most);
     let seeds = lines.first().map_or(&[][..], |line| &line.seeds);
@@ -57,9 +74,17 @@ pub fn allocation(
 }
 
 fn meaning(bound: &AllocationBound) -> String {
-    let AllocationBound { begins_as, placed, of_anybody_at_100, of_anybody_at_130, .. } = bound;
-    let (policy, choosy) =
-        (begins_as.name(), [figure(*of_anybody_at_100), figure(*of_anybody_at_130)].join(" and "));
+    let AllocationBound {
+        begins_as,
+        placed,
+        of_anybody_at_100,
+        of_anybody_at_130,
+        ..
+    } = bound;
+    let (policy, choosy) = (
+        begins_as.name(),
+        [figure(*of_anybody_at_100), figure(*of_anybody_at_130)].join(" and "),
+    );
     format!(
         "bound (LP): the most that any policy could allocate that places every pod {policy} had placed before it first\n    \
          rejected one of the same GPU models ({placed:.1} % of the GPUs); {choosy} for a policy that may reject any pod"
@@ -69,7 +94,9 @@ fn meaning(bound: &AllocationBound) -> String {
 /// A note on pods that request more than any node of their models has; nothing if there are none.
 fn never_placed(trace: &Trace) -> String {
     let mut never = trace.never_placed();
-    let Some(first) = never.next().map(|pod| &pod.name) else { return String::new() };
+    let Some(first) = never.next().map(|pod| &pod.name) else {
+        return String::new();
+    };
     match never.count() {
         0 => format!(
             "\n1 pod, {first}, is larger than every node of the GPU models it names, and is never placed"
@@ -84,7 +111,9 @@ fn never_placed(trace: &Trace) -> String {
 }
 
 pub fn losses(source: &PackingTrace, setting: &PlayedTrace, losses: &[Losses]) -> String {
-    let rows = losses.iter().map(|line| vec![line.policy.name().to_owned(), figure(Some(line.rejected))]);
+    let rows = losses
+        .iter()
+        .map(|line| vec![line.policy.name().to_owned(), figure(Some(line.rejected))]);
     let first = losses.first();
     let seeds = first.map_or(&[][..], |line| &line.seeds);
     let load = first.map_or(0.0, |line| line.load) * 100.0;
@@ -108,7 +137,10 @@ pub fn title(source: &PackingTrace, setting: &PlayedTrace, seeds: &[u64]) -> Str
         [] => "no seed".into(),
     };
     let (nodes, gpus) = (setting.sites.len(), setting.capacity() / 1000);
-    format!("{of}: {nodes} nodes, {gpus} GPUs, {} pods; {seeds}", setting.pods.len())
+    format!(
+        "{of}: {nodes} nodes, {gpus} GPUs, {} pods; {seeds}",
+        setting.pods.len()
+    )
 }
 
 fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> Table {
@@ -118,7 +150,10 @@ fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> Table {
     rows.for_each(|row| {
         table.add_row(row);
     });
-    table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+    table
+        .column_iter_mut()
+        .skip(1)
+        .for_each(|column| column.set_cell_alignment(CellAlignment::Right));
     table
 }
 

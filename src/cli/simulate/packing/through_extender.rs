@@ -10,8 +10,8 @@ use futures::future::{BoxFuture, ready};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use stowage_kubernetes_objects::port::{
-    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, IsDue,
-    PodEvent, PodOnRecord, StatusChange,
+    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason,
+    IsDue, PodEvent, PodOnRecord, StatusChange,
 };
 use stowage_lab::simulate::packing::arrivals::{ArrivalDice, Arrivals};
 use stowage_lab::simulate::packing::cluster::{SimulatedCluster, SimulatedPlacement};
@@ -58,10 +58,16 @@ impl<'s> ThroughExtender<'s> {
         let names = ledger::names(setting, &arrivals.ranks);
         ledger::fill(&mut service.cluster(), setting, &arrivals.ranks, &names);
         service.lead_from_the_start();
-        let extender = Extender::new(service.clone(), Arc::new(AlwaysWritten), RequestLimits::default());
+        let extender = Extender::new(
+            service.clone(),
+            Arc::new(AlwaysWritten),
+            RequestLimits::default(),
+        );
         Ok(Self {
             router: scheduler_router(extender),
-            runtime: tokio::runtime::Builder::new_current_thread().enable_all().build()?,
+            runtime: tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()?,
             service,
             names,
             policy,
@@ -79,8 +85,13 @@ impl<'s> ThroughExtender<'s> {
         kind: &PodKind,
     ) -> Result<Option<SimulatedPlacement>> {
         let pod = pod(uid, self.setting, kind, &self.policy);
-        let names: Vec<&str> = accepted(cluster, kind).map(|rank| self.names[rank].as_str()).collect();
-        let passed = self.ask("filter", &json!({ "Pod": pod, "Nodes": null, "NodeNames": names }))?;
+        let names: Vec<&str> = accepted(cluster, kind)
+            .map(|rank| self.names[rank].as_str())
+            .collect();
+        let passed = self.ask(
+            "filter",
+            &json!({ "Pod": pod, "Nodes": null, "NodeNames": names }),
+        )?;
         let passed: Vec<String> = serde_json::from_value(passed["NodeNames"].clone())?;
         let node = match passed.as_slice() {
             [] => return Ok(None),
@@ -91,10 +102,13 @@ impl<'s> ThroughExtender<'s> {
                 self.best(&self.ask("prioritize", &request)?)?
             }
         };
-        let binding =
-            json!({ "PodName": uid.as_str(), "PodNamespace": "sim", "PodUID": uid.as_str(), "Node": node });
+        let binding = json!({ "PodName": uid.as_str(), "PodNamespace": "sim", "PodUID": uid.as_str(), "Node": node });
         let bound = self.ask("bind", &binding)?;
-        ensure!(bound["Error"] == "", "pod {uid} is not bound to {node}: {}", bound["Error"]);
+        ensure!(
+            bound["Error"] == "",
+            "pod {uid} is not bound to {node}: {}",
+            bound["Error"]
+        );
         self.started(uid).map(Some)
     }
 
@@ -107,18 +121,30 @@ impl<'s> ThroughExtender<'s> {
             .filter(|one| one["Score"].as_u64() == highest)
             .filter_map(|one| one["Host"].as_str())
             .collect();
-        let taken = best.get(self.dice.below(best.len())).context("prioritize answers hosts with scores")?;
+        let taken = best
+            .get(self.dice.below(best.len()))
+            .context("prioritize answers hosts with scores")?;
         Ok((*taken).to_owned())
     }
 
     /// The pod runs, as the watch would show, and its engine answers at once.
     fn started(&self, uid: &PodUid) -> Result<SimulatedPlacement> {
         let mut ledger = self.service.cluster();
-        let entry = ledger.pod_state(uid).context("a pod that was bound is in the ledger")?;
-        let (node, devices) = entry.node().zip(entry.devices()).context("it is bound to GPUs")?;
+        let entry = ledger
+            .pod_state(uid)
+            .context("a pod that was bound is in the ledger")?;
+        let (node, devices) = entry
+            .node()
+            .zip(entry.devices())
+            .context("it is bound to GPUs")?;
         let (node, devices, demand) = (node.clone(), devices.clone(), entry.demand.clone());
         let seat = ledger::seat(&ledger, &self.names, &node, &devices);
-        let state = ObservedPhase::Bound { node, devices: Some(devices), starting: false, ran: None };
+        let state = ObservedPhase::Bound {
+            node,
+            devices: Some(devices),
+            starting: false,
+            ran: None,
+        };
         ledger.apply(PodObserved(ledger::seen(uid, demand, state)));
         Ok(seat)
     }
@@ -133,7 +159,11 @@ impl<'s> ThroughExtender<'s> {
             let answer = self.router.clone().oneshot(request).await?;
             let status = answer.status();
             let body = to_bytes(answer.into_body(), usize::MAX).await?;
-            ensure!(status.is_success(), "{verb} answers {status}: {}", String::from_utf8_lossy(&body));
+            ensure!(
+                status.is_success(),
+                "{verb} answers {status}: {}",
+                String::from_utf8_lossy(&body)
+            );
             Ok(serde_json::from_slice(&body)?)
         })
     }
@@ -143,9 +173,12 @@ impl Placer for ThroughExtender<'_> {
     fn place(&mut self, cluster: &SimulatedCluster, arrival: PodArrival) -> Option<Placed> {
         let setting = self.setting;
         let kind = &setting.kinds[arrival.kind];
-        self.upkeep.tick(&mut self.service.cluster(), cluster, &self.names);
+        self.upkeep
+            .tick(&mut self.service.cluster(), cluster, &self.names);
         if kind.gpus == 0 {
-            return self.cpu_only.place(&mut self.service.cluster(), cluster, arrival);
+            return self
+                .cpu_only
+                .place(&mut self.service.cluster(), cluster, arrival);
         }
         let uid = ledger::uid(arrival.number);
         let seat = self.schedule(cluster, &uid, kind);
@@ -157,7 +190,9 @@ impl Placer for ThroughExtender<'_> {
     }
 
     fn end(&mut self, number: usize) {
-        self.service.cluster().apply(PodReleased(ledger::uid(number)));
+        self.service
+            .cluster()
+            .apply(PodReleased(ledger::uid(number)));
     }
 }
 
@@ -172,7 +207,9 @@ fn pod(uid: &PodUid, setting: &PlayedTrace, kind: &PodKind, policy: &Policy) -> 
         "stowage.dev/gpus": kind.gpus.to_string(),
         "stowage.dev/exclusive": ledger::is_exclusive(kind).to_string(),
     });
-    let models: Vec<&str> = ledger::models(setting, kind).map(GpuModel::as_str).collect();
+    let models: Vec<&str> = ledger::models(setting, kind)
+        .map(GpuModel::as_str)
+        .collect();
     let expression = json!({ "key": "nvidia.com/gpu.product", "operator": "In", "values": models });
     let terms = json!([{ "matchExpressions": [expression] }]);
     let required =
@@ -239,7 +276,9 @@ impl ControlPlane for AlwaysWritten {
 mod tests {
     use super::*;
     use stowage_lab::simulate::openb::built_in;
-    use stowage_lab::simulate::packing::{PlayedPolicy, Replay, SimulatedEviction, Typical, replay};
+    use stowage_lab::simulate::packing::{
+        PlayedPolicy, Replay, SimulatedEviction, Typical, replay,
+    };
 
     #[test]
     fn through_the_verbs_pods_go_where_the_core_puts_them() {
@@ -254,8 +293,12 @@ mod tests {
         );
         let expected: Replay = replay(&setting, &arrivals, &typical, &mut *in_process);
         let mut through =
-            ThroughExtender::new(&setting, &arrivals, CpuRule::default(), Knowledge::Learned).unwrap();
-        assert_eq!(replay(&setting, &arrivals, &typical, &mut through), expected);
+            ThroughExtender::new(&setting, &arrivals, CpuRule::default(), Knowledge::Learned)
+                .unwrap();
+        assert_eq!(
+            replay(&setting, &arrivals, &typical, &mut through),
+            expected
+        );
     }
 
     #[test]

@@ -36,7 +36,8 @@ fn is_nobodys_loss(pod: &Value) -> bool {
 /// A pod that is not ready serves no requests: it may always be evicted, or (the default) while enough other pods are healthy.
 fn is_free(budget: &Value, pod: &Value) -> bool {
     let mut conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
-    let is_ready = conditions.any(|condition| condition["type"] == "Ready" && condition["status"] == "True");
+    let is_ready =
+        conditions.any(|condition| condition["type"] == "Ready" && condition["status"] == "True");
     let healthy = || {
         let number = |field: &str| budget["status"][field].as_i64().unwrap_or_default();
         number("desiredHealthy") > 0 && number("currentHealthy") >= number("desiredHealthy")
@@ -57,16 +58,30 @@ fn covering(store: &Store, pod: &Value) -> Vec<Arc<Value>> {
 
 /// An empty selector is all pods of the namespace, none is no pod.
 fn selects(selector: &Value, labels: &Value) -> bool {
-    let Some(selector) = selector.as_object() else { return false };
-    let mut equal = selector.get("matchLabels").and_then(Value::as_object).into_iter().flatten();
-    let mut terms = selector.get("matchExpressions").and_then(Value::as_array).into_iter().flatten();
+    let Some(selector) = selector.as_object() else {
+        return false;
+    };
+    let mut equal = selector
+        .get("matchLabels")
+        .and_then(Value::as_object)
+        .into_iter()
+        .flatten();
+    let mut terms = selector
+        .get("matchExpressions")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten();
     equal.all(|(key, value)| labels[key] == *value) && terms.all(|term| is_met(term, labels))
 }
 
 fn is_met(term: &Value, labels: &Value) -> bool {
     let label = term["key"].as_str().and_then(|key| labels[key].as_str());
     let is_named = || {
-        let values = term["values"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        let values = term["values"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str);
         label.is_some_and(|label| values.into_iter().any(|value| value == label))
     };
     match term["operator"].as_str() {
@@ -89,18 +104,32 @@ fn take_of(store: &mut Store, budget: &Value, pod: &Value, now: Timestamp) -> Re
     let allowed = number("disruptionsAllowed");
     if allowed <= 0 {
         let (needed, healthy) = (number("desiredHealthy"), number("currentHealthy"));
-        let why =
-            format!("The disruption budget {name} needs {needed} healthy pods and has {healthy} currently");
+        let why = format!(
+            "The disruption budget {name} needs {needed} healthy pods and has {healthy} currently"
+        );
         return Err(ApiError::budget(why, None));
     }
     let mut taken = Value::clone(budget);
     let status = object_at(&mut taken, "status");
     status.insert("disruptionsAllowed".into(), json!(allowed - 1));
     let pod = pod["metadata"]["name"].as_str().unwrap_or_default();
-    object_at(&mut taken["status"], "disruptedPods").insert(pod.to_owned(), json!(write::time(now)));
-    let namespace = budget["metadata"]["namespace"].as_str().unwrap_or_default().to_owned();
+    object_at(&mut taken["status"], "disruptedPods")
+        .insert(pod.to_owned(), json!(write::time(now)));
+    let namespace = budget["metadata"]["namespace"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned();
     let resource = Resource::named("poddisruptionbudgets").expect("it was listed under this name");
-    store.update(&ObjectKey { resource, namespace, name: name.to_owned() }, taken).map(drop)
+    store
+        .update(
+            &ObjectKey {
+                resource,
+                namespace,
+                name: name.to_owned(),
+            },
+            taken,
+        )
+        .map(drop)
 }
 
 #[cfg(test)]
@@ -115,15 +144,36 @@ mod tests {
             (Value::Null, false),
             (json!({ "matchLabels": { "app": "a" } }), true),
             (json!({ "matchLabels": { "app": "a", "tier": "y" } }), false),
-            (json!({ "matchExpressions": [{ "key": "app", "operator": "In", "values": ["b", "a"] }] }), true),
-            (json!({ "matchExpressions": [{ "key": "app", "operator": "NotIn", "values": ["a"] }] }), false),
-            (json!({ "matchExpressions": [{ "key": "other", "operator": "NotIn", "values": ["a"] }] }), true),
-            (json!({ "matchExpressions": [{ "key": "tier", "operator": "Exists" }] }), true),
-            (json!({ "matchExpressions": [{ "key": "tier", "operator": "DoesNotExist" }] }), false),
-            (json!({ "matchExpressions": [{ "key": "tier", "operator": "Odd" }] }), false),
+            (
+                json!({ "matchExpressions": [{ "key": "app", "operator": "In", "values": ["b", "a"] }] }),
+                true,
+            ),
+            (
+                json!({ "matchExpressions": [{ "key": "app", "operator": "NotIn", "values": ["a"] }] }),
+                false,
+            ),
+            (
+                json!({ "matchExpressions": [{ "key": "other", "operator": "NotIn", "values": ["a"] }] }),
+                true,
+            ),
+            (
+                json!({ "matchExpressions": [{ "key": "tier", "operator": "Exists" }] }),
+                true,
+            ),
+            (
+                json!({ "matchExpressions": [{ "key": "tier", "operator": "DoesNotExist" }] }),
+                false,
+            ),
+            (
+                json!({ "matchExpressions": [{ "key": "tier", "operator": "Odd" }] }),
+                false,
+            ),
         ] {
             assert_eq!(selects(&selector, &labels), selected, "{selector}");
         }
-        assert!(!selects(&json!({ "matchLabels": { "app": "a" } }), &Value::Null));
+        assert!(!selects(
+            &json!({ "matchLabels": { "app": "a" } }),
+            &Value::Null
+        ));
     }
 }

@@ -42,6 +42,11 @@ impl Calls {
     }
 
     fn sum(&self, counts: impl Fn(&ApiCall) -> bool) -> u64 {
-        self.0.lock().iter().filter(|(call, _)| counts(call)).map(|(_, count)| count).sum()
+        self.0
+            .lock()
+            .iter()
+            .filter(|(call, _)| counts(call))
+            .map(|(_, count)| count)
+            .sum()
     }
 }

@@ -47,12 +47,20 @@ impl Connections {
     /// The client's open watches of this kind send nothing more and never end, as on a connection that died silently. New
     /// watches are not affected.
     pub fn silence_watches(&self, client: &str, kind: &str) {
-        self.change(|state| _ = state.silent.insert(watches(client, kind), state.watches_begun));
+        self.change(|state| {
+            _ = state
+                .silent
+                .insert(watches(client, kind), state.watches_begun)
+        });
     }
 
     /// The client's open watches of this kind end in order. New watches are not affected.
     pub fn end_watches(&self, client: &str, kind: &str) {
-        self.change(|state| _ = state.ended.insert(watches(client, kind), state.watches_begun));
+        self.change(|state| {
+            _ = state
+                .ended
+                .insert(watches(client, kind), state.watches_begun)
+        });
     }
 
     /// Nothing passes between the client and the server, in either direction, until it is reconnected. Answers that the client
@@ -82,9 +90,13 @@ impl Connections {
 
     pub(super) fn flow(&self, client: &str, kind: &str, number: u64) -> Flow {
         let (state, watches) = (self.state.lock(), watches(client, kind));
-        let concerns =
-            |until: &BTreeMap<Watches, u64>| until.get(&watches).is_some_and(|last| number <= *last);
-        if concerns(&state.silent) || state.held_back.contains(&watches) || state.cut_off.contains(client) {
+        let concerns = |until: &BTreeMap<Watches, u64>| {
+            until.get(&watches).is_some_and(|last| number <= *last)
+        };
+        if concerns(&state.silent)
+            || state.held_back.contains(&watches)
+            || state.cut_off.contains(client)
+        {
             Flow::Stalled
         } else if concerns(&state.ended) {
             Flow::Ended

@@ -9,7 +9,11 @@ use serde_json::{Map, Value, json};
 const GRACE_PERIOD_SECONDS: u64 = 30;
 
 /// Fills in a new object. `priority_of` returns the value of a PriorityClass.
-pub fn complete(object: &mut Value, resource: &Resource, priority_of: impl Fn(&str) -> Option<i64>) {
+pub fn complete(
+    object: &mut Value,
+    resource: &Resource,
+    priority_of: impl Fn(&str) -> Option<i64>,
+) {
     let fields = fields_of(object);
     fields.insert("kind".into(), json!(resource.kind));
     fields.insert("apiVersion".into(), json!(resource.api_version));
@@ -24,11 +28,19 @@ fn complete_pod(pod: &mut Value, priority_of: impl Fn(&str) -> Option<i64>) {
     object_at(pod, "metadata").insert("generation".into(), json!(1));
     let spec = object_at(pod, "spec");
     for list in ["initContainers", "containers"] {
-        for container in spec.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten() {
+        for container in spec
+            .get_mut(list)
+            .and_then(Value::as_array_mut)
+            .into_iter()
+            .flatten()
+        {
             copy_limits_to_requests(container);
         }
     }
-    let class = spec.get("priorityClassName").and_then(Value::as_str).and_then(priority_of);
+    let class = spec
+        .get("priorityClassName")
+        .and_then(Value::as_str)
+        .and_then(priority_of);
     if let Some(priority) = class {
         spec.insert("priority".into(), json!(priority));
     }
@@ -41,7 +53,9 @@ fn complete_pod(pod: &mut Value, priority_of: impl Fn(&str) -> Option<i64>) {
     ] {
         spec.entry(field).or_insert(default);
     }
-    object_at(pod, "status").entry("phase").or_insert(json!("Pending"));
+    object_at(pod, "status")
+        .entry("phase")
+        .or_insert(json!("Pending"));
 }
 
 /// A limit without a request is also the request; for extended resources the two must be equal anyway.
@@ -90,7 +104,9 @@ mod tests {
             "priorityClassName": "high",
             "containers": [{"resources": {"limits": {"stowage.dev/vram": "1Gi", "cpu": "2"}, "requests": {"cpu": "1"}}}],
         }});
-        complete(&mut pod, Resource::named("pods").unwrap(), |class| (class == "high").then_some(1000));
+        complete(&mut pod, Resource::named("pods").unwrap(), |class| {
+            (class == "high").then_some(1000)
+        });
         let requests = &pod["spec"]["containers"][0]["resources"]["requests"];
         assert_eq!(requests, &json!({"stowage.dev/vram": "1Gi", "cpu": "1"}));
         assert_eq!(pod["spec"]["priority"], 1000);

@@ -18,8 +18,13 @@ use tokio::sync::oneshot;
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(34);
 
 /// Performs a request, and answers it.
-pub async fn deliver(request: Arc<ApiRequest>, fault: Option<(Operation, InjectedFault)>) -> Response {
-    let Some((operation, fault)) = fault else { return request.perform() };
+pub async fn deliver(
+    request: Arc<ApiRequest>,
+    fault: Option<(Operation, InjectedFault)>,
+) -> Response {
+    let Some((operation, fault)) = fault else {
+        return request.perform();
+    };
     match fault {
         InjectedFault::AnswersLate(delay) => {
             let answer = request.perform();
@@ -40,10 +45,15 @@ pub async fn deliver(request: Arc<ApiRequest>, fault: Option<(Operation, Injecte
             let released = async move { held.held_up(operation).await };
             late(request, stage, Box::pin(released)).await
         }
-        InjectedFault::ArrivesTwice(delay) => repeated(request, Box::pin(tokio::time::sleep(delay))),
+        InjectedFault::ArrivesTwice(delay) => {
+            repeated(request, Box::pin(tokio::time::sleep(delay)))
+        }
         InjectedFault::ArrivesAgainWhenReleased => {
             let held = request.clone();
-            repeated(request, Box::pin(async move { held.held_up(operation).await }))
+            repeated(
+                request,
+                Box::pin(async move { held.held_up(operation).await }),
+            )
         }
         InjectedFault::Hangs => {
             request.shared.stop.cancelled().await;
@@ -67,7 +77,11 @@ fn refused(fault: InjectedFault, request: &ApiRequest) -> ApiError {
 }
 
 /// Performs the request when `landing` has passed; the client waits no longer than the server's timeout.
-async fn late(request: Arc<ApiRequest>, stage: DelayStage, landing: BoxFuture<'static, ()>) -> Response {
+async fn late(
+    request: Arc<ApiRequest>,
+    stage: DelayStage,
+    landing: BoxFuture<'static, ()>,
+) -> Response {
     let timeout = request.timeout.unwrap_or(DEFAULT_TIMEOUT);
     let (tell, told) = oneshot::channel();
     let landed = async move {
@@ -79,14 +93,21 @@ async fn late(request: Arc<ApiRequest>, stage: DelayStage, landing: BoxFuture<'s
             }
         };
         // The client may have disconnected.
-        let _ = tell.send(if lands { request.perform() } else { refusal(&ApiError::timeout()) });
+        let _ = tell.send(if lands {
+            request.perform()
+        } else {
+            refusal(&ApiError::timeout())
+        });
     };
     tokio::spawn(landed);
-    let answer = async { told.await.unwrap_or_else(|_| refusal(&ApiError::internal("the server stops"))) };
+    let answer = async {
+        told.await
+            .unwrap_or_else(|_| refusal(&ApiError::internal("the server stops")))
+    };
     match stage {
-        DelayStage::Commit => {
-            tokio::time::timeout(timeout, answer).await.unwrap_or_else(|_| refusal(&ApiError::timeout()))
-        }
+        DelayStage::Commit => tokio::time::timeout(timeout, answer)
+            .await
+            .unwrap_or_else(|_| refusal(&ApiError::timeout())),
         DelayStage::Network | DelayStage::Queue => answer.await,
     }
 }
@@ -103,7 +124,8 @@ fn repeated(request: Arc<ApiRequest>, again: BoxFuture<'static, ()>) -> Response
 
 /// The head of an answer, and a connection that breaks before its body.
 fn broken(answer: Response) -> Response {
-    let breaks =
-        futures::stream::iter([Err::<Bytes, _>(std::io::Error::from(std::io::ErrorKind::ConnectionReset))]);
+    let breaks = futures::stream::iter([Err::<Bytes, _>(std::io::Error::from(
+        std::io::ErrorKind::ConnectionReset,
+    ))]);
     answer.map(|_| Body::from_stream(breaks))
 }

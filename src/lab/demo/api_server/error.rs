@@ -27,38 +27,74 @@ pub struct StatusCause {
 
 impl ApiError {
     pub fn new(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
-        Self { code, reason, message: message.into(), cause: None, retry_after_seconds: None }
+        Self {
+            code,
+            reason,
+            message: message.into(),
+            cause: None,
+            retry_after_seconds: None,
+        }
     }
 
     /// A disruption budget prevents an eviction.
     pub fn budget(why: impl Into<String>, retry_after_seconds: Option<u64>) -> Self {
         let message = "Cannot evict pod as it would violate the pod's disruption budget.";
-        let cause = Some(StatusCause { reason: "DisruptionBudget", message: why.into(), field: None });
-        Self { cause, ..Self::too_many_requests(message, retry_after_seconds) }
+        let cause = Some(StatusCause {
+            reason: "DisruptionBudget",
+            message: why.into(),
+            field: None,
+        });
+        Self {
+            cause,
+            ..Self::too_many_requests(message, retry_after_seconds)
+        }
     }
 
     pub(crate) fn too_many_requests(message: &str, retry_after_seconds: Option<u64>) -> Self {
-        Self { retry_after_seconds, ..Self::new(429, "TooManyRequests", message) }
+        Self {
+            retry_after_seconds,
+            ..Self::new(429, "TooManyRequests", message)
+        }
     }
 
     pub fn not_found(resource: &Resource, name: &str) -> Self {
-        Self::new(404, "NotFound", format!("{} \"{name}\" not found", resource.qualified()))
+        Self::new(
+            404,
+            "NotFound",
+            format!("{} \"{name}\" not found", resource.qualified()),
+        )
     }
 
     pub(crate) fn no_such_path() -> Self {
-        Self::new(404, "NotFound", "the server could not find the requested resource")
+        Self::new(
+            404,
+            "NotFound",
+            "the server could not find the requested resource",
+        )
     }
 
     pub(crate) fn already_exists(resource: &Resource, name: &str) -> Self {
-        Self::new(409, "AlreadyExists", format!("{} \"{name}\" already exists", resource.qualified()))
+        Self::new(
+            409,
+            "AlreadyExists",
+            format!("{} \"{name}\" already exists", resource.qualified()),
+        )
     }
 
     pub fn conflict(what: &str, name: &str, why: impl std::fmt::Display) -> Self {
-        Self::new(409, "Conflict", format!("Operation cannot be fulfilled on {what} \"{name}\": {why}"))
+        Self::new(
+            409,
+            "Conflict",
+            format!("Operation cannot be fulfilled on {what} \"{name}\": {why}"),
+        )
     }
 
     pub fn invalid(resource: &Resource, name: &str, why: impl std::fmt::Display) -> Self {
-        Self::new(422, "Invalid", format!("{} \"{name}\" is invalid: {why}", resource.kind))
+        Self::new(
+            422,
+            "Invalid",
+            format!("{} \"{name}\" is invalid: {why}", resource.kind),
+        )
     }
 
     /// A patch would give the object another UID: it was meant for another object of that name.
@@ -66,7 +102,11 @@ impl ApiError {
         let message = format!("Invalid value: \"{uid}\": field is immutable");
         let invalid = Self::invalid(resource, name, format!("metadata.uid: {message}"));
         Self {
-            cause: Some(StatusCause { reason: "FieldValueInvalid", message, field: Some("metadata.uid") }),
+            cause: Some(StatusCause {
+                reason: "FieldValueInvalid",
+                message,
+                field: Some("metadata.uid"),
+            }),
             ..invalid
         }
     }
@@ -76,11 +116,19 @@ impl ApiError {
     }
 
     pub(crate) fn unsupported_patch(content_type: &str) -> Self {
-        Self::new(415, "UnsupportedMediaType", format!("the body's media type is unknown: {content_type}"))
+        Self::new(
+            415,
+            "UnsupportedMediaType",
+            format!("the body's media type is unknown: {content_type}"),
+        )
     }
 
     pub(crate) fn method_not_allowed() -> Self {
-        Self::new(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+        Self::new(
+            405,
+            "MethodNotAllowed",
+            "the server does not allow this method on the requested resource",
+        )
     }
 
     pub fn internal(why: impl Into<String>) -> Self {
@@ -89,7 +137,11 @@ impl ApiError {
 
     /// The log no longer reaches back to the version a watch asks for.
     pub fn expired(asked: u64, oldest: u64) -> Self {
-        Self::new(410, "Expired", format!("too old resource version: {asked} ({oldest})"))
+        Self::new(
+            410,
+            "Expired",
+            format!("too old resource version: {asked} ({oldest})"),
+        )
     }
 
     /// The list that a continue token belongs to is no longer stored.
@@ -115,7 +167,12 @@ impl ApiError {
             "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
             "message": self.message, "reason": self.reason, "code": self.code,
         });
-        if let Some(StatusCause { reason, message, field }) = &self.cause {
+        if let Some(StatusCause {
+            reason,
+            message,
+            field,
+        }) = &self.cause
+        {
             let mut cause = json!({"reason": reason, "message": message});
             if let Some(field) = field {
                 cause["field"] = json!(field);

@@ -132,9 +132,21 @@ impl InjectedFaults {
         self.met.lock().clone()
     }
 
-    fn order(&self, client: Option<&str>, operation: Operation, count: usize, fault: InjectedFault) {
-        let order = || FaultOrder { operation, client: client.map(str::to_owned), fault };
-        self.orders.lock().extend(std::iter::repeat_with(order).take(count));
+    fn order(
+        &self,
+        client: Option<&str>,
+        operation: Operation,
+        count: usize,
+        fault: InjectedFault,
+    ) {
+        let order = || FaultOrder {
+            operation,
+            client: client.map(str::to_owned),
+            fault,
+        };
+        self.orders
+            .lock()
+            .extend(std::iter::repeat_with(order).take(count));
     }
 
     pub(super) fn take(&self, client: &str, operation: Operation) -> Option<InjectedFault> {
@@ -142,7 +154,10 @@ impl InjectedFaults {
         let meets = |order: &FaultOrder| {
             order.operation == operation && order.client.as_deref().is_none_or(|of| of == client)
         };
-        let ordered = orders.iter().position(meets).map(|place| orders.remove(place).fault);
+        let ordered = orders
+            .iter()
+            .position(meets)
+            .map(|place| orders.remove(place).fault);
         drop(orders);
         let fault = ordered.or_else(|| self.source.lock().as_mut()?(client, operation))?;
         self.met.lock().push((operation, fault));

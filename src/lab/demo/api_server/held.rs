@@ -27,15 +27,24 @@ impl HeldRequests {
     pub fn objects(&self, client: &str, operation: Operation) -> Vec<String> {
         let mut waiting = self.waiting.lock();
         waiting.retain(|one| !one.go_on.is_closed());
-        let of_client = waiting.iter().filter(|one| one.client == client && one.operation == operation);
+        let of_client = waiting
+            .iter()
+            .filter(|one| one.client == client && one.operation == operation);
         of_client.map(|one| one.object.clone()).collect()
     }
 
     /// Waits until a request of the client about this object is held up.
     pub async fn until(&self, client: &str, operation: Operation, object: &str) {
         let mut arrived = self.arrived.subscribe();
-        while !self.objects(client, operation).iter().any(|held| held == object) {
-            arrived.changed().await.expect("the sender lives as long as this");
+        while !self
+            .objects(client, operation)
+            .iter()
+            .any(|held| held == object)
+        {
+            arrived
+                .changed()
+                .await
+                .expect("the sender lives as long as this");
         }
     }
 
@@ -53,13 +62,21 @@ impl HeldRequests {
         let (released, still): (Vec<_>, Vec<_>) =
             std::mem::take(&mut *waiting).into_iter().partition(goes_on);
         *waiting = still;
-        released.into_iter().filter_map(|one| one.go_on.send(()).ok()).count()
+        released
+            .into_iter()
+            .filter_map(|one| one.go_on.send(()).ok())
+            .count()
     }
 
     pub(super) async fn reservation(&self, client: &str, operation: Operation, object: &str) {
         let (go_on, released) = oneshot::channel();
         let (client, object) = (client.to_owned(), object.to_owned());
-        self.waiting.lock().push(HeldRequest { client, operation, object, go_on });
+        self.waiting.lock().push(HeldRequest {
+            client,
+            operation,
+            object,
+            go_on,
+        });
         self.arrived.send_modify(|arrived| *arrived += 1);
         // An error means that the server is dropped: then nothing is held up any more.
         let _ = released.await;

@@ -68,12 +68,18 @@ struct Shared {
 
 impl Shared {
     /// Runs a write and notifies the watches.
-    fn write<T>(&self, operation: impl FnOnce(&mut Store) -> Result<T, ApiError>) -> Result<T, ApiError> {
+    fn write<T>(
+        &self,
+        operation: impl FnOnce(&mut Store) -> Result<T, ApiError>,
+    ) -> Result<T, ApiError> {
         let mut store = self.store.lock();
         let result = operation(&mut store);
         let revision = store.revision();
         drop(store);
-        if self.revisions.send_if_modified(|known| std::mem::replace(known, revision) != revision) {
+        if self
+            .revisions
+            .send_if_modified(|known| std::mem::replace(known, revision) != revision)
+        {
             self.writes.grow();
         }
         result
@@ -126,7 +132,12 @@ impl ApiServer {
             .fallback(routes::handle)
             .layer(axum::extract::DefaultBodyLimit::disable())
             .with_state(shared.clone());
-        Self { shared, router, address: None, _stop: stop.drop_guard() }
+        Self {
+            shared,
+            router,
+            address: None,
+            _stop: stop.drop_guard(),
+        }
     }
 
     pub fn uri(&self) -> http::Uri {
@@ -168,7 +179,9 @@ impl ApiServer {
         let name = http::HeaderValue::from_str(name).expect("a name that a header can carry");
         let service = tower::ServiceBuilder::new()
             .map_request(move |mut request: http::Request<kube::client::Body>| {
-                request.headers_mut().insert(http::header::USER_AGENT, name.clone());
+                request
+                    .headers_mut()
+                    .insert(http::header::USER_AGENT, name.clone());
                 stowage_server::kubernetes::connect::limited(request, times.server)
             })
             .service(server);
@@ -195,11 +208,17 @@ impl ApiServer {
     /// Creates an object of a kind: `create("pods", …)`; without a namespace, in `default`.
     pub fn create(&self, kind: &str, object: Value) -> Result<Arc<Value>, ApiError> {
         let target = RequestTarget::of_short(kind).ok_or_else(ApiError::no_such_path)?;
-        self.shared.write(|store| write::create(store, &target, object, (self.shared.clock)()))
+        self.shared
+            .write(|store| write::create(store, &target, object, (self.shared.clock)()))
     }
 
     pub fn get(&self, object: &str) -> Option<Arc<Value>> {
-        self.shared.store.lock().get(&key(object).ok()?).ok().cloned()
+        self.shared
+            .store
+            .lock()
+            .get(&key(object).ok()?)
+            .ok()
+            .cloned()
     }
 
     pub fn list(&self, kind: &str) -> Vec<Arc<Value>> {
@@ -208,7 +227,11 @@ impl ApiServer {
         };
         let selector = selector::ListSelector::new(&target.namespace, "", "");
         let store = self.shared.store.lock();
-        store.list(target.resource).filter(|object| selector.matches(object)).cloned().collect()
+        store
+            .list(target.resource)
+            .filter(|object| selector.matches(object))
+            .cloned()
+            .collect()
     }
 
     /// Deletes as `kubectl delete` does: a bound pod terminates until its kubelet removes it.
@@ -234,7 +257,8 @@ impl ApiServer {
     /// Binds a pod without a scheduler.
     pub fn bind(&self, pod: &str, binding: &Value) -> Result<(), ApiError> {
         let key = key(pod)?;
-        self.shared.write(|store| pods::bind(store, &key, binding, (self.shared.clock)()))
+        self.shared
+            .write(|store| pods::bind(store, &key, binding, (self.shared.clock)()))
     }
 
     /// A token of a service account (`namespace/name`), made for a pod on `node` and for one audience.
@@ -243,9 +267,17 @@ impl ApiServer {
             let uid = self
                 .get(&format!("nodes/{name}"))
                 .and_then(|node| node["metadata"]["uid"].as_str().map(str::to_owned));
-            TokenNode { name: name.to_owned(), uid }
+            TokenNode {
+                name: name.to_owned(),
+                uid,
+            }
         };
-        self.shared.tokens.issue(account, node.map(of_node), audience, (self.shared.clock)().as_second())
+        self.shared.tokens.issue(
+            account,
+            node.map(of_node),
+            audience,
+            (self.shared.clock)().as_second(),
+        )
     }
 
     /// Lets a service account (`namespace/name`) `get` something: a path such as `/metrics`, or the pods of a namespace.
@@ -269,8 +301,12 @@ impl ApiServer {
             return Vec::new();
         };
         let store = self.shared.store.lock();
-        let changes = store.changes_kept_after(revision).filter(|change| change.resource == target.resource);
-        changes.map(|change| (change.before.clone(), change.after.clone())).collect()
+        let changes = store
+            .changes_kept_after(revision)
+            .filter(|change| change.resource == target.resource);
+        changes
+            .map(|change| (change.before.clone(), change.after.clone()))
+            .collect()
     }
 
     /// The global resource version, after each write.
@@ -285,7 +321,10 @@ impl ApiServer {
             if let Some(found) = look(self) {
                 return found;
             }
-            revisions.changed().await.expect("the handle keeps the sender");
+            revisions
+                .changed()
+                .await
+                .expect("the handle keeps the sender");
         }
     }
 
@@ -297,17 +336,29 @@ impl ApiServer {
 
     fn delete_with(&self, object: &str, options: &Value) -> Result<(), ApiError> {
         let key = key(object)?;
-        self.shared.write(|store| write::delete(store, &key, options, (self.shared.clock)())).map(drop)
+        self.shared
+            .write(|store| write::delete(store, &key, options, (self.shared.clock)()))
+            .map(drop)
     }
 
-    fn patch_part(&self, object: &str, part: ObjectPart, patch: &Value) -> Result<Arc<Value>, ApiError> {
+    fn patch_part(
+        &self,
+        object: &str,
+        part: ObjectPart,
+        patch: &Value,
+    ) -> Result<Arc<Value>, ApiError> {
         let key = key(object)?;
-        self.shared.write(|store| write::patch(store, &key, part, PatchKind::Strategic, patch))
+        self.shared
+            .write(|store| write::patch(store, &key, part, PatchKind::Strategic, patch))
     }
 }
 
 fn key(object: &str) -> Result<ObjectKey, ApiError> {
     let target = RequestTarget::of_short(object).ok_or_else(ApiError::no_such_path)?;
     let name = target.name.ok_or_else(ApiError::no_such_path)?;
-    Ok(ObjectKey { resource: target.resource, namespace: target.namespace, name })
+    Ok(ObjectKey {
+        resource: target.resource,
+        namespace: target.namespace,
+        name,
+    })
 }

@@ -57,15 +57,27 @@ impl PagedListStore {
     }
 
     /// The page for an earlier page's continue token.
-    pub fn next(&self, resource: &Resource, token: &str, limit: Option<usize>) -> Result<ListPage, ApiError> {
-        let place =
-            token.split_once('-').and_then(|(list, from)| Some((list.parse().ok()?, from.parse().ok()?)));
-        let (number, from) = place
-            .ok_or_else(|| ApiError::bad_request("continue key is not valid: it was not given out here"))?;
+    pub fn next(
+        &self,
+        resource: &Resource,
+        token: &str,
+        limit: Option<usize>,
+    ) -> Result<ListPage, ApiError> {
+        let place = token
+            .split_once('-')
+            .and_then(|(list, from)| Some((list.parse().ok()?, from.parse().ok()?)));
+        let (number, from) = place.ok_or_else(|| {
+            ApiError::bad_request("continue key is not valid: it was not given out here")
+        })?;
         let state = self.0.lock();
-        let list = state.kept.get(&number).ok_or_else(ApiError::expired_continue)?;
+        let list = state
+            .kept
+            .get(&number)
+            .ok_or_else(ApiError::expired_continue)?;
         if list.resource != resource {
-            return Err(ApiError::bad_request("continue key is not valid: it is of another kind"));
+            return Err(ApiError::bad_request(
+                "continue key is not valid: it is of another kind",
+            ));
         }
         Ok(list.page(number, from, limit.unwrap_or(usize::MAX)))
     }
@@ -82,6 +94,10 @@ impl FrozenList {
         let items = rest[..limit.min(rest.len())].to_vec();
         let left = rest.len() - items.len();
         let next = (left > 0).then(|| (format!("{number}-{}", from + items.len()), left));
-        ListPage { revision: self.revision, items, next }
+        ListPage {
+            revision: self.revision,
+            items,
+            next,
+        }
     }
 }

@@ -65,7 +65,10 @@ fn strategic(document: &mut Value, patch: &Value) {
         return;
     };
     let fields = fields_of(document);
-    if changes.get("$patch").is_some_and(|directive| directive == "replace") {
+    if changes
+        .get("$patch")
+        .is_some_and(|directive| directive == "replace")
+    {
         fields.clear();
     }
     for (key, change) in changes.iter().filter(|(key, _)| !key.starts_with('$')) {
@@ -74,7 +77,11 @@ fn strategic(document: &mut Value, patch: &Value) {
                 fields.remove(key);
             }
             (Value::Array(elements), Some(list_key)) => {
-                strategic_list(fields.entry(key.clone()).or_insert(Value::Null), elements, list_key);
+                strategic_list(
+                    fields.entry(key.clone()).or_insert(Value::Null),
+                    elements,
+                    list_key,
+                );
             }
             _ => strategic(fields.entry(key.clone()).or_insert(Value::Null), change),
         }
@@ -85,9 +92,8 @@ fn strategic(document: &mut Value, patch: &Value) {
 fn list_key(field: &str) -> Option<&'static str> {
     match field {
         "conditions" | "addresses" => Some("type"),
-        "containers" | "initContainers" | "containerStatuses" | "volumes" | "env" | "schedulingGates" => {
-            Some("name")
-        }
+        "containers" | "initContainers" | "containerStatuses" | "volumes" | "env"
+        | "schedulingGates" => Some("name"),
         "ownerReferences" => Some("uid"),
         _ => None,
     }
@@ -102,7 +108,9 @@ fn strategic_list(list: &mut Value, changes: &[Value], key: &str) {
         elements.clear();
     }
     for change in changes {
-        let place = elements.iter().position(|element| element[key] == change[key]);
+        let place = elements
+            .iter()
+            .position(|element| element[key] == change[key]);
         match (change["$patch"].as_str(), place) {
             (Some("replace"), _) => {}
             (Some("delete"), Some(place)) => {
@@ -117,12 +125,18 @@ fn strategic_list(list: &mut Value, changes: &[Value], key: &str) {
 
 /// RFC 6902, without `move` and `copy`, which no client here sends.
 fn json_patch(document: &mut Value, patch: &Value) -> Result<(), ApiError> {
-    let operations = patch.as_array().ok_or_else(|| ApiError::bad_request("a JSON patch is an array"))?;
-    operations.iter().try_for_each(|operation| json_operation(document, operation))
+    let operations = patch
+        .as_array()
+        .ok_or_else(|| ApiError::bad_request("a JSON patch is an array"))?;
+    operations
+        .iter()
+        .try_for_each(|operation| json_operation(document, operation))
 }
 
 fn json_operation(document: &mut Value, operation: &Value) -> Result<(), ApiError> {
-    let path = operation["path"].as_str().ok_or_else(|| ApiError::bad_request("an operation has no path"))?;
+    let path = operation["path"]
+        .as_str()
+        .ok_or_else(|| ApiError::bad_request("an operation has no path"))?;
     match operation["op"].as_str().unwrap_or_default() {
         "test" if document.pointer(path) == Some(&operation["value"]) => Ok(()),
         "test" => Err(failed(format!("testing value {path} failed"))),
@@ -132,7 +146,9 @@ fn json_operation(document: &mut Value, operation: &Value) -> Result<(), ApiErro
         }
         "add" => add(document, path, operation["value"].clone()),
         "remove" => remove(document, path),
-        other => Err(ApiError::bad_request(format!("unsupported operation {other:?}"))),
+        other => Err(ApiError::bad_request(format!(
+            "unsupported operation {other:?}"
+        ))),
     }
 }
 
@@ -196,8 +212,7 @@ mod tests {
 
     #[test]
     fn strategic_merge_keeps_conditions_of_other_types() {
-        let before =
-            json!({"conditions": [{"type": "Ready", "status": "True"}, {"type": "Hold", "status": "True"}]});
+        let before = json!({"conditions": [{"type": "Ready", "status": "True"}, {"type": "Hold", "status": "True"}]});
         let patch = json!({"conditions": [{"type": "Hold", "status": "False", "message": "m"}]});
         let after = patched(PatchKind::Strategic, before, patch);
         assert_eq!(
@@ -210,26 +225,43 @@ mod tests {
     fn strategic_merge_deletes_a_keyed_element() {
         let before = json!({"schedulingGates": [{"name": "a"}, {"name": "b"}]});
         let patch = json!({"schedulingGates": [{"$patch": "delete", "name": "a"}]});
-        assert_eq!(patched(PatchKind::Strategic, before, patch), json!({"schedulingGates": [{"name": "b"}]}));
+        assert_eq!(
+            patched(PatchKind::Strategic, before, patch),
+            json!({"schedulingGates": [{"name": "b"}]})
+        );
     }
 
     #[test]
     fn merge_patch_replaces_lists_and_removes_nulls() {
         let before = json!({"a": {"x": 1, "y": 2}, "l": [1, 2]});
-        let after = patched(PatchKind::Merge, before, json!({"a": {"x": null}, "l": [3]}));
+        let after = patched(
+            PatchKind::Merge,
+            before,
+            json!({"a": {"x": null}, "l": [3]}),
+        );
         assert_eq!(after, json!({"a": {"y": 2}, "l": [3]}));
     }
 
     #[test]
     fn a_failing_test_stops_a_json_patch() {
         let mut document = json!({"a": [1, 2], "b/c": 1});
-        let fails = json!([{"op": "test", "path": "/a/0", "value": 9}, {"op": "remove", "path": "/a"}]);
-        assert_eq!(PatchKind::Json.apply(&mut document, &fails).unwrap_err().code, 422);
+        let fails =
+            json!([{"op": "test", "path": "/a/0", "value": 9}, {"op": "remove", "path": "/a"}]);
+        assert_eq!(
+            PatchKind::Json
+                .apply(&mut document, &fails)
+                .unwrap_err()
+                .code,
+            422
+        );
         let works = json!([
             {"op": "test", "path": "/a/0", "value": 1},
             {"op": "add", "path": "/a/-", "value": 3},
             {"op": "remove", "path": "/b~1c"},
         ]);
-        assert_eq!(patched(PatchKind::Json, document, works), json!({"a": [1, 2, 3]}));
+        assert_eq!(
+            patched(PatchKind::Json, document, works),
+            json!({"a": [1, 2, 3]})
+        );
     }
 }

@@ -14,8 +14,15 @@ use serde_json::{Value, json};
 const BINDING: &str = "pods/binding";
 
 /// Sets the node, and in the same write the Binding's labels and annotations and the `PodScheduled` condition.
-pub fn bind(store: &mut Store, key: &ObjectKey, binding: &Value, now: Timestamp) -> Result<(), ApiError> {
-    let node = binding["target"]["name"].as_str().filter(|name| !name.is_empty());
+pub fn bind(
+    store: &mut Store,
+    key: &ObjectKey,
+    binding: &Value,
+    now: Timestamp,
+) -> Result<(), ApiError> {
+    let node = binding["target"]["name"]
+        .as_str()
+        .filter(|name| !name.is_empty());
     let node = node.ok_or_else(|| ApiError::bad_request("target.name: Required value"))?;
     let current = store.get(key)?.clone();
     check_binding(key, &current, binding)?;
@@ -27,15 +34,28 @@ pub fn bind(store: &mut Store, key: &ObjectKey, binding: &Value, now: Timestamp)
         }
     }
     object_at(&mut bound, "status").remove("nominatedNodeName");
-    set_condition(&mut bound, json!({"type": "PodScheduled", "status": "True"}), now);
+    set_condition(
+        &mut bound,
+        json!({"type": "PodScheduled", "status": "True"}),
+        now,
+    );
     store.update(key, bound).map(drop)
 }
 
 /// Asks the pod's disruption budget, marks the pod as disrupted through the API, and deletes it gracefully.
-pub fn evict(store: &mut Store, key: &ObjectKey, eviction: &Value, now: Timestamp) -> Result<(), ApiError> {
+pub fn evict(
+    store: &mut Store,
+    key: &ObjectKey,
+    eviction: &Value,
+    now: Timestamp,
+) -> Result<(), ApiError> {
     let current = store.get(key)?.clone();
     let options = &eviction["deleteOptions"];
-    write::check_preconditions(key, &current, &json!({"metadata": options["preconditions"]}))?;
+    write::check_preconditions(
+        key,
+        &current,
+        &json!({"metadata": options["preconditions"]}),
+    )?;
     budgets::take(store, &current, now)?;
     let mut marked = Value::clone(&current);
     let condition = json!({
@@ -45,7 +65,10 @@ pub fn evict(store: &mut Store, key: &ObjectKey, eviction: &Value, now: Timestam
     set_condition(&mut marked, condition, now);
     store.update(key, marked)?;
     let mut options = options.clone();
-    if let Some(preconditions) = options.get_mut("preconditions").and_then(Value::as_object_mut) {
+    if let Some(preconditions) = options
+        .get_mut("preconditions")
+        .and_then(Value::as_object_mut)
+    {
         preconditions.remove("resourceVersion");
     }
     write::delete(store, key, &options, now).map(drop)
@@ -62,12 +85,20 @@ fn check_binding(key: &ObjectKey, pod: &Value, binding: &Value) -> Result<(), Ap
         ));
     }
     if !pod["metadata"]["deletionTimestamp"].is_null() {
-        return conflict(format!("pod {name} is being deleted, cannot be assigned to a host"));
+        return conflict(format!(
+            "pod {name} is being deleted, cannot be assigned to a host"
+        ));
     }
-    if let Some(node) = pod["spec"]["nodeName"].as_str().filter(|node| !node.is_empty()) {
+    if let Some(node) = pod["spec"]["nodeName"]
+        .as_str()
+        .filter(|node| !node.is_empty())
+    {
         return conflict(format!("pod {name} is already assigned to node \"{node}\""));
     }
-    if pod["spec"]["schedulingGates"].as_array().is_some_and(|gates| !gates.is_empty()) {
+    if pod["spec"]["schedulingGates"]
+        .as_array()
+        .is_some_and(|gates| !gates.is_empty())
+    {
         return conflict(format!("pod {name} has non-empty .spec.schedulingGates"));
     }
     Ok(())
@@ -81,10 +112,16 @@ pub(crate) fn set_condition(pod: &mut Value, mut condition: Value, now: Timestam
         *conditions = json!([]);
     }
     let conditions = conditions.as_array_mut().expect("made an array above");
-    let place = conditions.iter().position(|existing| existing["type"] == condition["type"]);
-    let unchanged = place.map(|place| &conditions[place]).filter(|old| old["status"] == condition["status"]);
-    condition["lastTransitionTime"] =
-        unchanged.map_or_else(|| json!(write::time(now)), |old| old["lastTransitionTime"].clone());
+    let place = conditions
+        .iter()
+        .position(|existing| existing["type"] == condition["type"]);
+    let unchanged = place
+        .map(|place| &conditions[place])
+        .filter(|old| old["status"] == condition["status"]);
+    condition["lastTransitionTime"] = unchanged.map_or_else(
+        || json!(write::time(now)),
+        |old| old["lastTransitionTime"].clone(),
+    );
     match place {
         Some(place) => conditions[place] = condition,
         None => conditions.push(condition),

@@ -12,12 +12,30 @@ pub struct Resource {
     pub namespaced: bool,
 }
 
-const fn cluster_wide(api_version: &'static str, plural: &'static str, kind: &'static str) -> Resource {
-    Resource { plural, kind, api_version, namespaced: false }
+const fn cluster_wide(
+    api_version: &'static str,
+    plural: &'static str,
+    kind: &'static str,
+) -> Resource {
+    Resource {
+        plural,
+        kind,
+        api_version,
+        namespaced: false,
+    }
 }
 
-const fn namespaced(api_version: &'static str, plural: &'static str, kind: &'static str) -> Resource {
-    Resource { plural, kind, api_version, namespaced: true }
+const fn namespaced(
+    api_version: &'static str,
+    plural: &'static str,
+    kind: &'static str,
+) -> Resource {
+    Resource {
+        plural,
+        kind,
+        api_version,
+        namespaced: true,
+    }
 }
 
 static RESOURCES: [Resource; 15] = [
@@ -36,7 +54,11 @@ static RESOURCES: [Resource; 15] = [
     cluster_wide("storage.k8s.io/v1", "storageclasses", "StorageClass"),
     // Reviews are answered, never stored.
     cluster_wide("authentication.k8s.io/v1", "tokenreviews", "TokenReview"),
-    cluster_wide("authorization.k8s.io/v1", "subjectaccessreviews", "SubjectAccessReview"),
+    cluster_wide(
+        "authorization.k8s.io/v1",
+        "subjectaccessreviews",
+        "SubjectAccessReview",
+    ),
 ];
 
 impl Resource {
@@ -47,7 +69,10 @@ impl Resource {
     /// The resources of a group's version, if the path asks for those (`/apis/{group}/{version}`) and there are any.
     pub(crate) fn of_version(path: &str) -> Vec<&'static Self> {
         let version = path.strip_prefix("/apis/").unwrap_or_default();
-        RESOURCES.iter().filter(|resource| resource.api_version == version).collect()
+        RESOURCES
+            .iter()
+            .filter(|resource| resource.api_version == version)
+            .collect()
     }
 
     /// The group as error texts name it: `pods`, `leases.coordination.k8s.io`.
@@ -89,7 +114,10 @@ pub(crate) struct RequestTarget {
 impl RequestTarget {
     /// Reads `/api/v1/…` and `/apis/{group}/{version}/…`.
     pub fn of_path(path: &str) -> Option<Self> {
-        let segments: Vec<&str> = path.split('/').filter(|segment| !segment.is_empty()).collect();
+        let segments: Vec<&str> = path
+            .split('/')
+            .filter(|segment| !segment.is_empty())
+            .collect();
         match segments.as_slice() {
             ["api", version, rest @ ..] => Self::under(version, rest),
             ["apis", group, version, rest @ ..] => Self::under(&format!("{group}/{version}"), rest),
@@ -156,7 +184,10 @@ mod tests {
     #[test]
     fn namespaces_themselves_are_a_resource() {
         let target = RequestTarget::of_path("/api/v1/namespaces/default").unwrap();
-        assert_eq!((target.resource.plural, target.name.as_deref()), ("namespaces", Some("default")));
+        assert_eq!(
+            (target.resource.plural, target.name.as_deref()),
+            ("namespaces", Some("default"))
+        );
     }
 
     #[test]

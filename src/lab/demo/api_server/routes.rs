@@ -84,17 +84,34 @@ pub async fn handle(
         return refusal(&ApiError::no_such_path());
     };
     let header = |name: header::HeaderName| {
-        headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
+        headers
+            .get(name)
+            .and_then(|value| value.to_str().ok())
+            .unwrap_or_default()
+            .to_owned()
     };
-    let parameters: Parameters = Query::try_from_uri(&uri).map(|Query(read)| read).unwrap_or_default();
+    let parameters: Parameters = Query::try_from_uri(&uri)
+        .map(|Query(read)| read)
+        .unwrap_or_default();
     let Some(verb) = verb(&method, &target, &parameters) else {
         return refusal(&ApiError::method_not_allowed());
     };
     let Ok(timeout) = timeout(&parameters.timeout) else {
-        return refusal(&ApiError::bad_request("invalid timeout specified in the request URL"));
+        return refusal(&ApiError::bad_request(
+            "invalid timeout specified in the request URL",
+        ));
     };
     let (client, content_type) = (header(header::USER_AGENT), header(header::CONTENT_TYPE));
-    let request = ApiRequest { shared, client, timeout, verb, target, parameters, content_type, body };
+    let request = ApiRequest {
+        shared,
+        client,
+        timeout,
+        verb,
+        target,
+        parameters,
+        content_type,
+        body,
+    };
     request.answer().await
 }
 
@@ -134,9 +151,14 @@ impl ApiRequest {
     async fn answer(self) -> Response {
         let (shared, client) = (self.shared.clone(), self.client.clone());
         shared.connections.until_connected(&client).await;
-        shared.calls.add(ApiCall { client: client.clone(), verb: self.verb, resource: self.resource() });
-        let fault =
-            self.operation().and_then(|operation| Some((operation, shared.faults.take(&client, operation)?)));
+        shared.calls.add(ApiCall {
+            client: client.clone(),
+            verb: self.verb,
+            resource: self.resource(),
+        });
+        let fault = self
+            .operation()
+            .and_then(|operation| Some((operation, shared.faults.take(&client, operation)?)));
         let answer = deliver(Arc::new(self), fault).await;
         shared.connections.until_connected(&client).await;
         answer
@@ -179,7 +201,10 @@ impl ApiRequest {
 
     /// Waits until the test releases it.
     pub async fn held_up(&self, operation: Operation) {
-        self.shared.held.reservation(&self.client, operation, self.name()).await;
+        self.shared
+            .held
+            .reservation(&self.client, operation, self.name())
+            .await;
     }
 
     /// Waits, but not beyond the server's end.
@@ -203,16 +228,20 @@ impl ApiRequest {
         let now = (shared.clock)();
         match (self.verb, self.target.subresource.as_deref()) {
             ("list", None) => self.list(shared).map(|list| (StatusCode::OK, list)),
-            ("get", None | Some("status")) => shared.store.lock().get(&self.key()?).cloned().map(ok),
+            ("get", None | Some("status")) => {
+                shared.store.lock().get(&self.key()?).cloned().map(ok)
+            }
             ("create", None) if self.target.resource.is_token_reviews() => {
                 Ok((StatusCode::CREATED, shared.tokens.review(self.json()?)))
             }
-            ("create", None) if self.target.resource.is_access_reviews() => {
-                Ok((StatusCode::CREATED, shared.tokens.review_access(self.json()?)))
-            }
+            ("create", None) if self.target.resource.is_access_reviews() => Ok((
+                StatusCode::CREATED,
+                shared.tokens.review_access(self.json()?),
+            )),
             ("create", None) => {
                 let object = self.json()?;
-                let created = shared.write(|store| write::create(store, &self.target, object, now))?;
+                let created =
+                    shared.write(|store| write::create(store, &self.target, object, now))?;
                 Ok((StatusCode::CREATED, Value::clone(&created)))
             }
             ("create", Some("binding")) if self.target.resource.is_pods() => {
@@ -227,12 +256,16 @@ impl ApiRequest {
             }
             ("update", _) => {
                 let (key, part, object) = (self.key()?, self.part()?, self.json()?);
-                shared.write(|store| write::replace(store, &key, part, object)).map(ok)
+                shared
+                    .write(|store| write::replace(store, &key, part, object))
+                    .map(ok)
             }
             ("patch", _) => self.patch(shared).map(ok),
             ("delete", None) => {
                 let (key, options) = (self.key()?, self.delete_options()?);
-                shared.write(|store| write::delete(store, &key, &options, now)).map(ok)
+                shared
+                    .write(|store| write::delete(store, &key, &options, now))
+                    .map(ok)
             }
             _ => Err(ApiError::method_not_allowed()),
         }
@@ -245,7 +278,8 @@ impl ApiRequest {
             let absent = store.get(&key).is_err();
             if kind == PatchKind::Apply && part == ObjectPart::Main && absent {
                 let mut object = body;
-                super::defaults::object_at(&mut object, "metadata").insert("name".into(), json!(key.name));
+                super::defaults::object_at(&mut object, "metadata")
+                    .insert("name".into(), json!(key.name));
                 return write::create(store, &self.target, object, (shared.clock)());
             }
             write::patch(store, &key, part, kind, &body)
@@ -259,7 +293,11 @@ impl ApiRequest {
             "" => shared.pages.first(self.everything(shared), limit),
             token => shared.pages.next(resource, token, limit)?,
         };
-        let ListPage { revision, items, next } = page;
+        let ListPage {
+            revision,
+            items,
+            next,
+        } = page;
         let mut metadata = json!({"resourceVersion": revision.to_string()});
         if let Some((token, left)) = next {
             metadata["continue"] = json!(token);
@@ -273,18 +311,37 @@ impl ApiRequest {
     }
 
     fn everything(&self, shared: &Shared) -> FrozenList {
-        let (resource, selector, store) = (self.target.resource, self.selector(), shared.store.lock());
-        let items = store.list(resource).filter(|object| selector.matches(object)).cloned().collect();
-        FrozenList { resource, revision: store.revision(), items }
+        let (resource, selector, store) =
+            (self.target.resource, self.selector(), shared.store.lock());
+        let items = store
+            .list(resource)
+            .filter(|object| selector.matches(object))
+            .cloned()
+            .collect();
+        FrozenList {
+            resource,
+            revision: store.revision(),
+            items,
+        }
     }
 
     fn watch(&self) -> Response {
         let asked = &self.parameters.resource_version;
         let initial_bookmark = self.parameters.send_initial_events == "true";
-        let after =
-            if asked.is_empty() || asked == "0" || initial_bookmark { None } else { asked.parse().ok() };
-        let (client, resource, selector) = (self.client.clone(), self.target.resource, self.selector());
-        let watch = WatchRequest { client, resource, selector, after, initial_bookmark };
+        let after = if asked.is_empty() || asked == "0" || initial_bookmark {
+            None
+        } else {
+            asked.parse().ok()
+        };
+        let (client, resource, selector) =
+            (self.client.clone(), self.target.resource, self.selector());
+        let watch = WatchRequest {
+            client,
+            resource,
+            selector,
+            after,
+            initial_bookmark,
+        };
         let body = Body::from_stream(watch::stream(self.shared.clone(), watch));
         ([(header::CONTENT_TYPE, "application/json")], body).into_response()
     }
@@ -295,14 +352,29 @@ impl ApiRequest {
         if let Some(name) = &self.target.name {
             fields = format!("{fields},metadata.name={name}");
         }
-        ListSelector::new(&self.target.namespace, &fields, &self.parameters.label_selector)
+        ListSelector::new(
+            &self.target.namespace,
+            &fields,
+            &self.parameters.label_selector,
+        )
     }
 
     fn key(&self) -> Result<ObjectKey, ApiError> {
-        let name = self.target.name.clone().ok_or_else(ApiError::method_not_allowed)?;
-        let namespace =
-            if self.target.resource.namespaced { self.target.namespace.clone() } else { String::new() };
-        Ok(ObjectKey { resource: self.target.resource, namespace, name })
+        let name = self
+            .target
+            .name
+            .clone()
+            .ok_or_else(ApiError::method_not_allowed)?;
+        let namespace = if self.target.resource.namespaced {
+            self.target.namespace.clone()
+        } else {
+            String::new()
+        };
+        Ok(ObjectKey {
+            resource: self.target.resource,
+            namespace,
+            name,
+        })
     }
 
     fn part(&self) -> Result<ObjectPart, ApiError> {
@@ -318,9 +390,14 @@ impl ApiRequest {
     }
 
     fn delete_options(&self) -> Result<Value, ApiError> {
-        let mut options = if self.body.is_empty() { json!({}) } else { self.json()? };
+        let mut options = if self.body.is_empty() {
+            json!({})
+        } else {
+            self.json()?
+        };
         if let Some(seconds) = self.parameters.grace_period_seconds {
-            super::defaults::fields_of(&mut options).insert("gracePeriodSeconds".into(), json!(seconds));
+            super::defaults::fields_of(&mut options)
+                .insert("gracePeriodSeconds".into(), json!(seconds));
         }
         Ok(options)
     }
@@ -334,11 +411,18 @@ pub fn refusal(error: &ApiError) -> Response {
     let code = StatusCode::from_u16(error.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = json_response(code, &error.to_status());
     if let Some(seconds) = error.retry_after_seconds {
-        response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+        response
+            .headers_mut()
+            .insert(header::RETRY_AFTER, seconds.into());
     }
     response
 }
 
 fn json_response(code: StatusCode, body: &Value) -> Response {
-    (code, [(header::CONTENT_TYPE, "application/json")], body.to_string()).into_response()
+    (
+        code,
+        [(header::CONTENT_TYPE, "application/json")],
+        body.to_string(),
+    )
+        .into_response()
 }

@@ -24,14 +24,25 @@ pub(crate) struct ListSelector {
 
 impl ListSelector {
     pub fn new(namespace: &str, fields: &str, labels: &str) -> Self {
-        Self { namespace: namespace.to_owned(), fields: parse(fields), labels: parse(labels) }
+        Self {
+            namespace: namespace.to_owned(),
+            fields: parse(fields),
+            labels: parse(labels),
+        }
     }
 
     pub fn matches(&self, object: &Value) -> bool {
-        let in_namespace = self.namespace.is_empty() || object["metadata"]["namespace"] == *self.namespace;
+        let in_namespace =
+            self.namespace.is_empty() || object["metadata"]["namespace"] == *self.namespace;
         in_namespace
-            && self.fields.iter().all(|term| term.holds(|path| field(object, path)))
-            && self.labels.iter().all(|term| term.holds(|label| object["metadata"]["labels"][label].as_str()))
+            && self
+                .fields
+                .iter()
+                .all(|term| term.holds(|path| field(object, path)))
+            && self
+                .labels
+                .iter()
+                .all(|term| term.holds(|label| object["metadata"]["labels"][label].as_str()))
     }
 }
 
@@ -41,7 +52,11 @@ impl SelectorTerm {
         let pair = |(key, value): (&str, &str)| (key.trim().to_owned(), value.trim().to_owned());
         if let Some((key, value)) = text.split_once("!=").map(pair) {
             Self::NotEqual(key, value)
-        } else if let Some((key, value)) = text.split_once("==").or_else(|| text.split_once('=')).map(pair) {
+        } else if let Some((key, value)) = text
+            .split_once("==")
+            .or_else(|| text.split_once('='))
+            .map(pair)
+        {
             Self::Equal(key, value)
         } else if let Some(key) = text.strip_prefix('!') {
             Self::Absent(key.to_owned())
@@ -61,11 +76,16 @@ impl SelectorTerm {
 }
 
 fn parse(text: &str) -> Vec<SelectorTerm> {
-    text.split(',').filter(|term| !term.trim().is_empty()).map(SelectorTerm::parse).collect()
+    text.split(',')
+        .filter(|term| !term.trim().is_empty())
+        .map(SelectorTerm::parse)
+        .collect()
 }
 
 fn field<'a>(object: &'a Value, path: &str) -> Option<&'a str> {
-    path.split('.').try_fold(object, |value, key| value.get(key)).and_then(Value::as_str)
+    path.split('.')
+        .try_fold(object, |value, key| value.get(key))
+        .and_then(Value::as_str)
 }
 
 #[cfg(test)]
@@ -82,7 +102,11 @@ mod tests {
 
     #[test]
     fn every_term_must_hold() {
-        let selector = ListSelector::new("default", "spec.nodeName=a,status.phase!=Failed", "app=llm,!old");
+        let selector = ListSelector::new(
+            "default",
+            "spec.nodeName=a,status.phase!=Failed",
+            "app=llm,!old",
+        );
         let pod = json!({
             "metadata": {"namespace": "default", "labels": {"app": "llm"}},
             "spec": {"nodeName": "a"}, "status": {"phase": "Running"},

@@ -46,12 +46,18 @@ impl Store {
     }
 
     pub fn get(&self, key: &ObjectKey) -> Result<&Arc<Value>, ApiError> {
-        self.objects.get(key).ok_or_else(|| ApiError::not_found(key.resource, &key.name))
+        self.objects
+            .get(key)
+            .ok_or_else(|| ApiError::not_found(key.resource, &key.name))
     }
 
     /// All objects of a kind, by namespace and name.
     pub fn list(&self, resource: &'static Resource) -> impl Iterator<Item = &Arc<Value>> {
-        let first = ObjectKey { resource, namespace: String::new(), name: String::new() };
+        let first = ObjectKey {
+            resource,
+            namespace: String::new(),
+            name: String::new(),
+        };
         self.objects
             .range((Bound::Included(first), Bound::Unbounded))
             .take_while(move |(key, _)| key.resource == resource)
@@ -59,7 +65,12 @@ impl Store {
     }
 
     /// Stores a new object; `now` becomes its creation time.
-    pub fn create(&mut self, key: ObjectKey, mut object: Value, now: &str) -> Result<Arc<Value>, ApiError> {
+    pub fn create(
+        &mut self,
+        key: ObjectKey,
+        mut object: Value,
+        now: &str,
+    ) -> Result<Arc<Value>, ApiError> {
         if self.objects.contains_key(&key) {
             return Err(ApiError::already_exists(key.resource, &key.name));
         }
@@ -72,7 +83,11 @@ impl Store {
     /// Replaces an object; a write that changes nothing gets no version.
     pub fn update(&mut self, key: &ObjectKey, object: Value) -> Result<Arc<Value>, ApiError> {
         let current = self.get(key)?;
-        if **current == object { Ok(current.clone()) } else { Ok(self.write(key.clone(), object)) }
+        if **current == object {
+            Ok(current.clone())
+        } else {
+            Ok(self.write(key.clone(), object))
+        }
     }
 
     pub fn remove(&mut self, key: &ObjectKey) -> Result<Arc<Value>, ApiError> {
@@ -104,7 +119,9 @@ impl Store {
 
     /// The changes after `revision` that the log still has.
     pub(crate) fn changes_kept_after(&self, revision: u64) -> impl Iterator<Item = &StoredChange> {
-        let start = self.log.partition_point(|change| change.revision <= revision);
+        let start = self
+            .log
+            .partition_point(|change| change.revision <= revision);
         self.log.range(start..)
     }
 
@@ -120,7 +137,12 @@ impl Store {
         let object = Arc::new(object);
         let resource = key.resource;
         let before = self.objects.insert(key, object.clone());
-        self.record(StoredChange { revision: self.revision, resource, before, after: Some(object.clone()) });
+        self.record(StoredChange {
+            revision: self.revision,
+            resource,
+            before,
+            after: Some(object.clone()),
+        });
         object
     }
 
@@ -154,7 +176,9 @@ mod tests {
     #[test]
     fn a_write_that_changes_nothing_gets_no_version() {
         let mut store = Store::default();
-        let created = store.create(node("a"), json!({"metadata": {"name": "a"}}), "now").unwrap();
+        let created = store
+            .create(node("a"), json!({"metadata": {"name": "a"}}), "now")
+            .unwrap();
         let again = store.update(&node("a"), Value::clone(&created)).unwrap();
         assert_eq!(again, created);
         assert_eq!(store.revision(), 1);
@@ -163,18 +187,27 @@ mod tests {
     #[test]
     fn the_log_is_read_from_any_version_until_it_is_compacted() {
         let mut store = Store::default();
-        store.create(node("a"), json!({"metadata": {"name": "a"}}), "now").unwrap();
-        store.create(node("b"), json!({"metadata": {"name": "b"}}), "now").unwrap();
+        store
+            .create(node("a"), json!({"metadata": {"name": "a"}}), "now")
+            .unwrap();
+        store
+            .create(node("b"), json!({"metadata": {"name": "b"}}), "now")
+            .unwrap();
         assert_eq!(store.changes_after(1).unwrap().count(), 1);
         store.compact();
-        assert_eq!(store.changes_after(1).err().map(|error| error.code), Some(410));
+        assert_eq!(
+            store.changes_after(1).err().map(|error| error.code),
+            Some(410)
+        );
         assert_eq!(store.changes_after(2).unwrap().count(), 0);
     }
 
     #[test]
     fn a_deletion_has_a_version_of_its_own() {
         let mut store = Store::default();
-        store.create(node("a"), json!({"metadata": {"name": "a"}}), "now").unwrap();
+        store
+            .create(node("a"), json!({"metadata": {"name": "a"}}), "now")
+            .unwrap();
         let last = store.remove(&node("a")).unwrap();
         assert_eq!(last["metadata"]["resourceVersion"], "2");
         assert_eq!(store.get(&node("a")).unwrap_err().code, 404);

@@ -49,7 +49,10 @@ fn part(value: &Value) -> String {
     let bytes = ByteString(value.to_string().into_bytes());
     let text = serde_json::to_value(bytes).expect("bytes are plain data");
     let text = text.as_str().unwrap_or_default();
-    text.replace('+', "-").replace('/', "_").trim_end_matches('=').to_owned()
+    text.replace('+', "-")
+        .replace('/', "_")
+        .trim_end_matches('=')
+        .to_owned()
 }
 
 /// The node of a pod that a token is issued for.
@@ -71,11 +74,22 @@ struct Issued {
 
 impl Tokens {
     /// `issued` is in seconds since 1970.
-    pub fn issue(&self, account: &str, node: Option<TokenNode>, audience: &str, issued: i64) -> String {
+    pub fn issue(
+        &self,
+        account: &str,
+        node: Option<TokenNode>,
+        audience: &str,
+        issued: i64,
+    ) -> String {
         let mut tokens = self.issued.lock();
         let user = user_of(account);
         let token = json_web_token(tokens.len() + 1, &user, node.as_ref(), audience, issued);
-        let issued = Issued { user, node, audience: audience.into(), good: true };
+        let issued = Issued {
+            user,
+            node,
+            audience: audience.into(),
+            good: true,
+        };
         tokens.insert(token.clone(), issued);
         token
     }
@@ -87,8 +101,16 @@ impl Tokens {
     /// A `SubjectAccessReview` with its status; everything that was not granted is denied.
     pub(crate) fn review_access(&self, mut review: Value) -> Value {
         let spec = &review["spec"];
-        let text = |pointer: &str| spec.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
-        let is_get = [text("/nonResourceAttributes/verb"), text("/resourceAttributes/verb")].contains(&"get");
+        let text = |pointer: &str| {
+            spec.pointer(pointer)
+                .and_then(Value::as_str)
+                .unwrap_or_default()
+        };
+        let is_get = [
+            text("/nonResourceAttributes/verb"),
+            text("/resourceAttributes/verb"),
+        ]
+        .contains(&"get");
         let is_pods = text("/resourceAttributes/resource") == "pods";
         let what = match is_pods {
             true => text("/resourceAttributes/namespace"),
@@ -134,8 +156,7 @@ impl Tokens {
                         extra["authentication.kubernetes.io/node-uid"] = json!([uid]);
                     }
                 }
-                let user =
-                    json!({ "username": issued.user, "groups": ["system:serviceaccounts"], "extra": extra });
+                let user = json!({ "username": issued.user, "groups": ["system:serviceaccounts"], "extra": extra });
                 json!({ "authenticated": true, "user": user, "audiences": [issued.audience] })
             }
         };

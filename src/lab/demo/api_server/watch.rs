@@ -42,13 +42,29 @@ struct WatchState {
 }
 
 /// The event stream. It ends when the server stops, or after the ERROR event of a watch that fell behind.
-pub fn stream(shared: Arc<Shared>, watch: WatchRequest) -> impl Stream<Item = Result<Bytes, Infallible>> {
+pub fn stream(
+    shared: Arc<Shared>,
+    watch: WatchRequest,
+) -> impl Stream<Item = Result<Bytes, Infallible>> {
     let writes = shared.writes.seen();
-    let (number, orders) = (shared.connections.begin_watch(), shared.connections.changes());
-    let mut state =
-        WatchState { shared, watch, writes, number, orders, ready: VecDeque::new(), seen: 0, ended: false };
+    let (number, orders) = (
+        shared.connections.begin_watch(),
+        shared.connections.changes(),
+    );
+    let mut state = WatchState {
+        shared,
+        watch,
+        writes,
+        number,
+        orders,
+        ready: VecDeque::new(),
+        seen: 0,
+        ended: false,
+    };
     state.begin();
-    futures::stream::unfold(state, async |mut state| state.next().await.map(|event| (Ok(event), state)))
+    futures::stream::unfold(state, async |mut state| {
+        state.next().await.map(|event| (Ok(event), state))
+    })
 }
 
 impl WatchState {
@@ -60,10 +76,16 @@ impl WatchState {
         let shared = self.shared.clone();
         let store = shared.store.lock();
         self.seen = store.revision();
-        let initial = store.list(self.watch.resource).filter(|object| self.watch.selector.matches(object));
-        self.ready.extend(initial.map(|object| line("ADDED", object)));
+        let initial = store
+            .list(self.watch.resource)
+            .filter(|object| self.watch.selector.matches(object));
+        self.ready
+            .extend(initial.map(|object| line("ADDED", object)));
         if self.watch.initial_bookmark {
-            self.ready.push_back(line("BOOKMARK", &end_of_initial_events(self.watch.resource, self.seen)));
+            self.ready.push_back(line(
+                "BOOKMARK",
+                &end_of_initial_events(self.watch.resource, self.seen),
+            ));
         }
     }
 
@@ -71,8 +93,11 @@ impl WatchState {
         let stopped = self.shared.stop.clone();
         loop {
             self.orders.see();
-            let flow =
-                self.shared.connections.flow(&self.watch.client, self.watch.resource.plural, self.number);
+            let flow = self.shared.connections.flow(
+                &self.watch.client,
+                self.watch.resource.plural,
+                self.number,
+            );
             match flow {
                 Flow::Open => {}
                 Flow::Ended => return None,
@@ -110,7 +135,8 @@ impl WatchState {
         match store.changes_after(self.seen) {
             Ok(changes) => {
                 let ours = changes.filter(|change| change.resource == self.watch.resource);
-                self.ready.extend(ours.filter_map(|change| event(change, &self.watch.selector)));
+                self.ready
+                    .extend(ours.filter_map(|change| event(change, &self.watch.selector)));
                 self.seen = store.revision();
             }
             Err(expired) => self.fail(&expired),
@@ -124,8 +150,14 @@ impl WatchState {
 }
 
 fn event(change: &StoredChange, selector: &ListSelector) -> Option<Bytes> {
-    let before = change.before.as_deref().filter(|object| selector.matches(object));
-    let after = change.after.as_deref().filter(|object| selector.matches(object));
+    let before = change
+        .before
+        .as_deref()
+        .filter(|object| selector.matches(object));
+    let after = change
+        .after
+        .as_deref()
+        .filter(|object| selector.matches(object));
     match (before, after) {
         (None, Some(object)) => Some(line("ADDED", object)),
         (Some(_), Some(object)) => Some(line("MODIFIED", object)),

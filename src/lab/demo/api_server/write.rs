@@ -36,9 +36,16 @@ pub fn create(
     }
     let classes: Vec<(String, i64)> = priority_classes(store);
     defaults::complete(&mut object, resource, |class| {
-        classes.iter().find(|(name, _)| name == class).map(|(_, value)| *value)
+        classes
+            .iter()
+            .find(|(name, _)| name == class)
+            .map(|(_, value)| *value)
     });
-    let key = ObjectKey { resource, namespace, name };
+    let key = ObjectKey {
+        resource,
+        namespace,
+        name,
+    };
     if resource.is_pods() && is_gated(&object) {
         check_new_gated_pod(&key, &object)?;
         super::pods::set_condition(&mut object, gated_condition(), now);
@@ -84,15 +91,25 @@ pub fn delete(
     now: Timestamp,
 ) -> Result<Arc<Value>, ApiError> {
     let current = store.get(key)?.clone();
-    check_preconditions(key, &current, &json!({"metadata": options["preconditions"]}))?;
-    let grace = if key.resource.is_pods() { grace_seconds(&current, options) } else { 0 };
+    check_preconditions(
+        key,
+        &current,
+        &json!({"metadata": options["preconditions"]}),
+    )?;
+    let grace = if key.resource.is_pods() {
+        grace_seconds(&current, options)
+    } else {
+        0
+    };
     let is_terminating = !current["metadata"]["deletionTimestamp"].is_null();
     match (grace, has_finalizers(&current)) {
         (0, false) => return store.remove(key),
         (1.., _) if is_terminating => return shorten(store, key, &current, options, now),
         _ => {}
     }
-    let gone_at = now.checked_add(jiff::SignedDuration::from_secs(grace)).unwrap_or(now);
+    let gone_at = now
+        .checked_add(jiff::SignedDuration::from_secs(grace))
+        .unwrap_or(now);
     set_deletion(store, key, &current, gone_at, grace)
 }
 
@@ -105,10 +122,18 @@ fn shorten(
     options: &Value,
     now: Timestamp,
 ) -> Result<Arc<Value>, ApiError> {
-    let known = current["metadata"]["deletionGracePeriodSeconds"].as_i64().unwrap_or_default();
-    let ends = current["metadata"]["deletionTimestamp"].as_str().and_then(|text| text.parse().ok());
-    let asked = options["gracePeriodSeconds"].as_i64().filter(|asked| *asked < known);
-    let (Some(ends), Some(asked)) = (ends, asked) else { return Ok(current.clone()) };
+    let known = current["metadata"]["deletionGracePeriodSeconds"]
+        .as_i64()
+        .unwrap_or_default();
+    let ends = current["metadata"]["deletionTimestamp"]
+        .as_str()
+        .and_then(|text| text.parse().ok());
+    let asked = options["gracePeriodSeconds"]
+        .as_i64()
+        .filter(|asked| *asked < known);
+    let (Some(ends), Some(asked)) = (ends, asked) else {
+        return Ok(current.clone());
+    };
     let sooner: Option<Timestamp> =
         Timestamp::checked_sub(ends, jiff::SignedDuration::from_secs(known - asked)).ok();
     match sooner.filter(|sooner| *sooner >= now) {
@@ -132,14 +157,20 @@ fn set_deletion(
 
 /// A finalizer keeps the object.
 fn has_finalizers(object: &Value) -> bool {
-    object["metadata"]["finalizers"].as_array().is_some_and(|finalizers| !finalizers.is_empty())
+    object["metadata"]["finalizers"]
+        .as_array()
+        .is_some_and(|finalizers| !finalizers.is_empty())
 }
 
 /// Stores the change, or removes the object if its last finalizer is gone.
 fn update(store: &mut Store, key: &ObjectKey, object: Value) -> Result<Arc<Value>, ApiError> {
     let waited = object["metadata"]["deletionTimestamp"].is_string()
         && object["metadata"]["deletionGracePeriodSeconds"] == 0;
-    if waited && !has_finalizers(&object) { store.remove(key) } else { store.update(key, object) }
+    if waited && !has_finalizers(&object) {
+        store.remove(key)
+    } else {
+        store.update(key, object)
+    }
 }
 
 /// A time as Kubernetes writes it: UTC, whole seconds.
@@ -152,7 +183,9 @@ fn new_name(store: &Store, object: &Value) -> Result<String, ApiError> {
     match (metadata["name"].as_str(), metadata["generateName"].as_str()) {
         (Some(name), _) if !name.is_empty() => Ok(name.to_owned()),
         (_, Some(prefix)) => Ok(format!("{prefix}{:05x}", store.revision())),
-        _ => Err(ApiError::bad_request("metadata.name: Required value: name or generateName is required")),
+        _ => Err(ApiError::bad_request(
+            "metadata.name: Required value: name or generateName is required",
+        )),
     }
 }
 
@@ -163,9 +196,9 @@ fn namespace_of(target: &RequestTarget, object: &Value) -> Result<String, ApiErr
         (true, "") if own.is_empty() => Ok("default".to_owned()),
         (true, "") => Ok(own.to_owned()),
         (true, namespace) if own.is_empty() || own == namespace => Ok(namespace.to_owned()),
-        (true, _) => {
-            Err(ApiError::bad_request("the namespace of the provided object does not match the request"))
-        }
+        (true, _) => Err(ApiError::bad_request(
+            "the namespace of the provided object does not match the request",
+        )),
     }
 }
 
@@ -173,13 +206,19 @@ fn priority_classes(store: &Store) -> Vec<(String, i64)> {
     let Some(resource) = super::resource::Resource::named("priorityclasses") else {
         return Vec::new();
     };
-    let named =
-        |class: &Arc<Value>| Some((class["metadata"]["name"].as_str()?.to_owned(), class["value"].as_i64()?));
+    let named = |class: &Arc<Value>| {
+        Some((
+            class["metadata"]["name"].as_str()?.to_owned(),
+            class["value"].as_i64()?,
+        ))
+    };
     store.list(resource).filter_map(named).collect()
 }
 
 fn is_gated(pod: &Value) -> bool {
-    pod["spec"]["schedulingGates"].as_array().is_some_and(|gates| !gates.is_empty())
+    pod["spec"]["schedulingGates"]
+        .as_array()
+        .is_some_and(|gates| !gates.is_empty())
 }
 
 fn check_new_gated_pod(key: &ObjectKey, pod: &Value) -> Result<(), ApiError> {
@@ -209,10 +248,24 @@ fn check_patched_uid(key: &ObjectKey, current: &Value, patch: &Value) -> Result<
 }
 
 /// A body that names a UID or a version applies only to that object.
-pub(crate) fn check_preconditions(key: &ObjectKey, current: &Value, body: &Value) -> Result<(), ApiError> {
-    let asked = |field: &str| body["metadata"][field].as_str().filter(|text| !text.is_empty());
+pub(crate) fn check_preconditions(
+    key: &ObjectKey,
+    current: &Value,
+    body: &Value,
+) -> Result<(), ApiError> {
+    let asked = |field: &str| {
+        body["metadata"][field]
+            .as_str()
+            .filter(|text| !text.is_empty())
+    };
     let actual = |field: &str| current["metadata"][field].as_str().unwrap_or_default();
-    let conflict = |why: String| Err(ApiError::conflict(&key.resource.qualified(), &key.name, why));
+    let conflict = |why: String| {
+        Err(ApiError::conflict(
+            &key.resource.qualified(),
+            &key.name,
+            why,
+        ))
+    };
     match (asked("uid"), asked("resourceVersion")) {
         (Some(uid), _) if uid != actual("uid") => conflict(format!(
             "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
@@ -227,7 +280,12 @@ pub(crate) fn check_preconditions(key: &ObjectKey, current: &Value, body: &Value
 }
 
 /// Restricts a write to its part of the object, and restores immutable fields.
-fn confine(key: &ObjectKey, part: ObjectPart, current: &Value, mut wanted: Value) -> Result<Value, ApiError> {
+fn confine(
+    key: &ObjectKey,
+    part: ObjectPart,
+    current: &Value,
+    mut wanted: Value,
+) -> Result<Value, ApiError> {
     if !wanted.is_object() {
         return Err(ApiError::bad_request("the result is no object"));
     }
@@ -283,7 +341,12 @@ fn check_pod_update(key: &ObjectKey, current: &Value, wanted: &Value) -> Result<
             "spec.nodeName: Forbidden: may not be changed",
         ));
     }
-    let gates = |pod: &Value| pod["spec"]["schedulingGates"].as_array().cloned().unwrap_or_default();
+    let gates = |pod: &Value| {
+        pod["spec"]["schedulingGates"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default()
+    };
     let before = gates(current);
     if gates(wanted).iter().all(|gate| before.contains(gate)) {
         return Ok(());
@@ -294,11 +357,19 @@ fn check_pod_update(key: &ObjectKey, current: &Value, wanted: &Value) -> Result<
 
 /// No kubelet waits for a pod that was never bound or has ended.
 fn grace_seconds(pod: &Value, options: &Value) -> i64 {
-    let bound = pod["spec"]["nodeName"].as_str().is_some_and(|node| !node.is_empty());
-    let ended = matches!(pod["status"]["phase"].as_str(), Some("Succeeded" | "Failed"));
+    let bound = pod["spec"]["nodeName"]
+        .as_str()
+        .is_some_and(|node| !node.is_empty());
+    let ended = matches!(
+        pod["status"]["phase"].as_str(),
+        Some("Succeeded" | "Failed")
+    );
     if !bound || ended {
         return 0;
     }
     let asked = options["gracePeriodSeconds"].as_i64();
-    asked.or_else(|| pod["spec"]["terminationGracePeriodSeconds"].as_i64()).unwrap_or(0).max(0)
+    asked
+        .or_else(|| pod["spec"]["terminationGracePeriodSeconds"].as_i64())
+        .unwrap_or(0)
+        .max(0)
 }

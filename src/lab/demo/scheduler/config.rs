@@ -58,7 +58,9 @@ impl SchedulerConfig {
     /// The back-off after the `failures`th failure in a row.
     pub fn back_off(&self, failures: u32) -> Duration {
         let doublings = failures.saturating_sub(1).min(16);
-        self.initial_back_off.saturating_mul(1 << doublings).min(self.max_back_off)
+        self.initial_back_off
+            .saturating_mul(1 << doublings)
+            .min(self.max_back_off)
     }
 
     /// How many feasible nodes are enough among `nodes`.
@@ -69,7 +71,11 @@ impl SchedulerConfig {
         let percent = self
             .percentage_of_nodes_to_score
             .unwrap_or_else(|| 50_usize.saturating_sub(nodes / 125).max(MIN_PERCENT));
-        if nodes < MIN_NODES || percent >= 100 { nodes } else { (nodes * percent / 100).max(MIN_NODES) }
+        if nodes < MIN_NODES || percent >= 100 {
+            nodes
+        } else {
+            (nodes * percent / 100).max(MIN_NODES)
+        }
     }
 }
 
@@ -91,7 +97,9 @@ mod tests {
     #[test]
     fn back_off_doubles_up_to_its_limit() {
         let config = SchedulerConfig::shipped("");
-        let seconds: Vec<u64> = (1..=6).map(|failures| config.back_off(failures).as_secs()).collect();
+        let seconds: Vec<u64> = (1..=6)
+            .map(|failures| config.back_off(failures).as_secs())
+            .collect();
         assert_eq!(seconds, [1, 2, 4, 8, 10, 10]);
     }
 }

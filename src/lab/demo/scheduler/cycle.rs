@@ -50,7 +50,10 @@ pub(crate) struct CycleMemory {
 
 impl CycleMemory {
     pub fn seeded(seed: u64) -> Self {
-        Self { random: Random::seeded(seed, 0), next_start: 0 }
+        Self {
+            random: Random::seeded(seed, 0),
+            next_start: 0,
+        }
     }
 }
 
@@ -86,13 +89,22 @@ impl Cycle<'_> {
         };
         match found.feasible.as_slice() {
             [] => self.unfit(found).await,
-            [only] => CycleResult::Place { node: only.name.clone() },
-            several => CycleResult::Place { node: self.best(several).await },
+            [only] => CycleResult::Place {
+                node: only.name.clone(),
+            },
+            several => CycleResult::Place {
+                node: self.best(several).await,
+            },
         }
     }
 
     async fn find(&mut self) -> Result<FilteredNodes, String> {
-        let nominated = self.pod.nominated.as_deref().and_then(|name| self.view.node(name)).cloned();
+        let nominated = self
+            .pod
+            .nominated
+            .as_deref()
+            .and_then(|name| self.view.node(name))
+            .cloned();
         if let Some(node) = nominated
             // An error about the nominated node alone does not end the cycle: all nodes are checked next.
             && let Ok(found) = self.ask_extender(self.pass_own_filters(vec![node], 1)).await
@@ -139,10 +151,16 @@ impl Cycle<'_> {
             Err(error) => return Err(error),
         };
         for (node, text) in answer.failed {
-            found.refusals.insert(node, Refusal::new(Rejector::Extender, Resolvable::ByEviction, text));
+            found.refusals.insert(
+                node,
+                Refusal::new(Rejector::Extender, Resolvable::ByEviction, text),
+            );
         }
         for (node, text) in answer.unresolvable {
-            found.refusals.insert(node, Refusal::new(Rejector::Extender, Resolvable::Never, text));
+            found.refusals.insert(
+                node,
+                Refusal::new(Rejector::Extender, Resolvable::Never, text),
+            );
         }
         if answer.nodes.len() != found.feasible.len() {
             found.rejectors.insert(Rejector::Extender);
@@ -155,8 +173,9 @@ impl Cycle<'_> {
     async fn best(&mut self, nodes: &[Arc<SchedulerNode>]) -> String {
         let scores = self.extender_scores(nodes).await;
         let jitter = self.config.own_score_jitter;
-        let own =
-            |random: &mut Random| i64::try_from(random.below(jitter.saturating_add(1))).unwrap_or_default();
+        let own = |random: &mut Random| {
+            i64::try_from(random.below(jitter.saturating_add(1))).unwrap_or_default()
+        };
         let mut best: Vec<&str> = Vec::new();
         let mut highest = i64::MIN;
         for node in nodes {
@@ -180,9 +199,16 @@ impl Cycle<'_> {
         if !self.extender.is_interested_in(self.pod) {
             return BTreeMap::new();
         }
-        let scores = self.extender.prioritize(self.pod, nodes).await.unwrap_or_default();
+        let scores = self
+            .extender
+            .prioritize(self.pod, nodes)
+            .await
+            .unwrap_or_default();
         let factor = self.extender.config.weight.saturating_mul(SCALE);
-        scores.into_iter().map(|(host, score)| (host, score.saturating_mul(factor))).collect()
+        scores
+            .into_iter()
+            .map(|(host, score)| (host, score.saturating_mul(factor)))
+            .collect()
     }
 
     async fn unfit(&mut self, found: FilteredNodes) -> CycleResult {
@@ -191,11 +217,18 @@ impl Cycle<'_> {
             Err((text, nomination)) => (format!(" {text}"), nomination),
         };
         let fit_error = message::fit_error(self.view.nodes().len(), &found.refusals);
-        CycleResult::Unfit { message: fit_error + &post_filter, rejectors: found.rejectors, nomination }
+        CycleResult::Unfit {
+            message: fit_error + &post_filter,
+            rejectors: found.rejectors,
+            nomination,
+        }
     }
 
     /// The victims to evict, or PostFilter's message and the new nomination.
-    async fn preempt(&mut self, refusals: &Refusals) -> Result<DryRunCandidate, (String, CycleNomination)> {
+    async fn preempt(
+        &mut self,
+        refusals: &Refusals,
+    ) -> Result<DryRunCandidate, (String, CycleNomination)> {
         let keep = |text: &str| (message::post_filter(text), CycleNomination::Keep);
         if let Some(why) = preemption::ineligibility(self.pod, self.view, refusals) {
             return Err(keep(why));
@@ -233,8 +266,9 @@ impl Cycle<'_> {
             (candidate.node.clone(), (victims, candidate.pdb_violations))
         });
         let answer = self.extender.preempt(self.pod, &by_node.collect()).await;
-        let adopted =
-            answer.and_then(|answer| preemption::adopt(answer, self.view, &self.extender.config.url_prefix));
+        let adopted = answer.and_then(|answer| {
+            preemption::adopt(answer, self.view, &self.extender.config.url_prefix)
+        });
         match adopted {
             Err(_) if self.extender.config.ignorable => Ok(candidates),
             adopted => adopted,
@@ -243,6 +277,8 @@ impl Cycle<'_> {
 
     fn ignored(&self) -> Option<&str> {
         let config = &self.extender.config;
-        config.ignored_by_scheduler.then_some(config.managed_resource.as_str())
+        config
+            .ignored_by_scheduler
+            .then_some(config.managed_resource.as_str())
     }
 }

@@ -44,10 +44,18 @@ impl SchedulerState {
 
     /// Whether both first lists are complete: before, a cycle would see half a cluster.
     pub fn is_synced(&self) -> bool {
-        matches!((&self.nodes, &self.pods), (Listing::Complete, Listing::Complete))
+        matches!(
+            (&self.nodes, &self.pods),
+            (Listing::Complete, Listing::Complete)
+        )
     }
 
-    pub(crate) fn node_notice(&mut self, notice: WatchNotice, observations: &Observations, now: Instant) {
+    pub(crate) fn node_notice(
+        &mut self,
+        notice: WatchNotice,
+        observations: &Observations,
+        now: Instant,
+    ) {
         match notice {
             WatchNotice::Relisting => {
                 let unseen = self.view.nodes().map(|node| node.name.clone()).collect();
@@ -64,7 +72,10 @@ impl SchedulerState {
                 self.view.delete_node(&SchedulerNode::parse(object).name);
             }
             WatchNotice::Synced => {
-                self.nodes.complete().iter().for_each(|gone| self.view.delete_node(gone));
+                self.nodes
+                    .complete()
+                    .iter()
+                    .for_each(|gone| self.view.delete_node(gone));
             }
         }
     }
@@ -139,7 +150,12 @@ impl SchedulerState {
         }
     }
 
-    fn bound_pod_changed(&mut self, before: Option<&SchedulerPod>, pod: &SchedulerPod, now: Instant) {
+    fn bound_pod_changed(
+        &mut self,
+        before: Option<&SchedulerPod>,
+        pod: &SchedulerPod,
+        now: Instant,
+    ) {
         let held_room = before.is_some_and(|before| before.node.is_some() && !before.ended);
         let waker = match (held_room, pod.ended) {
             (true, true) => Waker::PodGone,
@@ -185,7 +201,10 @@ fn node_change(before: &SchedulerNode, after: &SchedulerNode) -> Option<Waker> {
     let differs = |pointer: &str| before.object.pointer(pointer) != after.object.pointer(pointer);
     if before.allocatable != after.allocatable {
         Some(Waker::NodeAllocatable)
-    } else if differs("/metadata/labels") || differs("/spec/taints") || differs("/spec/unschedulable") {
+    } else if differs("/metadata/labels")
+        || differs("/spec/taints")
+        || differs("/spec/unschedulable")
+    {
         Some(Waker::NodePlacement)
     } else if differs("/metadata/annotations") {
         Some(Waker::NodeOther)
@@ -196,9 +215,16 @@ fn node_change(before: &SchedulerNode, after: &SchedulerNode) -> Option<Waker> {
 
 fn own_change(before: &SchedulerPod, after: &SchedulerPod) -> Waker {
     let differs = |pointer: &str| before.object.pointer(pointer) != after.object.pointer(pointer);
-    if differs("/spec") || differs("/metadata/labels") { Waker::OwnSpec } else { Waker::OwnOther }
+    if differs("/spec") || differs("/metadata/labels") {
+        Waker::OwnSpec
+    } else {
+        Waker::OwnOther
+    }
 }
 
 fn version(object: &Value) -> u64 {
-    object["metadata"]["resourceVersion"].as_str().and_then(|text| text.parse().ok()).unwrap_or_default()
+    object["metadata"]["resourceVersion"]
+        .as_str()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or_default()
 }

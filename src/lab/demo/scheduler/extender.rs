@@ -46,21 +46,38 @@ impl ExtenderClient {
             .pool_max_idle_per_host(IDLE_CONNECTIONS)
             .http1_title_case_headers(true)
             .build_http();
-        Self { config, client, observations }
+        Self {
+            config,
+            client,
+            observations,
+        }
     }
 
     pub(crate) fn is_interested_in(&self, pod: &SchedulerPod) -> bool {
         pod.names(&self.config.managed_resource)
     }
 
-    pub async fn filter(&self, pod: &SchedulerPod, nodes: &[Arc<SchedulerNode>]) -> Result<Filtered, String> {
-        let answer =
-            self.send(Verb::Filter, pod.full_name(), nodes.len(), &self.arguments(pod, nodes)).await?;
+    pub async fn filter(
+        &self,
+        pod: &SchedulerPod,
+        nodes: &[Arc<SchedulerNode>],
+    ) -> Result<Filtered, String> {
+        let answer = self
+            .send(
+                Verb::Filter,
+                pod.full_name(),
+                nodes.len(),
+                &self.arguments(pod, nodes),
+            )
+            .await?;
         let answer = structure(&answer, "v1.ExtenderFilterResult")?;
         let list = structure(field(answer, "Nodes"), "v1.NodeList")?;
         let items = slice(field(list, "items"), "NodeList.items")?;
         let names = slice(field(answer, "NodeNames"), "ExtenderFilterResult.NodeNames")?;
-        let failed = texts(field(answer, "FailedNodes"), "ExtenderFilterResult.FailedNodes")?;
+        let failed = texts(
+            field(answer, "FailedNodes"),
+            "ExtenderFilterResult.FailedNodes",
+        )?;
         let unresolvable = texts(
             field(answer, "FailedAndUnresolvableNodes"),
             "ExtenderFilterResult.FailedAndUnresolvableNodes",
@@ -77,7 +94,11 @@ impl ExtenderClient {
                 .map(|item| Arc::new(SchedulerNode::parse(Arc::new(item.clone()))))
                 .collect(),
         };
-        Ok(Filtered { nodes, failed, unresolvable })
+        Ok(Filtered {
+            nodes,
+            failed,
+            unresolvable,
+        })
     }
 
     /// Host and score; the caller ignores hosts that were not in the request.
@@ -86,8 +107,14 @@ impl ExtenderClient {
         pod: &SchedulerPod,
         nodes: &[Arc<SchedulerNode>],
     ) -> Result<Vec<(String, i64)>, String> {
-        let answer =
-            self.send(Verb::Prioritize, pod.full_name(), nodes.len(), &self.arguments(pod, nodes)).await?;
+        let answer = self
+            .send(
+                Verb::Prioritize,
+                pod.full_name(),
+                nodes.len(),
+                &self.arguments(pod, nodes),
+            )
+            .await?;
         let scores = slice(&answer, "v1.HostPriorityList")?.unwrap_or_default();
         let one = |score: &Value| {
             let score = structure(score, "v1.HostPriority")?;
@@ -106,32 +133,47 @@ impl ExtenderClient {
         let whole = !self.config.node_cache_capable;
         let victims = |victims: &[&SchedulerPod]| -> Vec<Value> {
             let one = |victim: &&SchedulerPod| {
-                if whole { victim.on_the_wire() } else { json!({"UID": victim.uid}) }
+                if whole {
+                    victim.on_the_wire()
+                } else {
+                    json!({"UID": victim.uid})
+                }
             };
             victims.iter().map(one).collect()
         };
         let map: Value = candidates
             .iter()
             .map(|(node, (pods, violations))| {
-                (node.clone(), json!({"Pods": victims(pods), "NumPDBViolations": violations}))
+                (
+                    node.clone(),
+                    json!({"Pods": victims(pods), "NumPDBViolations": violations}),
+                )
             })
             .collect();
-        let (full, meta) = if whole { (map, Value::Null) } else { (Value::Null, map) };
-        let arguments =
-            json!({"Pod": pod.on_the_wire(), "NodeNameToVictims": full, "NodeNameToMetaVictims": meta});
-        let answer = self.send(Verb::Preempt, pod.full_name(), candidates.len(), &arguments).await?;
+        let (full, meta) = if whole {
+            (map, Value::Null)
+        } else {
+            (Value::Null, map)
+        };
+        let arguments = json!({"Pod": pod.on_the_wire(), "NodeNameToVictims": full, "NodeNameToMetaVictims": meta});
+        let answer = self
+            .send(Verb::Preempt, pod.full_name(), candidates.len(), &arguments)
+            .await?;
         let answer = structure(&answer, "v1.ExtenderPreemptionResult")?;
         let map = entries(
             field(answer, "NodeNameToMetaVictims"),
             "ExtenderPreemptionResult.NodeNameToMetaVictims",
         )?;
-        map.into_iter().map(|(node, victims)| Ok((node.clone(), meta_victims(victims)?))).collect()
+        map.into_iter()
+            .map(|(node, victims)| Ok((node.clone(), meta_victims(victims)?)))
+            .collect()
     }
 
     pub async fn bind(&self, pod: &SchedulerPod, node: &str) -> Result<(), String> {
-        let arguments =
-            json!({"PodName": pod.name, "PodNamespace": pod.namespace, "PodUID": pod.uid, "Node": node});
-        let answer = self.send(Verb::Bind, pod.full_name(), 1, &arguments).await?;
+        let arguments = json!({"PodName": pod.name, "PodNamespace": pod.namespace, "PodUID": pod.uid, "Node": node});
+        let answer = self
+            .send(Verb::Bind, pod.full_name(), 1, &arguments)
+            .await?;
         let answer = structure(&answer, "v1.ExtenderBindingResult")?;
         let error = string(field(answer, "Error"), "ExtenderBindingResult.Error")?;
         if error.is_empty() { Ok(()) } else { Err(error) }
@@ -139,7 +181,10 @@ impl ExtenderClient {
 
     fn arguments(&self, pod: &SchedulerPod, nodes: &[Arc<SchedulerNode>]) -> Value {
         let (list, names) = if self.config.node_cache_capable {
-            (Value::Null, nodes.iter().map(|node| json!(node.name)).collect())
+            (
+                Value::Null,
+                nodes.iter().map(|node| json!(node.name)).collect(),
+            )
         } else {
             let items: Vec<Value> = nodes.iter().map(|node| node.on_the_wire()).collect();
             (json!({"metadata": {}, "items": items}), Value::Null)
@@ -152,8 +197,10 @@ impl ExtenderClient {
         names: &[Value],
         asked: &[Arc<SchedulerNode>],
     ) -> Result<Vec<Arc<SchedulerNode>>, String> {
-        let by_name: BTreeMap<&str, &Arc<SchedulerNode>> =
-            asked.iter().map(|node| (node.name.as_str(), node)).collect();
+        let by_name: BTreeMap<&str, &Arc<SchedulerNode>> = asked
+            .iter()
+            .map(|node| (node.name.as_str(), node))
+            .collect();
         let one = |name: &Value| {
             let name = string(name, "ExtenderFilterResult.NodeNames")?;
             let known = by_name.get(name.as_str()).copied().cloned();
@@ -167,11 +214,18 @@ impl ExtenderClient {
         names.iter().map(one).collect()
     }
 
-    async fn send(&self, verb: Verb, pod: String, nodes: usize, arguments: &Value) -> Result<Value, String> {
+    async fn send(
+        &self,
+        verb: Verb,
+        pod: String,
+        nodes: usize,
+        arguments: &Value,
+    ) -> Result<Value, String> {
         self.observations.called(verb, pod, nodes);
         let url = format!("{}/{}", self.config.url_prefix, verb.as_str());
         let late = "context deadline exceeded (Client.Timeout exceeded while awaiting headers)";
-        let exchange = tokio::time::timeout(self.config.timeout, self.exchange(&url, arguments)).await;
+        let exchange =
+            tokio::time::timeout(self.config.timeout, self.exchange(&url, arguments)).await;
         let (status, body) = exchange
             .unwrap_or_else(|_| Err(late.to_owned()))
             .map_err(|why| format!("Post \"{url}\": {why}"))?;
@@ -185,7 +239,11 @@ impl ExtenderClient {
         first_value(&body)
     }
 
-    async fn exchange(&self, url: &str, arguments: &Value) -> Result<(http::StatusCode, Bytes), String> {
+    async fn exchange(
+        &self,
+        url: &str,
+        arguments: &Value,
+    ) -> Result<(http::StatusCode, Bytes), String> {
         // No Accept-Encoding: Go asks for gzip, but nothing in this tree could unpack it.
         let request = http::Request::post(url)
             .header(http::header::USER_AGENT, "Go-http-client/1.1")
@@ -200,13 +258,20 @@ impl ExtenderClient {
             }
         })?;
         let status = response.status();
-        let body = response.into_body().collect().await.map_err(|_| "unexpected EOF".to_owned())?;
+        let body = response
+            .into_body()
+            .collect()
+            .await
+            .map_err(|_| "unexpected EOF".to_owned())?;
         Ok((status, body.to_bytes()))
     }
 }
 
 fn texts(value: &Value, name: &str) -> Result<BTreeMap<String, String>, String> {
-    entries(value, name)?.into_iter().map(|(key, text)| Ok((key.clone(), string(text, name)?))).collect()
+    entries(value, name)?
+        .into_iter()
+        .map(|(key, text)| Ok((key.clone(), string(text, name)?)))
+        .collect()
 }
 
 fn meta_victims(value: &Value) -> Result<ExtenderVictims, String> {
@@ -215,6 +280,9 @@ fn meta_victims(value: &Value) -> Result<ExtenderVictims, String> {
     let uid = |pod: &Value| string(field(structure(pod, "v1.MetaPod")?, "UID"), "MetaPod.UID");
     Ok(ExtenderVictims {
         uids: pods.iter().map(uid).collect::<Result<_, String>>()?,
-        pdb_violations: integer(field(victims, "NumPDBViolations"), "MetaVictims.NumPDBViolations")?,
+        pdb_violations: integer(
+            field(victims, "NumPDBViolations"),
+            "MetaVictims.NumPDBViolations",
+        )?,
     })
 }

@@ -35,7 +35,11 @@ pub(crate) enum Resolvable {
 
 impl Refusal {
     pub fn new(by: Rejector, resolvable: Resolvable, reason: impl Into<String>) -> Self {
-        Self { by, resolvable, reasons: vec![reason.into()] }
+        Self {
+            by,
+            resolvable,
+            reasons: vec![reason.into()],
+        }
     }
 
     /// A rejection by a filter that decides where the pod may run at all.
@@ -78,7 +82,8 @@ pub(crate) fn run_filters(
 }
 
 fn check_schedulable(pod: &SchedulerPod, node: &SchedulerNode) -> Result<(), Refusal> {
-    let taint = serde_json::json!({"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"});
+    let taint =
+        serde_json::json!({"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"});
     if !node.unschedulable || tolerates(pod, &taint) {
         return Ok(());
     }
@@ -86,34 +91,47 @@ fn check_schedulable(pod: &SchedulerPod, node: &SchedulerNode) -> Result<(), Ref
 }
 
 fn check_taints(pod: &SchedulerPod, node: &SchedulerNode) -> Result<(), Refusal> {
-    let keeps_away = |taint: &&Value| matches!(taint["effect"].as_str(), Some("NoSchedule" | "NoExecute"));
-    if node.taints().iter().filter(keeps_away).all(|taint| tolerates(pod, taint)) {
+    let keeps_away =
+        |taint: &&Value| matches!(taint["effect"].as_str(), Some("NoSchedule" | "NoExecute"));
+    if node
+        .taints()
+        .iter()
+        .filter(keeps_away)
+        .all(|taint| tolerates(pod, taint))
+    {
         return Ok(());
     }
     Err(Refusal::of_placement("node(s) had untolerated taint(s)"))
 }
 
 fn tolerates(pod: &SchedulerPod, taint: &Value) -> bool {
-    list(&pod.object["spec"]["tolerations"]).iter().any(|toleration| {
-        let unset_or_same = |field: &str| {
-            let wanted = toleration[field].as_str().unwrap_or_default();
-            wanted.is_empty() || wanted == taint[field].as_str().unwrap_or_default()
-        };
-        let same_value = || {
-            toleration["operator"] == "Exists"
-                || toleration["value"].as_str().unwrap_or_default()
-                    == taint["value"].as_str().unwrap_or_default()
-        };
-        unset_or_same("effect") && unset_or_same("key") && same_value()
-    })
+    list(&pod.object["spec"]["tolerations"])
+        .iter()
+        .any(|toleration| {
+            let unset_or_same = |field: &str| {
+                let wanted = toleration[field].as_str().unwrap_or_default();
+                wanted.is_empty() || wanted == taint[field].as_str().unwrap_or_default()
+            };
+            let same_value = || {
+                toleration["operator"] == "Exists"
+                    || toleration["value"].as_str().unwrap_or_default()
+                        == taint["value"].as_str().unwrap_or_default()
+            };
+            unset_or_same("effect") && unset_or_same("key") && same_value()
+        })
 }
 
 fn check_selector(pod: &SchedulerPod, node: &SchedulerNode) -> Result<(), Refusal> {
-    let mut wanted = pod.object["spec"]["nodeSelector"].as_object().into_iter().flatten();
+    let mut wanted = pod.object["spec"]["nodeSelector"]
+        .as_object()
+        .into_iter()
+        .flatten();
     if wanted.all(|(key, value)| node.label(key) == value.as_str()) {
         return Ok(());
     }
-    Err(Refusal::of_placement("node(s) didn't match Pod's node affinity/selector"))
+    Err(Refusal::of_placement(
+        "node(s) didn't match Pod's node affinity/selector",
+    ))
 }
 
 fn check_resources(
@@ -125,11 +143,18 @@ fn check_resources(
     let mut reasons = Vec::new();
     let mut resolvable = Resolvable::ByEviction;
     let pods_allowed = node.allocatable.get("pods").copied().unwrap_or_default();
-    if (i128::try_from(usage.pods).unwrap_or(i128::MAX).saturating_add(1)).saturating_mul(1000) > pods_allowed
+    if (i128::try_from(usage.pods)
+        .unwrap_or(i128::MAX)
+        .saturating_add(1))
+    .saturating_mul(1000)
+        > pods_allowed
     {
         reasons.push("Too many pods".to_owned());
     }
-    let asked = pod.requests.iter().filter(|(name, amount)| **amount > 0 && Some(name.as_str()) != ignored);
+    let asked = pod
+        .requests
+        .iter()
+        .filter(|(name, amount)| **amount > 0 && Some(name.as_str()) != ignored);
     for (name, amount) in asked {
         let total = node.allocatable.get(name).copied().unwrap_or_default();
         let used = usage.requests.get(name).copied().unwrap_or_default();
@@ -140,7 +165,15 @@ fn check_resources(
             }
         }
     }
-    if reasons.is_empty() { Ok(()) } else { Err(Refusal { by: Rejector::Resources, resolvable, reasons }) }
+    if reasons.is_empty() {
+        Ok(())
+    } else {
+        Err(Refusal {
+            by: Rejector::Resources,
+            resolvable,
+            reasons,
+        })
+    }
 }
 
 #[cfg(test)]
@@ -150,13 +183,18 @@ mod tests {
     use std::sync::Arc;
 
     fn pod(spec: Value) -> SchedulerPod {
-        SchedulerPod::parse(Arc::new(json!({"metadata": {"name": "p", "uid": "u"}, "spec": spec}))).unwrap()
+        SchedulerPod::parse(Arc::new(
+            json!({"metadata": {"name": "p", "uid": "u"}, "spec": spec}),
+        ))
+        .unwrap()
     }
 
     fn node(spec: Value) -> SchedulerNode {
         let status = json!({"allocatable": {"pods": "10", "stowage.dev/vram": "80Gi"}});
         let metadata = json!({"name": "n", "labels": {"zone": "a"}});
-        SchedulerNode::parse(Arc::new(json!({"metadata": metadata, "spec": spec, "status": status})))
+        SchedulerNode::parse(Arc::new(
+            json!({"metadata": metadata, "spec": spec, "status": status}),
+        ))
     }
 
     fn asks(vram: &str) -> Value {
@@ -166,7 +204,8 @@ mod tests {
     #[test]
     fn a_sum_that_falls_short_is_resolvable_unless_the_empty_node_is_too_small() {
         let usage = NodeUsage::of([&pod(asks("60Gi"))]);
-        let refusal = |vram| run_filters(&pod(asks(vram)), &node(json!({})), &usage, None).unwrap_err();
+        let refusal =
+            |vram| run_filters(&pod(asks(vram)), &node(json!({})), &usage, None).unwrap_err();
         assert_eq!(refusal("40Gi").resolvable, Resolvable::ByEviction);
         assert_eq!(refusal("40Gi").reasons, ["Insufficient stowage.dev/vram"]);
         assert_eq!(refusal("90Gi").resolvable, Resolvable::Never);
@@ -185,9 +224,9 @@ mod tests {
 
     #[test]
     fn taints_and_selectors_are_respected() {
-        let tainted = node(json!({"taints": [{"key": "gpu", "value": "yes", "effect": "NoSchedule"}]}));
-        let tolerant =
-            json!({"tolerations": [{"key": "gpu", "operator": "Exists"}], "nodeSelector": {"zone": "a"}});
+        let tainted =
+            node(json!({"taints": [{"key": "gpu", "value": "yes", "effect": "NoSchedule"}]}));
+        let tolerant = json!({"tolerations": [{"key": "gpu", "operator": "Exists"}], "nodeSelector": {"zone": "a"}});
         assert!(run_filters(&pod(json!({})), &tainted, &NodeUsage::default(), None).is_err());
         assert!(run_filters(&pod(tolerant), &tainted, &NodeUsage::default(), None).is_ok());
         let elsewhere = pod(json!({"nodeSelector": {"zone": "b"}}));

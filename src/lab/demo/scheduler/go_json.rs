@@ -20,7 +20,10 @@ fn mismatch(value: &Value, place: &str, wanted: &str) -> String {
 
 /// The first JSON value of a body.
 pub(crate) fn first_value(body: &[u8]) -> Result<Value, String> {
-    match serde_json::Deserializer::from_slice(body).into_iter::<Value>().next() {
+    match serde_json::Deserializer::from_slice(body)
+        .into_iter::<Value>()
+        .next()
+    {
         None => Err("EOF".to_owned()),
         Some(Ok(value)) => Ok(value),
         Some(Err(error)) if error.is_eof() => Err("unexpected EOF".to_owned()),
@@ -41,7 +44,12 @@ pub fn field<'a>(structure: &'a Value, name: &str) -> &'a Value {
     let Some(fields) = structure.as_object() else {
         return &Value::Null;
     };
-    let any_case = || fields.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value);
+    let any_case = || {
+        fields
+            .iter()
+            .find(|(key, _)| key.eq_ignore_ascii_case(name))
+            .map(|(_, value)| value)
+    };
     fields.get(name).or_else(any_case).unwrap_or(&Value::Null)
 }
 
@@ -49,7 +57,11 @@ pub fn string(value: &Value, name: &str) -> Result<String, String> {
     match value {
         Value::Null => Ok(String::new()),
         Value::String(text) => Ok(text.clone()),
-        other => Err(mismatch(other, &format!("Go struct field {name}"), "string")),
+        other => Err(mismatch(
+            other,
+            &format!("Go struct field {name}"),
+            "string",
+        )),
     }
 }
 
@@ -86,14 +98,22 @@ mod tests {
     #[test]
     fn bodies_end_as_in_go() {
         assert_eq!(first_value(b""), Err("EOF".into()));
-        assert_eq!(first_value(b"{\"NodeNames\": ["), Err("unexpected EOF".into()));
+        assert_eq!(
+            first_value(b"{\"NodeNames\": ["),
+            Err("unexpected EOF".into())
+        );
         assert_eq!(first_value(b"{} garbage"), Ok(serde_json::json!({})));
     }
 
     #[test]
     fn keys_match_in_any_case_and_floats_are_no_integers() {
         let value = serde_json::json!({"nodenames": ["a"], "score": 9.5});
-        assert_eq!(slice(field(&value, "NodeNames"), "").unwrap().map(<[Value]>::len), Some(1));
+        assert_eq!(
+            slice(field(&value, "NodeNames"), "")
+                .unwrap()
+                .map(<[Value]>::len),
+            Some(1)
+        );
         assert!(integer(field(&value, "Score"), "Score").is_err());
     }
 }

@@ -10,14 +10,18 @@ pub type Refusals = BTreeMap<String, Refusal>;
 
 /// `0/6 nodes are available: 6 no room.`; nodes without a refusal add nothing.
 pub(crate) fn fit_error(nodes: usize, refusals: &Refusals) -> String {
-    let texts = refusals.values().flat_map(|refusal| refusal.reasons.iter().map(String::as_str));
+    let texts = refusals
+        .values()
+        .flat_map(|refusal| refusal.reasons.iter().map(String::as_str));
     available(nodes, texts)
 }
 
 /// The same for a dry run of preemption, in which every node that was not tried counts as one where preemption would not help.
 pub(crate) fn no_candidates(nodes: usize, dry_run: &Refusals) -> String {
     let untried = nodes.saturating_sub(dry_run.len());
-    let texts = dry_run.values().flat_map(|refusal| refusal.reasons.iter().map(String::as_str));
+    let texts = dry_run
+        .values()
+        .flat_map(|refusal| refusal.reasons.iter().map(String::as_str));
     let not_helpful = std::iter::repeat_n("Preemption is not helpful for scheduling", untried);
     available(nodes, texts.chain(not_helpful))
 }
@@ -41,14 +45,20 @@ pub(crate) fn unexpected_victims(node: &str) -> String {
 
 /// A node without pods of lower priority.
 pub(crate) fn no_victims() -> Refusal {
-    Refusal::new(Rejector::Resources, Resolvable::Never, "No preemption victims found for incoming pod")
+    Refusal::new(
+        Rejector::Resources,
+        Resolvable::Never,
+        "No preemption victims found for incoming pod",
+    )
 }
 
 fn available<'a>(nodes: usize, texts: impl Iterator<Item = &'a str>) -> String {
     let mut histogram: BTreeMap<&str, usize> = BTreeMap::new();
     texts.for_each(|text| *histogram.entry(text).or_default() += 1);
-    let mut counted: Vec<String> =
-        histogram.into_iter().map(|(text, count)| format!("{count} {text}")).collect();
+    let mut counted: Vec<String> = histogram
+        .into_iter()
+        .map(|(text, count)| format!("{count} {text}"))
+        .collect();
     counted.sort();
     match counted.is_empty() {
         true => format!("0/{nodes} nodes are available:"),

@@ -74,7 +74,10 @@ impl Drop for StandInScheduler {
 enum SchedulerMessage {
     Node(WatchNotice),
     Pod(WatchNotice),
-    Bound { uid: String, result: Result<(), String> },
+    Bound {
+        uid: String,
+        result: Result<(), String>,
+    },
 }
 
 struct SchedulerLoop {
@@ -97,7 +100,10 @@ impl SchedulerLoop {
         let (sender, messages) = mpsc::unbounded_channel();
         Self {
             client,
-            extender: Arc::new(ExtenderClient::new(config.extender.clone(), observations.clone())),
+            extender: Arc::new(ExtenderClient::new(
+                config.extender.clone(),
+                observations.clone(),
+            )),
             observations,
             cluster: SchedulerState::new(),
             memory: CycleMemory::seeded(config.seed),
@@ -131,7 +137,11 @@ impl SchedulerLoop {
             }
             let now = Instant::now();
             self.cluster.queue.flush(now, &self.config);
-            let next = if self.cluster.is_synced() { self.cluster.queue.pop(now) } else { None };
+            let next = if self.cluster.is_synced() {
+                self.cluster.queue.pop(now)
+            } else {
+                None
+            };
             match next {
                 Some(uid) => self.attempt(&uid).await,
                 None => self.wait().await,
@@ -164,9 +174,12 @@ impl SchedulerLoop {
     async fn take(&mut self, message: SchedulerMessage) {
         let now = Instant::now();
         match message {
-            SchedulerMessage::Node(notice) => self.cluster.node_notice(notice, &self.observations, now),
+            SchedulerMessage::Node(notice) => {
+                self.cluster.node_notice(notice, &self.observations, now)
+            }
             SchedulerMessage::Pod(notice) => {
-                self.cluster.pod_notice(notice, &self.config, &self.observations, now)
+                self.cluster
+                    .pod_notice(notice, &self.config, &self.observations, now)
             }
             SchedulerMessage::Bound { uid, result } => self.bind_ended(&uid, result).await,
         }
@@ -177,7 +190,8 @@ impl SchedulerLoop {
             self.cluster.queue.remove(uid);
             return;
         };
-        self.observations.record(pod.full_name(), |outcome| outcome.attempts += 1);
+        self.observations
+            .record(pod.full_name(), |outcome| outcome.attempts += 1);
         let cycle = Cycle {
             pod: &pod,
             view: &self.cluster.view,
@@ -188,7 +202,11 @@ impl SchedulerLoop {
         match cycle.run().await {
             CycleResult::Place { node } => self.place(pod, node),
             CycleResult::Failed { message } => self.failed(&pod, &message).await,
-            CycleResult::Unfit { message, rejectors, nomination } => {
+            CycleResult::Unfit {
+                message,
+                rejectors,
+                nomination,
+            } => {
                 self.unfit(&pod, &message, rejectors, nomination).await;
             }
         }
@@ -204,7 +222,10 @@ impl SchedulerLoop {
             let _permit = binds.acquire().await;
             let result = writing::bind(&client, &extender, &pod, &node).await;
             // The scheduler may have stopped meanwhile; then the message is dropped.
-            let _ = sender.send(SchedulerMessage::Bound { uid: pod.uid.clone(), result });
+            let _ = sender.send(SchedulerMessage::Bound {
+                uid: pod.uid.clone(),
+                result,
+            });
         });
     }
 
@@ -222,9 +243,18 @@ impl SchedulerLoop {
 
     /// A SchedulerError: retried without an event.
     async fn failed(&mut self, pod: &SchedulerPod, message: &str) {
-        self.cluster.queue.failed(&pod.uid, Instant::now(), &self.config);
-        self.report(pod, SchedulingFailure { reason: "SchedulerError", message, nomination: Some(None) })
-            .await;
+        self.cluster
+            .queue
+            .failed(&pod.uid, Instant::now(), &self.config);
+        self.report(
+            pod,
+            SchedulingFailure {
+                reason: "SchedulerError",
+                message,
+                nomination: Some(None),
+            },
+        )
+        .await;
     }
 
     async fn unfit(
@@ -234,22 +264,35 @@ impl SchedulerLoop {
         rejectors: BTreeSet<Rejector>,
         nomination: CycleNomination,
     ) {
-        self.cluster.queue.refused(&pod.uid, rejectors, Instant::now(), &self.config);
+        self.cluster
+            .queue
+            .refused(&pod.uid, rejectors, Instant::now(), &self.config);
         let nominated = match &nomination {
             CycleNomination::Keep => None,
             CycleNomination::Clear => Some(None),
             CycleNomination::Preempt(candidate) => Some(Some(candidate.node.as_str())),
         };
         if let CycleNomination::Preempt(candidate) = &nomination {
-            self.observations.record(pod.full_name(), |outcome| outcome.preemptions += 1);
+            self.observations
+                .record(pod.full_name(), |outcome| outcome.preemptions += 1);
             writing::evict(&self.client, pod, candidate, &self.cluster.view).await;
         }
-        self.report(pod, SchedulingFailure { reason: "Unschedulable", message, nomination: nominated }).await;
+        self.report(
+            pod,
+            SchedulingFailure {
+                reason: "Unschedulable",
+                message,
+                nomination: nominated,
+            },
+        )
+        .await;
     }
 
     async fn report(&mut self, pod: &SchedulerPod, failure: SchedulingFailure<'_>) {
         if let Some(nomination) = failure.nomination {
-            self.cluster.view.nominate(&pod.uid, nomination.map(str::to_owned));
+            self.cluster
+                .view
+                .nominate(&pod.uid, nomination.map(str::to_owned));
         }
         self.observations.record(pod.full_name(), |outcome| {
             outcome.reason = Some(failure.reason);

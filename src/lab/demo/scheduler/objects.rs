@@ -32,7 +32,12 @@ impl SchedulerPod {
     pub fn parse(object: Arc<Value>) -> Option<Self> {
         let (metadata, spec, status) = (&object["metadata"], &object["spec"], &object["status"]);
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        let named = |value: &Value| value.as_str().filter(|name| !name.is_empty()).map(str::to_owned);
+        let named = |value: &Value| {
+            value
+                .as_str()
+                .filter(|name| !name.is_empty())
+                .map(str::to_owned)
+        };
         Some(Self {
             uid: named(&metadata["uid"])?,
             namespace: text(&metadata["namespace"]),
@@ -61,27 +66,37 @@ impl SchedulerPod {
     /// Whether any container, init containers included, names the resource.
     pub fn names(&self, resource: &str) -> bool {
         let spec = &self.object["spec"];
-        let containers = list(&spec["containers"]).iter().chain(list(&spec["initContainers"]));
+        let containers = list(&spec["containers"])
+            .iter()
+            .chain(list(&spec["initContainers"]));
         containers.into_iter().any(|container| {
             let resources = &container["resources"];
-            ["requests", "limits"].iter().any(|half| resources[half].get(resource).is_some())
+            ["requests", "limits"]
+                .iter()
+                .any(|half| resources[half].get(resource).is_some())
         })
     }
 
     /// Whether it is terminating because of this scheduler's own preemption.
     pub(crate) fn is_being_preempted(&self) -> bool {
         self.terminating
-            && self.condition("DisruptionTarget").is_some_and(|it| it["reason"] == "PreemptionByScheduler")
+            && self
+                .condition("DisruptionTarget")
+                .is_some_and(|it| it["reason"] == "PreemptionByScheduler")
     }
 
     pub fn condition(&self, kind: &str) -> Option<&Value> {
-        list(&self.object["status"]["conditions"]).iter().find(|condition| condition["type"] == kind)
+        list(&self.object["status"]["conditions"])
+            .iter()
+            .find(|condition| condition["type"] == kind)
     }
 
     /// When it started; text of one format, so it orders as time does. A pod that has not started counts as the latest, as in
     /// the real scheduler, which uses the present time.
     pub fn start_time(&self) -> &str {
-        self.object["status"]["startTime"].as_str().unwrap_or("not yet")
+        self.object["status"]["startTime"]
+            .as_str()
+            .unwrap_or("not yet")
     }
 
     /// Without the fields that every write changes: two versions of a pod that are equal in this are equal for the queue.
@@ -112,9 +127,14 @@ impl SchedulerNode {
     /// A node without a name gets the empty one, as in Go.
     pub fn parse(object: Arc<Value>) -> Self {
         Self {
-            name: object["metadata"]["name"].as_str().unwrap_or_default().to_owned(),
+            name: object["metadata"]["name"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned(),
             allocatable: resources(&object["status"]["allocatable"]),
-            unschedulable: object["spec"]["unschedulable"].as_bool().unwrap_or_default(),
+            unschedulable: object["spec"]["unschedulable"]
+                .as_bool()
+                .unwrap_or_default(),
             object,
         }
     }
@@ -147,7 +167,9 @@ fn without_type(object: &Value) -> Value {
 
 fn resources(quantities: &Value) -> Resources {
     let entries = quantities.as_object().into_iter().flatten();
-    entries.filter_map(|(name, quantity)| Some((name.clone(), amount(quantity)?))).collect()
+    entries
+        .filter_map(|(name, quantity)| Some((name.clone(), amount(quantity)?)))
+        .collect()
 }
 
 fn amount(quantity: &Value) -> Option<i128> {
@@ -162,7 +184,9 @@ fn amount(quantity: &Value) -> Option<i128> {
 fn pod_requests(spec: &Value) -> Resources {
     let requests = |container: &Value| resources(&container["resources"]["requests"]);
     let mut running = Resources::new();
-    list(&spec["containers"]).iter().for_each(|container| add(&mut running, &requests(container)));
+    list(&spec["containers"])
+        .iter()
+        .for_each(|container| add(&mut running, &requests(container)));
     let (mut sidecars, mut starting) = (Resources::new(), Resources::new());
     for container in list(&spec["initContainers"]) {
         let own = requests(container);

@@ -81,16 +81,32 @@ impl Observations {
     }
 
     pub fn calls_for(&self, pod: &str) -> Vec<ExtenderCall> {
-        self.seen.lock().calls.iter().filter(|call| call.pod == pod).cloned().collect()
+        self.seen
+            .lock()
+            .calls
+            .iter()
+            .filter(|call| call.pod == pod)
+            .cloned()
+            .collect()
     }
 
     pub fn count(&self, verb: Verb) -> usize {
-        self.seen.lock().calls.iter().filter(|call| call.verb == verb).count()
+        self.seen
+            .lock()
+            .calls
+            .iter()
+            .filter(|call| call.verb == verb)
+            .count()
     }
 
     /// By `namespace/name`.
     pub fn outcome(&self, pod: &str) -> PodOutcome {
-        self.seen.lock().outcomes.get(pod).cloned().unwrap_or_default()
+        self.seen
+            .lock()
+            .outcomes
+            .get(pod)
+            .cloned()
+            .unwrap_or_default()
     }
 
     pub fn outcomes(&self) -> BTreeMap<String, PodOutcome> {
@@ -108,12 +124,20 @@ impl Observations {
             if let Some(found) = look(self) {
                 return found;
             }
-            progress.changed().await.expect("the observations own the sender");
+            progress
+                .changed()
+                .await
+                .expect("the observations own the sender");
         }
     }
 
     pub(super) fn called(&self, verb: Verb, pod: String, nodes: usize) {
-        self.seen.lock().calls.push(ExtenderCall { verb, pod, nodes, at: Instant::now() });
+        self.seen.lock().calls.push(ExtenderCall {
+            verb,
+            pod,
+            nodes,
+            at: Instant::now(),
+        });
         self.step(|_| {});
     }
 

@@ -39,10 +39,15 @@ pub(crate) fn ineligibility(
     }
     let node = pod.nominated.as_deref()?;
     // A nominated node that cannot be resolved makes the pod eligible before its terminating victims are checked.
-    if refusals.get(node).is_none_or(|refusal| refusal.resolvable == Resolvable::Never) {
+    if refusals
+        .get(node)
+        .is_none_or(|refusal| refusal.resolvable == Resolvable::Never)
+    {
         return None;
     }
-    let waits = view.pods_on(node).any(|other| other.priority < pod.priority && other.is_being_preempted());
+    let waits = view
+        .pods_on(node)
+        .any(|other| other.priority < pod.priority && other.is_being_preempted());
     waits.then_some("not eligible due to a terminating pod on the nominated node.")
 }
 
@@ -63,7 +68,9 @@ pub fn dry_run(
     ignored: Option<&str>,
 ) -> DryRun {
     let by_eviction = |node: &&Arc<SchedulerNode>| {
-        refusals.get(&node.name).is_some_and(|refusal| refusal.resolvable == Resolvable::ByEviction)
+        refusals
+            .get(&node.name)
+            .is_some_and(|refusal| refusal.resolvable == Resolvable::ByEviction)
     };
     let nodes: Vec<&Arc<SchedulerNode>> = view.nodes().filter(by_eviction).collect();
     let wanted = wanted_candidates(nodes.len());
@@ -72,7 +79,13 @@ pub fn dry_run(
         if found.candidates.len() >= wanted {
             break;
         }
-        try_node(pod, view, nodes[(place + offset) % nodes.len()], ignored, &mut found);
+        try_node(
+            pod,
+            view,
+            nodes[(place + offset) % nodes.len()],
+            ignored,
+            &mut found,
+        );
     }
     found
 }
@@ -84,14 +97,18 @@ fn try_node(
     ignored: Option<&str>,
     found: &mut DryRun,
 ) {
-    let (lower, staying): (Vec<&Arc<SchedulerPod>>, Vec<&Arc<SchedulerPod>>) =
-        view.pods_on(&node.name).partition(|other| other.priority < pod.priority);
+    let (lower, staying): (Vec<&Arc<SchedulerPod>>, Vec<&Arc<SchedulerPod>>) = view
+        .pods_on(&node.name)
+        .partition(|other| other.priority < pod.priority);
     if lower.is_empty() {
-        found.refusals.insert(node.name.clone(), message::no_victims());
+        found
+            .refusals
+            .insert(node.name.clone(), message::no_victims());
         return;
     }
     let coming = view.nominated_before(pod, &node.name);
-    let mut usage = super::filters::NodeUsage::of(staying.into_iter().chain(coming).map(Arc::as_ref));
+    let mut usage =
+        super::filters::NodeUsage::of(staying.into_iter().chain(coming).map(Arc::as_ref));
     if let Err(refusal) = run_filters(pod, node, &usage, ignored) {
         found.refusals.insert(node.name.clone(), refusal);
         return;
@@ -108,14 +125,24 @@ fn try_node(
     if victims.is_empty() {
         found.errors.push(message::unexpected_victims(&node.name));
     } else {
-        found.candidates.push(DryRunCandidate { node: node.name.clone(), victims, pdb_violations: 0 });
+        found.candidates.push(DryRunCandidate {
+            node: node.name.clone(),
+            victims,
+            pdb_violations: 0,
+        });
     }
 }
 
 /// Higher priority first, then the pod that has run longer.
 fn most_important_first(mut pods: Vec<&Arc<SchedulerPod>>) -> Vec<&Arc<SchedulerPod>> {
     pods.sort_by(|a, b| {
-        let key = |pod: &SchedulerPod| (Reverse(pod.priority), pod.start_time().to_owned(), pod.uid.clone());
+        let key = |pod: &SchedulerPod| {
+            (
+                Reverse(pod.priority),
+                pod.start_time().to_owned(),
+                pod.uid.clone(),
+            )
+        };
         key(a).cmp(&key(b))
     });
     pods
@@ -140,11 +167,16 @@ pub fn adopt(
                 )
             })
         };
-        let victims: Vec<Arc<SchedulerPod>> = meta.uids.iter().map(on_node).collect::<Result<_, _>>()?;
+        let victims: Vec<Arc<SchedulerPod>> =
+            meta.uids.iter().map(on_node).collect::<Result<_, _>>()?;
         if victims.is_empty() {
             return Err(message::unexpected_victims(&node));
         }
-        Ok(DryRunCandidate { node, victims, pdb_violations: meta.pdb_violations })
+        Ok(DryRunCandidate {
+            node,
+            victims,
+            pdb_violations: meta.pdb_violations,
+        })
     };
     answer.into_iter().map(one).collect()
 }
@@ -156,11 +188,26 @@ pub fn choose(candidates: Vec<DryRunCandidate>) -> Option<DryRunCandidate> {
         let priorities = || candidate.victims.iter().map(|victim| victim.priority);
         let highest = priorities().max().unwrap_or(i64::MIN);
         // As the real one does: shifted, so that more victims of negative priority do not make a lower sum.
-        let sum: i128 = priorities().map(|priority| i128::from(priority) + (1 << 31)).sum();
-        let of_highest = candidate.victims.iter().filter(|victim| victim.priority == highest);
-        let started = of_highest.map(|victim| victim.start_time().to_owned()).min().unwrap_or_default();
+        let sum: i128 = priorities()
+            .map(|priority| i128::from(priority) + (1 << 31))
+            .sum();
+        let of_highest = candidate
+            .victims
+            .iter()
+            .filter(|victim| victim.priority == highest);
+        let started = of_highest
+            .map(|victim| victim.start_time().to_owned())
+            .min()
+            .unwrap_or_default();
         let node = candidate.node.clone();
-        (candidate.pdb_violations, highest, sum, candidate.victims.len(), Reverse(started), node)
+        (
+            candidate.pdb_violations,
+            highest,
+            sum,
+            candidate.victims.len(),
+            Reverse(started),
+            node,
+        )
     })
 }
 
@@ -187,29 +234,42 @@ mod tests {
         view.apply_node(Arc::new(SchedulerNode::parse(Arc::new(
             json!({"metadata": {"name": "n"}, "status": status}),
         ))));
-        for victim in [pod("low", 1, "40Gi", Some("n")), pod("lower", 0, "40Gi", Some("n"))] {
+        for victim in [
+            pod("low", 1, "40Gi", Some("n")),
+            pod("lower", 0, "40Gi", Some("n")),
+        ] {
             view.apply_pod(victim);
         }
-        let refusal =
-            Refusal::new(Rejector::Resources, Resolvable::ByEviction, "Insufficient stowage.dev/vram");
+        let refusal = Refusal::new(
+            Rejector::Resources,
+            Resolvable::ByEviction,
+            "Insufficient stowage.dev/vram",
+        );
         (view, Refusals::from([("n".to_owned(), refusal)]))
     }
 
     #[test]
     fn between_equals_the_pod_that_started_last_is_evicted_and_an_unstarted_one_before_it() {
         let on = |node: &str, started: Option<&str>| {
-            let mut object = json!({"metadata": {"name": node, "uid": node}, "spec": {"priority": 1}});
+            let mut object =
+                json!({"metadata": {"name": node, "uid": node}, "spec": {"priority": 1}});
             if let Some(started) = started {
                 object["status"] = json!({"startTime": started});
             }
             let victims = vec![Arc::new(SchedulerPod::parse(Arc::new(object)).unwrap())];
-            DryRunCandidate { node: node.into(), victims, pdb_violations: 0 }
+            DryRunCandidate {
+                node: node.into(),
+                victims,
+                pdb_violations: 0,
+            }
         };
         let early = on("a", Some("2026-01-01T00:00:00Z"));
         let late = on("b", Some("2026-01-01T00:00:01Z"));
         let not_yet = on("c", None);
         let chosen = |candidates: &[&DryRunCandidate]| {
-            choose(candidates.iter().copied().cloned().collect()).unwrap().node
+            choose(candidates.iter().copied().cloned().collect())
+                .unwrap()
+                .node
         };
         assert_eq!(chosen(&[&early, &late]), "b");
         assert_eq!(chosen(&[&early, &late, &not_yet]), "c");
@@ -219,17 +279,29 @@ mod tests {
     fn only_the_victims_that_are_needed_leave_and_the_lowest_first() {
         let (view, refusals) = full_node();
         let found = dry_run(&pod("p", 9, "40Gi", None), &view, &refusals, 0, None);
-        let victims: Vec<&str> =
-            found.candidates[0].victims.iter().map(|victim| victim.uid.as_str()).collect();
+        let victims: Vec<&str> = found.candidates[0]
+            .victims
+            .iter()
+            .map(|victim| victim.uid.as_str())
+            .collect();
         assert_eq!(victims, ["lower"]);
     }
 
     #[test]
     fn a_refusal_by_the_extender_alone_re_admits_every_victim_and_is_an_error() {
         let (view, refusals) = full_node();
-        let found = dry_run(&pod("p", 9, "40Gi", None), &view, &refusals, 0, Some("stowage.dev/vram"));
+        let found = dry_run(
+            &pod("p", 9, "40Gi", None),
+            &view,
+            &refusals,
+            0,
+            Some("stowage.dev/vram"),
+        );
         assert!(found.candidates.is_empty());
-        assert_eq!(found.errors, ["expected at least one victim pod on node \"n\""]);
+        assert_eq!(
+            found.errors,
+            ["expected at least one victim pod on node \"n\""]
+        );
     }
 
     #[test]
@@ -242,10 +314,30 @@ mod tests {
     #[test]
     fn a_uid_that_is_not_on_the_node_fails_the_whole_preemption() {
         let (view, _) = full_node();
-        let foreign_pod = ExtenderVictims { uids: vec!["foreign".into()], pdb_violations: 0 };
-        assert!(adopt(BTreeMap::from([("n".to_owned(), foreign_pod)]), &view, "http://e").is_err());
-        let nobody = ExtenderVictims { uids: vec![], pdb_violations: 0 };
-        assert!(adopt(BTreeMap::from([("n".to_owned(), nobody)]), &view, "http://e").is_err());
+        let foreign_pod = ExtenderVictims {
+            uids: vec!["foreign".into()],
+            pdb_violations: 0,
+        };
+        assert!(
+            adopt(
+                BTreeMap::from([("n".to_owned(), foreign_pod)]),
+                &view,
+                "http://e"
+            )
+            .is_err()
+        );
+        let nobody = ExtenderVictims {
+            uids: vec![],
+            pdb_violations: 0,
+        };
+        assert!(
+            adopt(
+                BTreeMap::from([("n".to_owned(), nobody)]),
+                &view,
+                "http://e"
+            )
+            .is_err()
+        );
     }
 
     #[test]
@@ -258,7 +350,11 @@ mod tests {
         let chosen = choose(vec![
             candidate("violates", vec![pod("a", 0, "1", None)], 1),
             candidate("high", vec![pod("b", 5, "1", None)], 0),
-            candidate("two", vec![pod("c", 1, "1", None), pod("d", 1, "1", None)], 0),
+            candidate(
+                "two",
+                vec![pod("c", 1, "1", None), pod("d", 1, "1", None)],
+                0,
+            ),
             candidate("one", vec![pod("e", 1, "1", None)], 0),
         ]);
         assert_eq!(chosen.unwrap().node, "one");

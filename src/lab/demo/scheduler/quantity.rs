@@ -5,7 +5,9 @@
 /// A quantity in thousandths of its unit; `None` if it cannot be parsed.
 pub fn milli(text: &str) -> Option<i128> {
     let text = text.trim();
-    let end = text.find(|letter: char| !matches!(letter, '0'..='9' | '.' | '+' | '-')).unwrap_or(text.len());
+    let end = text
+        .find(|letter: char| !matches!(letter, '0'..='9' | '.' | '+' | '-'))
+        .unwrap_or(text.len());
     let (number, suffix) = text.split_at(end);
     let (numerator, denominator) = scale(suffix)?;
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));

@@ -41,7 +41,9 @@ impl Waker {
         let also = |rejector| rejectors.contains(&rejector);
         match self {
             Self::All | Self::NodeAdded | Self::OwnSpec => true,
-            Self::NodeAllocatable | Self::PodGone => also(Rejector::Extender) || also(Rejector::Resources),
+            Self::NodeAllocatable | Self::PodGone => {
+                also(Rejector::Extender) || also(Rejector::Resources)
+            }
             Self::NodePlacement => also(Rejector::Extender) || also(Rejector::Placement),
             Self::NodeOther | Self::BoundPodChanged | Self::OwnOther => also(Rejector::Extender),
         }
@@ -53,7 +55,10 @@ enum QueueState {
     Active,
     BackOff,
     ErrorBackOff,
-    Unschedulable { since: Instant, rejectors: BTreeSet<Rejector> },
+    Unschedulable {
+        since: Instant,
+        rejectors: BTreeSet<Rejector>,
+    },
     InFlight,
 }
 
@@ -104,7 +109,9 @@ impl SchedulingQueue {
     /// Pops the next pod to try, which is then in flight.
     pub fn pop(&mut self, now: Instant) -> Option<String> {
         self.end_error_back_offs(now);
-        let uid = self.first(|state| *state == QueueState::Active).or_else(|| self.earliest_in_back_off())?;
+        let uid = self
+            .first(|state| *state == QueueState::Active)
+            .or_else(|| self.earliest_in_back_off())?;
         self.entries.get_mut(&uid)?.state = QueueState::InFlight;
         Some(uid)
     }
@@ -121,7 +128,10 @@ impl SchedulingQueue {
             entry.refusals += 1;
             entry.errors = 0;
             entry.back_off_until = now + config.back_off(entry.refusals);
-            entry.state = QueueState::Unschedulable { since: now, rejectors };
+            entry.state = QueueState::Unschedulable {
+                since: now,
+                rejectors,
+            };
         }
     }
 
@@ -141,12 +151,17 @@ impl SchedulingQueue {
     }
 
     pub(crate) fn wake_all(&mut self, waker: Waker, now: Instant) {
-        self.entries.values_mut().for_each(|entry| entry.wake(waker, now));
+        self.entries
+            .values_mut()
+            .for_each(|entry| entry.wake(waker, now));
     }
 
     /// A nomination changed or was cleared: pods that it may have kept out are retried.
     pub(crate) fn wake_up_to_priority(&mut self, priority: i64, now: Instant) {
-        let below = self.entries.values_mut().filter(|entry| entry.priority <= priority);
+        let below = self
+            .entries
+            .values_mut()
+            .filter(|entry| entry.priority <= priority);
         below.for_each(|entry| entry.wake(Waker::All, now));
     }
 
@@ -165,7 +180,9 @@ impl SchedulingQueue {
     pub(crate) fn next_deadline(&self, config: &SchedulerConfig) -> Option<Instant> {
         let deadline = |entry: &Entry| match entry.state {
             QueueState::ErrorBackOff => Some(entry.back_off_until),
-            QueueState::Unschedulable { since, .. } => Some(since + config.flush_unschedulable_after),
+            QueueState::Unschedulable { since, .. } => {
+                Some(since + config.flush_unschedulable_after)
+            }
             QueueState::Active | QueueState::BackOff | QueueState::InFlight => None,
         };
         self.entries.values().filter_map(deadline).min()
@@ -180,13 +197,23 @@ impl SchedulingQueue {
     }
 
     fn first(&self, is_eligible: impl Fn(&QueueState) -> bool) -> Option<String> {
-        let eligible = self.entries.iter().filter(|(_, entry)| is_eligible(&entry.state));
-        eligible.min_by_key(|(_, entry)| (Reverse(entry.priority), entry.order)).map(|(uid, _)| uid.clone())
+        let eligible = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| is_eligible(&entry.state));
+        eligible
+            .min_by_key(|(_, entry)| (Reverse(entry.priority), entry.order))
+            .map(|(uid, _)| uid.clone())
     }
 
     fn earliest_in_back_off(&self) -> Option<String> {
-        let waiting = self.entries.iter().filter(|(_, entry)| entry.state == QueueState::BackOff);
-        waiting.min_by_key(|(_, entry)| (entry.back_off_until, entry.order)).map(|(uid, _)| uid.clone())
+        let waiting = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| entry.state == QueueState::BackOff);
+        waiting
+            .min_by_key(|(_, entry)| (entry.back_off_until, entry.order))
+            .map(|(uid, _)| uid.clone())
     }
 }
 
@@ -195,7 +222,11 @@ impl Entry {
         if let QueueState::Unschedulable { rejectors, .. } = &self.state
             && waker.wakes(rejectors)
         {
-            self.state = if now < self.back_off_until { QueueState::BackOff } else { QueueState::Active };
+            self.state = if now < self.back_off_until {
+                QueueState::BackOff
+            } else {
+                QueueState::Active
+            };
         }
     }
 }
@@ -206,8 +237,11 @@ mod tests {
     use std::time::Duration;
 
     fn refused_by(rejector: Rejector) -> (SchedulingQueue, Instant, SchedulerConfig) {
-        let (mut queue, now, config) =
-            (SchedulingQueue::default(), Instant::now(), SchedulerConfig::shipped(""));
+        let (mut queue, now, config) = (
+            SchedulingQueue::default(),
+            Instant::now(),
+            SchedulerConfig::shipped(""),
+        );
         queue.add("a", 0, now);
         assert_eq!(queue.pop(now).as_deref(), Some("a"));
         queue.refused("a", BTreeSet::from([rejector]), now, &config);
@@ -234,14 +268,20 @@ mod tests {
 
     #[test]
     fn an_error_waits_its_back_off_whatever_happens() {
-        let (mut queue, now, config) =
-            (SchedulingQueue::default(), Instant::now(), SchedulerConfig::shipped(""));
+        let (mut queue, now, config) = (
+            SchedulingQueue::default(),
+            Instant::now(),
+            SchedulerConfig::shipped(""),
+        );
         queue.add("a", 0, now);
         queue.pop(now);
         queue.failed("a", now, &config);
         queue.wake_all(Waker::All, now);
         assert_eq!(queue.pop(now), None);
-        assert_eq!(queue.pop(now + Duration::from_secs(1)).as_deref(), Some("a"));
+        assert_eq!(
+            queue.pop(now + Duration::from_secs(1)).as_deref(),
+            Some("a")
+        );
     }
 
     #[test]

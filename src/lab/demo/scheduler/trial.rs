@@ -27,19 +27,34 @@ pub enum TrialError {
 }
 
 /// Creates the pod, and schedules until it has settled (nothing to do and all events seen) or an error was retried.
-pub async fn run_one(api: &ApiServer, config: SchedulerConfig, pod: Value) -> Result<Trial, TrialError> {
+pub async fn run_one(
+    api: &ApiServer,
+    config: SchedulerConfig,
+    pod: Value,
+) -> Result<Trial, TrialError> {
     let created = api.create("pods", pod)?;
-    let name = |field: &str| created["metadata"][field].as_str().unwrap_or_default().to_owned();
+    let name = |field: &str| {
+        created["metadata"][field]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned()
+    };
     let full_name = format!("{}/{}", name("namespace"), name("name"));
     let scheduler = StandInScheduler::start(api.client("stand-in-scheduler")?, config);
     let observations = scheduler.observations().clone();
-    observations.until(|seen| is_over(api, seen, &full_name).then_some(())).await;
+    observations
+        .until(|seen| is_over(api, seen, &full_name).then_some(()))
+        .await;
     let outcome = observations.outcome(&full_name);
     Ok(Trial {
         bound: outcome.node,
         reason: outcome.reason,
         message: outcome.message,
-        calls: observations.calls_for(&full_name).iter().map(|call| call.verb).collect(),
+        calls: observations
+            .calls_for(&full_name)
+            .iter()
+            .map(|call| call.verb)
+            .collect(),
     })
 }
 
@@ -47,11 +62,17 @@ fn is_over(api: &ApiServer, seen: &Observations, pod: &str) -> bool {
     let outcome = seen.outcome(pod);
     let failed = outcome.reason == Some("SchedulerError") && outcome.node.is_none();
     if failed {
-        let filters = seen.calls_for(pod).iter().filter(|call| call.verb == Verb::Filter).count();
+        let filters = seen
+            .calls_for(pod)
+            .iter()
+            .filter(|call| call.verb == Verb::Filter)
+            .count();
         return filters > 1;
     }
     let stored = api.get(&format!("pods/{pod}")).and_then(|pod| {
-        pod["metadata"]["resourceVersion"].as_str().and_then(|version| version.parse::<u64>().ok())
+        pod["metadata"]["resourceVersion"]
+            .as_str()
+            .and_then(|version| version.parse::<u64>().ok())
     });
     let progress = seen.progress();
     progress.idle && Some(progress.pods_version) == stored

@@ -43,14 +43,23 @@ impl SchedulerCache {
 
     /// Bound to a node or assumed on it, and not ended.
     pub fn pods_on(&self, node: &str) -> impl Iterator<Item = &Arc<SchedulerPod>> {
-        let uids = self.ledger.get(node).into_iter().flat_map(|entry| &entry.uids);
+        let uids = self
+            .ledger
+            .get(node)
+            .into_iter()
+            .flat_map(|entry| &entry.uids);
         uids.filter_map(|uid| self.pods.get(uid))
     }
 
     /// What a pod finds used: existing pods, and nominated pods that have precedence.
     pub(crate) fn usage_for(&self, pod: &SchedulerPod, node: &str) -> NodeUsage {
-        let mut usage = self.ledger.get(node).map(|entry| entry.usage.clone()).unwrap_or_default();
-        self.nominated_before(pod, node).for_each(|nominated| usage.add(nominated));
+        let mut usage = self
+            .ledger
+            .get(node)
+            .map(|entry| entry.usage.clone())
+            .unwrap_or_default();
+        self.nominated_before(pod, node)
+            .for_each(|nominated| usage.add(nominated));
         usage
     }
 
@@ -60,11 +69,15 @@ impl SchedulerCache {
         pod: &'a SchedulerPod,
         node: &'a str,
     ) -> impl Iterator<Item = &'a Arc<SchedulerPod>> {
-        self.nominated_to(node).filter(|other| other.uid != pod.uid && other.priority >= pod.priority)
+        self.nominated_to(node)
+            .filter(|other| other.uid != pod.uid && other.priority >= pod.priority)
     }
 
     pub fn nominated_to(&self, node: &str) -> impl Iterator<Item = &Arc<SchedulerPod>> {
-        let there = self.nominated.iter().filter(move |(_, nominated)| *nominated == node);
+        let there = self
+            .nominated
+            .iter()
+            .filter(move |(_, nominated)| *nominated == node);
         there.filter_map(|(uid, _)| self.pods.get(uid))
     }
 
@@ -129,7 +142,11 @@ impl SchedulerCache {
     }
 
     fn place_of<'a>(&'a self, pod: &'a SchedulerPod) -> Option<&'a String> {
-        if pod.ended { None } else { pod.node.as_ref().or_else(|| self.assumed.get(&pod.uid)) }
+        if pod.ended {
+            None
+        } else {
+            pod.node.as_ref().or_else(|| self.assumed.get(&pod.uid))
+        }
     }
 
     fn charge(&mut self, pod: &SchedulerPod) {
@@ -179,7 +196,13 @@ mod tests {
         view.assume("p", "a");
         assert_eq!(view.usage_for(&other, "a").pods, 1);
         view.apply_pod(pod("p", Some("b")));
-        assert_eq!((view.usage_for(&other, "a").pods, view.usage_for(&other, "b").pods), (0, 1));
+        assert_eq!(
+            (
+                view.usage_for(&other, "a").pods,
+                view.usage_for(&other, "b").pods
+            ),
+            (0, 1)
+        );
         view.forget("p");
         assert_eq!(view.usage_for(&other, "b").requests["gpu"], 1000);
         view.delete_pod("p");

@@ -48,9 +48,16 @@ pub async fn evict(
     candidate: &DryRunCandidate,
     view: &SchedulerCache,
 ) {
-    for victim in candidate.victims.iter().filter(|victim| !victim.terminating) {
+    for victim in candidate
+        .victims
+        .iter()
+        .filter(|victim| !victim.terminating)
+    {
         let path = writes::pod_path(&victim.namespace, &victim.name);
-        let text = format!("{}: preempting to accommodate a higher priority pod", preemptor.scheduler_name);
+        let text = format!(
+            "{}: preempting to accommodate a higher priority pod",
+            preemptor.scheduler_name
+        );
         let condition = json!({
             "type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": text,
             "lastProbeTime": null, "lastTransitionTime": now(),
@@ -58,7 +65,9 @@ pub async fn evict(
         ignore(writes::patch_status(client, &path, json!({"conditions": [condition]})).await);
         ignore(writes::delete(client, &path, json!({})).await);
     }
-    let lower = view.nominated_to(&candidate.node).filter(|other| other.priority < preemptor.priority);
+    let lower = view
+        .nominated_to(&candidate.node)
+        .filter(|other| other.priority < preemptor.priority);
     for pod in lower.cloned().collect::<Vec<Arc<SchedulerPod>>>() {
         let path = writes::pod_path(&pod.namespace, &pod.name);
         ignore(writes::patch_status(client, &path, json!({"nominatedNodeName": null})).await);
@@ -94,8 +103,13 @@ fn has_condition(pod: &SchedulerPod, failure: &SchedulingFailure<'_>) -> bool {
 }
 
 fn condition(pod: &SchedulerPod, failure: &SchedulingFailure<'_>) -> Value {
-    let current = pod.condition("PodScheduled").filter(|current| current["status"] == "False");
-    let since = current.map_or_else(|| json!(now()), |current| current["lastTransitionTime"].clone());
+    let current = pod
+        .condition("PodScheduled")
+        .filter(|current| current["status"] == "False");
+    let since = current.map_or_else(
+        || json!(now()),
+        |current| current["lastTransitionTime"].clone(),
+    );
     json!({
         "type": "PodScheduled", "status": "False", "reason": failure.reason, "message": failure.message,
         "observedGeneration": pod.object["metadata"]["generation"], "lastProbeTime": null, "lastTransitionTime": since,

@@ -66,8 +66,13 @@ impl NodeAgent {
 
     /// When a report reaches a replica, from now on: once, not at all, or twice.
     fn arrivals(&mut self) -> Vec<Duration> {
-        let mut late =
-            |least, most| between(&mut self.dice, Duration::from_millis(least), Duration::from_millis(most));
+        let mut late = |least, most| {
+            between(
+                &mut self.dice,
+                Duration::from_millis(least),
+                Duration::from_millis(most),
+            )
+        };
         match self.trouble {
             Some((FaultKind::LateAgent, _)) => vec![late(1000, 9000)],
             Some((FaultKind::LostReport, _)) => match late(0, 3).as_millis() {
@@ -167,7 +172,11 @@ impl FaultyCluster {
         ];
         let now = clock::elapsed();
         if self.has_agents && self.dice.below(60) == 0 {
-            let linger = between(&mut self.dice, Duration::from_secs(1), Duration::from_secs(90));
+            let linger = between(
+                &mut self.dice,
+                Duration::from_secs(1),
+                Duration::from_secs(90),
+            );
             if self.happens(FaultKind::LingeringProcess) {
                 self.machines.next_linger = linger;
             }
@@ -185,13 +194,21 @@ impl FaultyCluster {
                 continue;
             }
             let kind = TROUBLES[agent.dice.below(TROUBLES.len())];
-            let lasts = between(&mut agent.dice, Duration::from_secs(2), Duration::from_secs(50));
+            let lasts = between(
+                &mut agent.dice,
+                Duration::from_secs(2),
+                Duration::from_secs(50),
+            );
             let missing = agent.dice.below(GPUS);
             if self.happens(kind) {
                 self.say(format!("{kind} on {} for {lasts:?}", node_name(place)));
                 let figures = self.agents[place].gpus(&self.machines);
                 let agent = &mut self.agents[place];
-                if let Some(token) = agent.token.as_ref().filter(|_| kind == FaultKind::ExpiredToken) {
+                if let Some(token) = agent
+                    .token
+                    .as_ref()
+                    .filter(|_| kind == FaultKind::ExpiredToken)
+                {
                     self.api.revoke_token(token);
                 }
                 agent.trouble = Some((kind, now + lasts));
@@ -217,12 +234,23 @@ impl FaultyCluster {
             return;
         }
         let now = clock::elapsed();
-        self.agents_left.retain(|agent| agent.trouble.is_some_and(|(_, ends)| now < ends));
-        let agents = self.agents.iter_mut().filter(|agent| self.node_returns[agent.node].is_none());
+        self.agents_left
+            .retain(|agent| agent.trouble.is_some_and(|(_, ends)| now < ends));
+        let agents = self
+            .agents
+            .iter_mut()
+            .filter(|agent| self.node_returns[agent.node].is_none());
         for agent in agents.chain(&mut self.agents_left) {
-            let Some(report) = agent.report(&self.machines) else { continue };
-            let issue =
-                || self.api.issue_token("kube-system/stowage-agent", Some(&node_name(agent.node)), AUDIENCE);
+            let Some(report) = agent.report(&self.machines) else {
+                continue;
+            };
+            let issue = || {
+                self.api.issue_token(
+                    "kube-system/stowage-agent",
+                    Some(&node_name(agent.node)),
+                    AUDIENCE,
+                )
+            };
             let token = agent.token.get_or_insert_with(issue).clone();
             for replica in self.replicas.iter().flatten() {
                 for arrives in agent.arrivals() {
@@ -235,7 +263,11 @@ impl FaultyCluster {
                     tokio::spawn(async move {
                         tokio::time::sleep(arrives).await;
                         let Ok(answer) = reports.oneshot(request).await;
-                        let outcome = if answer.status().is_success() { "report" } else { "report refused" };
+                        let outcome = if answer.status().is_success() {
+                            "report"
+                        } else {
+                            "report refused"
+                        };
                         *task_notes.lock().answers.entry(outcome).or_default() += 1;
                     });
                 }

@@ -49,12 +49,18 @@ impl BindingWrites {
 
     /// UIDs of pods that are being bound.
     pub fn asked_for(&self) -> BTreeSet<String> {
-        self.asked.lock().keys().map(|(_, uid)| uid.clone()).collect()
+        self.asked
+            .lock()
+            .keys()
+            .map(|(_, uid)| uid.clone())
+            .collect()
     }
 
     /// Whether a Binding of the pod is asked for or being written.
     pub fn concern(&self, uid: &str) -> bool {
-        [&self.asked, &self.written].iter().any(|counts| counts.lock().keys().any(|(_, of)| of == uid))
+        [&self.asked, &self.written]
+            .iter()
+            .any(|counts| counts.lock().keys().any(|(_, of)| of == uid))
     }
 
     /// The node to which the pod was to be bound last.
@@ -69,10 +75,15 @@ impl BindingWrites {
 
     /// A replica writes a Binding, until it is answered.
     pub fn begin(&self, client: &str, binding: &Value) -> Counted<'_> {
-        let uid = binding["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
+        let uid = binding["metadata"]["uid"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned();
         let key = (client.to_owned(), uid);
         let being_written = Counted::new(&self.written, key.clone());
-        let count = |counts: &Mutex<BTreeMap<WriteKey, usize>>| counts.lock().get(&key).copied().unwrap_or(0);
+        let count = |counts: &Mutex<BTreeMap<WriteKey, usize>>| {
+            counts.lock().get(&key).copied().unwrap_or(0)
+        };
         let (written, asked) = (count(&self.written), count(&self.asked));
         if written > asked + 1 {
             let name = binding["metadata"]["name"].as_str().unwrap_or_default();

@@ -15,7 +15,10 @@ pub struct Budget {
 
 impl Budget {
     pub fn keeping(min_available: i64) -> Self {
-        Self { min_available, allowed: VecDeque::new() }
+        Self {
+            min_available,
+            allowed: VecDeque::new(),
+        }
     }
 }
 
@@ -36,10 +39,13 @@ pub fn stays(pod: &Value) -> bool {
 impl FaultyCluster {
     pub(super) fn create_budget(&self) {
         let kept = self.budget.min_available;
-        let spec = json!({ "minAvailable": kept, "selector": { "matchLabels": { "guarded": "yes" } } });
+        let spec =
+            json!({ "minAvailable": kept, "selector": { "matchLabels": { "guarded": "yes" } } });
         let status = json!({ "disruptionsAllowed": 0, "currentHealthy": 0, "desiredHealthy": kept, "expectedPods": 0 });
         let budget = json!({ "metadata": { "name": "guard" }, "spec": spec, "status": status });
-        self.api.create("poddisruptionbudgets", budget).expect("its name is new");
+        self.api
+            .create("poddisruptionbudgets", budget)
+            .expect("its name is new");
     }
 
     /// What the disruption controller does: some of the pods that are ready stay.
@@ -50,16 +56,21 @@ impl FaultyCluster {
         let ready = self.pods().iter().filter(|pod| counts(pod)).count() as i64;
         let kept = self.budget.min_available;
         let allowed = (ready - kept).max(0);
-        let status =
-            json!({ "disruptionsAllowed": allowed, "currentHealthy": ready, "desiredHealthy": kept });
+        let status = json!({ "disruptionsAllowed": allowed, "currentHealthy": ready, "desiredHealthy": kept });
         self.api
-            .patch_status("poddisruptionbudgets/default/guard", &json!({ "status": status }))
+            .patch_status(
+                "poddisruptionbudgets/default/guard",
+                &json!({ "status": status }),
+            )
             .expect("nobody deletes it");
         let history = &mut self.budget.allowed;
         if history.back().is_none_or(|(_, last)| *last != allowed) {
             history.push_back((Instant::now(), allowed));
         }
-        while history.get(1).is_some_and(|(next, _)| next.elapsed() > SEEN_AFTER) {
+        while history
+            .get(1)
+            .is_some_and(|(next, _)| next.elapsed() > SEEN_AFTER)
+        {
             history.pop_front();
         }
     }
@@ -68,15 +79,26 @@ impl FaultyCluster {
     /// the budget has allowed at any recent time. Of pods that have not started, the API server asks no budget.
     pub(super) fn check_guarded(&mut self, victims: &[String], preemptor: &str) {
         let is_named = |pod: &Arc<Value>| {
-            pod["metadata"]["uid"].as_str().is_some_and(|uid| victims.iter().any(|victim| victim == uid))
+            pod["metadata"]["uid"]
+                .as_str()
+                .is_some_and(|uid| victims.iter().any(|victim| victim == uid))
         };
         let pods = self.pods();
-        let count = pods.iter().filter(|pod| counts(pod) && is_named(pod)).count() as i64;
+        let count = pods
+            .iter()
+            .filter(|pod| counts(pod) && is_named(pod))
+            .count() as i64;
         self.check_disruptions(count, preemptor);
     }
 
     pub(super) fn check_disruptions(&mut self, count: i64, preemptor: &str) {
-        let most = self.budget.allowed.iter().map(|(_, allowed)| *allowed).max().unwrap_or(0);
+        let most = self
+            .budget
+            .allowed
+            .iter()
+            .map(|(_, allowed)| *allowed)
+            .max()
+            .unwrap_or(0);
         if count > most {
             self.break_with(format!(
                 "{count} pods are to leave for {preemptor}, and their budget allows {most}"

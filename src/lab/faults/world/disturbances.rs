@@ -10,8 +10,11 @@ impl FaultyCluster {
     /// The writes in flight when leadership ends are what matters, so pods end shortly before, and others are bound in their
     /// place.
     pub(super) async fn change_leadership(&mut self) {
-        let bound: Vec<Arc<Value>> =
-            self.pods().into_iter().filter(|pod| pod["spec"]["nodeName"].is_string()).collect();
+        let bound: Vec<Arc<Value>> = self
+            .pods()
+            .into_iter()
+            .filter(|pod| pod["spec"]["nodeName"].is_string())
+            .collect();
         for pod in bound.iter().filter(|pod| !is_guarded(pod)) {
             if self.dice.below(2) == 0 {
                 self.delete_now(pod);
@@ -19,12 +22,24 @@ impl FaultyCluster {
         }
         self.step().await;
         self.schedule(16);
-        let moment = between(&mut self.dice, Duration::from_millis(1), Duration::from_secs(3));
+        let moment = between(
+            &mut self.dice,
+            Duration::from_millis(1),
+            Duration::from_secs(3),
+        );
         tokio::time::sleep(moment).await;
-        self.next_event =
-            Instant::now() + between(&mut self.dice, Duration::from_secs(20), Duration::from_secs(60));
+        self.next_event = Instant::now()
+            + between(
+                &mut self.dice,
+                Duration::from_secs(20),
+                Duration::from_secs(60),
+            );
         let acting = self.acting().unwrap_or_else(|| self.dice.below(2));
-        let host = if self.dice.below(5) == 0 { 1 - acting } else { acting };
+        let host = if self.dice.below(5) == 0 {
+            1 - acting
+        } else {
+            acting
+        };
         match self.dice.below(12) {
             0..2 => self.kill(host),
             2..4 => self.restart(host),
@@ -44,8 +59,14 @@ impl FaultyCluster {
 
     /// Watches go on, and no request is admitted until the token is renewed.
     fn expire_token(&mut self, host: usize) {
-        let lasts = between(&mut self.dice, Duration::from_secs(2), Duration::from_secs(40));
-        let Some(replica) = &self.replicas[host] else { return };
+        let lasts = between(
+            &mut self.dice,
+            Duration::from_secs(2),
+            Duration::from_secs(40),
+        );
+        let Some(replica) = &self.replicas[host] else {
+            return;
+        };
         let client = replica.client.clone();
         if !self.happens(FaultKind::ExpiredToken) {
             return;
@@ -57,14 +78,20 @@ impl FaultyCluster {
     }
 
     fn cut_off(&mut self, host: usize) {
-        let lasts = between(&mut self.dice, Duration::from_secs(2), Duration::from_secs(40));
+        let lasts = between(
+            &mut self.dice,
+            Duration::from_secs(2),
+            Duration::from_secs(40),
+        );
         if self.replicas[host].is_some() && self.happens(FaultKind::CutOff) {
             self.separate(host, lasts);
         }
     }
 
     fn separate(&mut self, host: usize, lasts: Duration) {
-        let Some(replica) = &self.replicas[host] else { return };
+        let Some(replica) = &self.replicas[host] else {
+            return;
+        };
         let client = replica.client.clone();
         self.say(format!("{client} is cut off for {lasts:?}"));
         self.api.connections().cut_off(&client);
@@ -74,13 +101,19 @@ impl FaultyCluster {
 
     /// Nobody reaches it while it starts, and every watch has to begin again.
     fn restart_server(&mut self) {
-        let lasts = between(&mut self.dice, Duration::from_secs(1), Duration::from_secs(12));
+        let lasts = between(
+            &mut self.dice,
+            Duration::from_secs(1),
+            Duration::from_secs(12),
+        );
         if !self.happens(FaultKind::ServerRestart) {
             return;
         }
         self.say("the API server restarts".into());
         for host in 0..2 {
-            let Some(replica) = &self.replicas[host] else { continue };
+            let Some(replica) = &self.replicas[host] else {
+                continue;
+            };
             let client = replica.client.clone();
             for kind in ["pods", "nodes", "poddisruptionbudgets"] {
                 self.api.connections().end_watches(&client, kind);
@@ -95,11 +128,23 @@ impl FaultyCluster {
         }
         let host = self.dice.below(2);
         let kind = ["pods", "pods", "nodes"][self.dice.below(3)];
-        let (which, lasts) =
-            (self.dice.below(3), between(&mut self.dice, Duration::from_secs(1), Duration::from_secs(30)));
-        let Some(replica) = &self.replicas[host] else { return };
+        let (which, lasts) = (
+            self.dice.below(3),
+            between(
+                &mut self.dice,
+                Duration::from_secs(1),
+                Duration::from_secs(30),
+            ),
+        );
+        let Some(replica) = &self.replicas[host] else {
+            return;
+        };
         let client = replica.client.clone();
-        let fault = [FaultKind::WatchLag, FaultKind::SilentWatch, FaultKind::EndedWatch][which];
+        let fault = [
+            FaultKind::WatchLag,
+            FaultKind::SilentWatch,
+            FaultKind::EndedWatch,
+        ][which];
         if !self.happens(fault) {
             return;
         }
@@ -107,7 +152,8 @@ impl FaultyCluster {
         match fault {
             FaultKind::WatchLag => {
                 connections.hold_watches_back(&client, kind);
-                self.resumes.push((Instant::now() + lasts, client.clone(), kind));
+                self.resumes
+                    .push((Instant::now() + lasts, client.clone(), kind));
             }
             // It is noticed a little after the server would have ended it, which is a minute at most.
             FaultKind::SilentWatch => connections.silence_watches(&client, kind),
@@ -131,7 +177,10 @@ impl FaultyCluster {
             let ahead = self.dice.below(120_000) as i64 - 60_000;
             if self.happens(FaultKind::ClockJump) {
                 clock::set_ahead(host, ahead);
-                self.say(format!("the clock of {} is ahead by {ahead} ms", HOSTS[host]));
+                self.say(format!(
+                    "the clock of {} is ahead by {ahead} ms",
+                    HOSTS[host]
+                ));
             }
         }
         self.disturb_policy();

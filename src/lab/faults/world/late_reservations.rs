@@ -27,25 +27,42 @@ pub(crate) struct ReservationWrites {
 
 impl ReservationWrites {
     pub fn note(&self, client: &str, patch: &Value) {
-        let mut conditions = patch["status"]["conditions"].as_array().into_iter().flatten();
+        let mut conditions = patch["status"]["conditions"]
+            .as_array()
+            .into_iter()
+            .flatten();
         if !conditions.any(|one| one["type"] == "stowage.dev/Reserved") {
             return;
         }
         if let Some(message) = reservation(patch) {
-            self.made.lock().insert((client.to_owned(), ShownReservation::new(patch, &message)));
+            self.made
+                .lock()
+                .insert((client.to_owned(), ShownReservation::new(patch, &message)));
         }
-        let uid = patch["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
-        self.at.lock().insert((client.to_owned(), uid), Instant::now());
+        let uid = patch["metadata"]["uid"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned();
+        self.at
+            .lock()
+            .insert((client.to_owned(), uid), Instant::now());
     }
 
     fn has_since(&self, client: &str, uid: &str, since: Instant) -> bool {
-        let at = self.at.lock().get(&(client.to_owned(), uid.to_owned())).copied();
+        let at = self
+            .at
+            .lock()
+            .get(&(client.to_owned(), uid.to_owned()))
+            .copied();
         at.is_some_and(|at| at >= since)
     }
 
     /// Whether the replica decided the same itself.
     fn has_made(&self, client: &str, like: &ShownReservation) -> bool {
-        self.made.lock().iter().any(|(by, made)| by == client && made.is_like(like))
+        self.made
+            .lock()
+            .iter()
+            .any(|(by, made)| by == client && made.is_like(like))
     }
 }
 
@@ -71,22 +88,36 @@ struct LateReservation {
 impl LateReservations {
     /// Whether a replica may not be shown what happens to pods.
     pub(crate) fn hides_pods_from(&self, client: &str) -> bool {
-        self.hidden.get(client).is_some_and(|until| *until > Instant::now())
+        self.hidden
+            .get(client)
+            .is_some_and(|until| *until > Instant::now())
     }
 }
 
 impl FaultyCluster {
     /// The replica may not be shown what happens to pods for so long.
     pub(super) fn hide_pods_from(&mut self, client: &str, lasts: Duration) {
-        let until = self.late_reservations.hidden.entry(client.to_owned()).or_insert_with(Instant::now);
+        let until = self
+            .late_reservations
+            .hidden
+            .entry(client.to_owned())
+            .or_insert_with(Instant::now);
         *until = (*until).max(Instant::now() + lasts);
     }
 
     pub(super) fn note_late_reservation(&mut self, reservation: ShownReservation, pod: String) {
-        let Some(term) = self.acting_term() else { return };
+        let Some(term) = self.acting_term() else {
+            return;
+        };
         self.tally.late_reservations += 1;
         let (looked, since) = (self.last_look, Instant::now());
-        self.late_reservations.standing.push(LateReservation { reservation, pod, term, looked, since });
+        self.late_reservations.standing.push(LateReservation {
+            reservation,
+            pod,
+            term,
+            looked,
+            since,
+        });
     }
 
     pub(super) fn check_late_reservations(&mut self, pods: &[Arc<Value>]) {
@@ -95,11 +126,17 @@ impl FaultyCluster {
         }
         let acts = self.acting_term();
         // Of one that is being deleted the leader keeps nothing, and writes nothing.
-        let staying = pods.iter().filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
-        let shown: BTreeSet<ShownReservation> =
-            staying.filter_map(|pod| Some(ShownReservation::new(pod, &reservation(pod)?))).collect();
+        let staying = pods
+            .iter()
+            .filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+        let shown: BTreeSet<ShownReservation> = staying
+            .filter_map(|pod| Some(ShownReservation::new(pod, &reservation(pod)?)))
+            .collect();
         let (now, settles) = (Instant::now(), self.times.latest_landing() + LOOKED_AT);
-        let LateReservations { mut standing, hidden } = std::mem::take(&mut self.late_reservations);
+        let LateReservations {
+            mut standing,
+            hidden,
+        } = std::mem::take(&mut self.late_reservations);
         standing.retain_mut(|late| {
             let (client, uid) = (late.term.client(), late.reservation.uid());
             if self.writes.reservations.has_since(client, uid, late.looked) {
@@ -116,7 +153,10 @@ impl FaultyCluster {
                 && shown.contains(&late.reservation)
                 && !self.writes.reservations.has_made(client, &late.reservation)
         });
-        for late in standing.iter().filter(|late| late.since.elapsed() > WRITES_WITHIN) {
+        for late in standing
+            .iter()
+            .filter(|late| late.since.elapsed() > WRITES_WITHIN)
+        {
             let pod = &late.pod;
             self.break_with(format!(
                 "{pod} shows a reservation of an earlier leader, and this one does not end it"

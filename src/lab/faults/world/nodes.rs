@@ -41,7 +41,10 @@ impl FaultyCluster {
 
     /// The nodes that there are.
     pub(super) fn node_names(&self) -> Vec<String> {
-        (0..self.nodes).filter(|n| self.node_returns[*n].is_none()).map(node_name).collect()
+        (0..self.nodes)
+            .filter(|n| self.node_returns[*n].is_none())
+            .map(node_name)
+            .collect()
     }
 
     /// The cloud takes a machine back, and gives another one later. Some machines go on for a while without their Nodes, and some
@@ -51,8 +54,16 @@ impl FaultyCluster {
             return;
         }
         let n = self.dice.below(self.nodes);
-        let away = between(&mut self.dice, Duration::from_millis(100), Duration::from_secs(30));
-        let silent = between(&mut self.dice, Duration::from_secs(1), Duration::from_secs(150));
+        let away = between(
+            &mut self.dice,
+            Duration::from_millis(100),
+            Duration::from_secs(30),
+        );
+        let silent = between(
+            &mut self.dice,
+            Duration::from_secs(1),
+            Duration::from_secs(150),
+        );
         let lingers = between(&mut self.dice, Duration::ZERO, LINGERS);
         let (registers_again, lingers) = match self.dice.below(4) {
             0 => (true, None),
@@ -63,15 +74,22 @@ impl FaultyCluster {
             return;
         }
         let node = node_name(n);
-        self.api.delete_now(&format!("nodes/{node}")).expect("it is there");
+        self.api
+            .delete_now(&format!("nodes/{node}"))
+            .expect("it is there");
         self.node_returns[n] = Some(Instant::now() + away);
         if registers_again {
-            return self.say(format!("{node} is deleted, and registers again after {away:?}"));
+            return self.say(format!(
+                "{node} is deleted, and registers again after {away:?}"
+            ));
         }
-        self.say(format!("{node} is deleted, for {away:?}; its next agent starts {silent:?} after that"));
+        self.say(format!(
+            "{node} is deleted, for {away:?}; its next agent starts {silent:?} after that"
+        ));
         if let Some(lingers) = lingers {
             self.say(format!("its machine goes on for {lingers:?}"));
-            self.agents_left.extend(self.agents[n].left_behind(&self.machines, lingers));
+            self.agents_left
+                .extend(self.agents[n].left_behind(&self.machines, lingers));
         }
         self.machines.replace(&node);
         self.agents[n].begin_anew(away + silent);
@@ -101,12 +119,14 @@ impl FaultyCluster {
     /// All pods, without those whose GPUs are gone with their machine.
     pub(super) fn pods_on_machines(&self) -> Vec<Arc<Value>> {
         let pods = self.pods().into_iter();
-        pods.filter(|pod| !self.names_gpus_of_an_earlier_machine(pod)).collect()
+        pods.filter(|pod| !self.names_gpus_of_an_earlier_machine(pod))
+            .collect()
     }
 
     /// Whether the pod's machine is there, with the GPUs that the pod has.
     pub(super) fn has_machine(&self, pod: &Value) -> bool {
-        self.node_of(pod).is_some_and(|n| self.node_returns[n].is_none())
+        self.node_of(pod)
+            .is_some_and(|n| self.node_returns[n].is_none())
             && !self.names_gpus_of_an_earlier_machine(pod)
     }
 
@@ -116,7 +136,9 @@ impl FaultyCluster {
         let is_known = self.node_returns[n].is_none() && self.created[n].elapsed() > KNOWN_AFTER;
         if is_known && self.names_gpus_of_an_earlier_machine(pod) {
             let (pod, node) = (name(pod), node_name(n));
-            self.break_with(format!("{pod} is bound to GPUs that left {node} with an earlier machine"));
+            self.break_with(format!(
+                "{pod} is bound to GPUs that left {node} with an earlier machine"
+            ));
         }
     }
 
@@ -126,9 +148,14 @@ impl FaultyCluster {
     }
 
     fn names_gpus_of_an_earlier_machine(&self, pod: &Value) -> bool {
-        let Some(node) = pod["spec"]["nodeName"].as_str() else { return false };
-        let devices = pod["metadata"]["annotations"]["stowage.dev/devices"].as_str().unwrap_or_default();
-        let names_one = |device: &str| device.starts_with("GPU-") && !self.machines.has(node, device);
+        let Some(node) = pod["spec"]["nodeName"].as_str() else {
+            return false;
+        };
+        let devices = pod["metadata"]["annotations"]["stowage.dev/devices"]
+            .as_str()
+            .unwrap_or_default();
+        let names_one =
+            |device: &str| device.starts_with("GPU-") && !self.machines.has(node, device);
         devices.split(',').any(names_one)
     }
 }

@@ -2,7 +2,8 @@
 
 use super::super::machines::TOTAL;
 use super::super::oracle::{
-    asked, granted_per_gpu, holds, is_engine, is_granted_alone, is_starting, name, promised_twice, promises,
+    asked, granted_per_gpu, holds, is_engine, is_granted_alone, is_starting, name, promised_twice,
+    promises,
 };
 use super::*;
 
@@ -43,9 +44,15 @@ impl FaultyCluster {
     /// What was written of pods since: a reservation may be over by the next look.
     pub(super) fn note_writes(&mut self) {
         let since = std::mem::replace(&mut self.looked_at, self.api.revision());
-        let (before, after): (Vec<_>, Vec<_>) = self.api.writes_after("pods", since).into_iter().unzip();
-        let gone = before.into_iter().zip(&after).filter(|(_, after)| after.is_none());
-        for uid in gone.filter_map(|(before, _)| before?["metadata"]["uid"].as_str().map(str::to_owned)) {
+        let (before, after): (Vec<_>, Vec<_>) =
+            self.api.writes_after("pods", since).into_iter().unzip();
+        let gone = before
+            .into_iter()
+            .zip(&after)
+            .filter(|(_, after)| after.is_none());
+        for uid in
+            gone.filter_map(|(before, _)| before?["metadata"]["uid"].as_str().map(str::to_owned))
+        {
             self.gone_at.insert(uid, Instant::now());
         }
         self.note_reservations(&after.into_iter().flatten().collect::<Vec<_>>());
@@ -54,7 +61,11 @@ impl FaultyCluster {
     fn overhear(&mut self) {
         let task_notes = std::mem::take(&mut *self.task_notes.lock());
         self.lines.extend(task_notes.lines);
-        for broken in task_notes.broken.into_iter().chain(self.writes.bindings.take_too_many()) {
+        for broken in task_notes
+            .broken
+            .into_iter()
+            .chain(self.writes.bindings.take_too_many())
+        {
             self.break_with(broken);
         }
         (0..task_notes.lost_calls).for_each(|_| self.tally.note(FaultKind::LostCall));
@@ -78,28 +89,39 @@ impl FaultyCluster {
     fn note_bindings(&mut self, pods: &[Arc<Value>]) {
         for pod in pods {
             let written = &pod["metadata"]["annotations"];
-            let (Some(node), Some(devices)) =
-                (pod["spec"]["nodeName"].as_str(), written["stowage.dev/devices"].as_str())
-            else {
+            let (Some(node), Some(devices)) = (
+                pod["spec"]["nodeName"].as_str(),
+                written["stowage.dev/devices"].as_str(),
+            ) else {
                 continue;
             };
             let place = format!("{node}/{devices}");
-            let uid = pod["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
+            let uid = pod["metadata"]["uid"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned();
             match self.known.insert(uid.clone(), place.clone()) {
                 None => {
                     self.bound_at.insert(uid, Instant::now());
                     self.tally.bound += 1;
-                    let epoch = written["stowage.dev/leader-epoch"].as_str().unwrap_or("none");
+                    let epoch = written["stowage.dev/leader-epoch"]
+                        .as_str()
+                        .unwrap_or("none");
                     if self.landed_in_another_term(Some(epoch)) {
                         self.check_landing(&format!("the Binding of {}", name(pod)));
                     }
-                    self.tally.epochs.insert(format!("{}: {epoch}", self.history.seed));
+                    self.tally
+                        .epochs
+                        .insert(format!("{}: {epoch}", self.history.seed));
                     self.say(format!("{} is bound to {place} in {epoch}", name(pod)));
                     self.check_grant(pod);
                     self.check_machine(pod);
                     let there = self.pods_on_machines();
                     // One that lands late may name GPUs that are gone with their machine.
-                    if there.iter().any(|one| one["metadata"]["uid"] == pod["metadata"]["uid"]) {
+                    if there
+                        .iter()
+                        .any(|one| one["metadata"]["uid"] == pod["metadata"]["uid"])
+                    {
                         self.check_memory(pod, &there);
                         self.check_start(pod, &there);
                     }
@@ -115,9 +137,13 @@ impl FaultyCluster {
     /// A pod that kube-scheduler was told is bound is, or was.
     fn check_claims(&mut self) {
         for BoundClaim { pod, uid, node } in std::mem::take(&mut self.claims) {
-            let place = self.known.get(&uid).and_then(|place| place.split('/').next());
+            let place = self
+                .known
+                .get(&uid)
+                .and_then(|place| place.split('/').next());
             if place != Some(&node) {
-                let lie = format!("{pod} was said to be bound to {node}, and is bound to {place:?}");
+                let lie =
+                    format!("{pod} was said to be bound to {node}, and is bound to {place:?}");
                 self.break_with(lie);
             }
         }
@@ -145,8 +171,14 @@ impl FaultyCluster {
         }
         let long_ago = clock::elapsed().saturating_sub(self.times.latest_landing() + SEEN_FOR);
         let since = |started: Instant| started.duration_since(self.began) <= long_ago;
-        let knows = self.replicas.iter().flatten().all(|replica| since(replica.started));
-        let Some((node, gpus)) = super::super::oracle::devices_of(pod) else { return };
+        let knows = self
+            .replicas
+            .iter()
+            .flatten()
+            .all(|replica| since(replica.started));
+        let Some((node, gpus)) = super::super::oracle::devices_of(pod) else {
+            return;
+        };
         let is_sound = self
             .agents
             .iter()
@@ -163,8 +195,12 @@ impl FaultyCluster {
                 .on(&node, gpu)
                 .filter(|(_, process)| process.ends.is_some_and(|(ended, _)| ended <= long_ago));
             let left_over: u64 = left_over.map(|(_, process)| process.used).sum();
-            let promised: u64 =
-                promises.get(&format!("{node}/{gpu}")).into_iter().flatten().map(|part| part.usable).sum();
+            let promised: u64 = promises
+                .get(&format!("{node}/{gpu}"))
+                .into_iter()
+                .flatten()
+                .map(|part| part.usable)
+                .sum();
             if left_over > 0 {
                 self.tally.beside_left_over += 1;
             }
@@ -182,18 +218,31 @@ impl FaultyCluster {
         if !self.features.has_engines || self.has_proxy || !is_engine(pod) {
             return;
         }
-        let Some((node, gpus)) = super::super::oracle::devices_of(pod) else { return };
+        let Some((node, gpus)) = super::super::oracle::devices_of(pod) else {
+            return;
+        };
         let starts_too = |other: &&Arc<Value>| {
             let uid = other["metadata"]["uid"].as_str().unwrap_or_default();
-            let is_new = self.bound_at.get(uid).is_some_and(|at| at.elapsed() < STARTS_ALONE);
-            let is_there = super::super::oracle::devices_of(other)
-                .is_some_and(|(place, on)| place == node && on.iter().any(|gpu| gpus.contains(gpu)));
+            let is_new = self
+                .bound_at
+                .get(uid)
+                .is_some_and(|at| at.elapsed() < STARTS_ALONE);
+            let is_there = super::super::oracle::devices_of(other).is_some_and(|(place, on)| {
+                place == node && on.iter().any(|gpu| gpus.contains(gpu))
+            });
             is_new && is_there && is_starting(other) && uid != pod["metadata"]["uid"]
         };
-        let beside: Vec<String> = pods.iter().filter(starts_too).map(|other| name(other)).collect();
+        let beside: Vec<String> = pods
+            .iter()
+            .filter(starts_too)
+            .map(|other| name(other))
+            .collect();
         self.tally.starts += 1;
         if !beside.is_empty() {
-            self.break_with(format!("{} begins to start on a GPU of {beside:?}, which start", name(pod)));
+            self.break_with(format!(
+                "{} begins to start on a GPU of {beside:?}, which start",
+                name(pod)
+            ));
         }
     }
 
@@ -221,15 +270,25 @@ impl FaultyCluster {
             ));
         }
         self.tally.reported += found;
-        self.tally.remedied +=
-            replica.service.metrics.conflicts.evictions.with_label_values(&["written"]).get();
+        self.tally.remedied += replica
+            .service
+            .metrics
+            .conflicts
+            .evictions
+            .with_label_values(&["written"])
+            .get();
     }
 }
 
 /// What a replica's audit says of bound pods that cannot all be where they are.
 pub(super) fn audit(replica: &RunningReplica, family: &str) -> u64 {
-    let kinds = ["overcommitted", "exclusive-shared"].map(|kind| format!("{family}{{kind=\"{kind}\"}}"));
+    let kinds =
+        ["overcommitted", "exclusive-shared"].map(|kind| format!("{family}{{kind=\"{kind}\"}}"));
     let text = replica.service.metrics.render();
-    let lines = text.lines().filter(|line| kinds.iter().any(|kind| line.starts_with(kind)));
-    lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok()).sum()
+    let lines = text
+        .lines()
+        .filter(|line| kinds.iter().any(|kind| line.starts_with(kind)));
+    lines
+        .filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok())
+        .sum()
 }

@@ -25,15 +25,16 @@ pub(crate) struct RecreatedPod {
 /// What a pod was made from.
 fn template(pod: &Value) -> Value {
     let mut spec = pod["spec"].clone();
-    spec.as_object_mut().expect("a pod has one").remove("nodeName");
+    spec.as_object_mut()
+        .expect("a pod has one")
+        .remove("nodeName");
     let mut annotations = json!({});
     for asked in ["stowage.dev/gpus", "stowage.dev/exclusive"] {
         if pod["metadata"]["annotations"][asked].is_string() {
             annotations[asked] = pod["metadata"]["annotations"][asked].clone();
         }
     }
-    let metadata =
-        json!({ "name": name(pod), "annotations": annotations, "labels": pod["metadata"]["labels"] });
+    let metadata = json!({ "name": name(pod), "annotations": annotations, "labels": pod["metadata"]["labels"] });
     json!({ "metadata": metadata, "spec": spec })
 }
 
@@ -49,13 +50,18 @@ pub(crate) fn is_of_group(pod: &Value) -> bool {
 /// Creates a pod that asks for no GPU, and lets it change until the task is aborted.
 pub(crate) fn keep_changing(api: &Arc<ApiServer>) -> JoinHandle<()> {
     let spec = json!({ "schedulerName": "default-scheduler", "containers": [{ "name": "other", "image": "other" }] });
-    api.create("pods", json!({ "metadata": { "name": CHANGING }, "spec": spec })).expect("its name is free");
+    api.create(
+        "pods",
+        json!({ "metadata": { "name": CHANGING }, "spec": spec }),
+    )
+    .expect("its name is free");
     let api = api.clone();
     tokio::spawn(async move {
         for restarts in 1.. {
             tokio::time::sleep(CHANGES_EVERY).await;
             let status = json!({ "status": { "message": format!("restarted {restarts} times") } });
-            api.patch_status(&format!("pods/default/{CHANGING}"), &status).expect("it is there");
+            api.patch_status(&format!("pods/default/{CHANGING}"), &status)
+                .expect("it is there");
         }
     })
 }
@@ -63,7 +69,11 @@ pub(crate) fn keep_changing(api: &Arc<ApiServer>) -> JoinHandle<()> {
 impl FaultyCluster {
     /// All pods that are meant for Stowage.
     pub(super) fn pods(&self) -> Vec<Arc<Value>> {
-        self.api.list("pods").into_iter().filter(|pod| pod["metadata"]["name"] != CHANGING).collect()
+        self.api
+            .list("pods")
+            .into_iter()
+            .filter(|pod| pod["metadata"]["name"] != CHANGING)
+            .collect()
     }
 
     pub(super) fn arrive(&mut self) {
@@ -93,9 +103,12 @@ impl FaultyCluster {
         }
         let priority = [-10, -10, 0, 100, 200][self.dice.below(5)];
         let is_gated = self.dice.below(5) < 2 || group.is_some();
-        let gates = if is_gated { json!([{ "name": "stowage.dev/plan" }]) } else { json!([]) };
-        let resources =
-            json!({ "limits": { "stowage.dev/vram": format!("{asked}Gi") }, "requests": { "cpu": "1" } });
+        let gates = if is_gated {
+            json!([{ "name": "stowage.dev/plan" }])
+        } else {
+            json!([])
+        };
+        let resources = json!({ "limits": { "stowage.dev/vram": format!("{asked}Gi") }, "requests": { "cpu": "1" } });
         let spec = json!({
             "schedulerName": "stowage", "priority": priority, "schedulingGates": gates,
             "terminationGracePeriodSeconds": 2,
@@ -113,7 +126,9 @@ impl FaultyCluster {
         if self.dice.below(60) == 0 && self.happens(FaultKind::Finalizer) {
             metadata["finalizers"] = json!(["example.com/never"]);
         }
-        self.api.create("pods", json!({ "metadata": metadata, "spec": spec })).expect("its name is free");
+        self.api
+            .create("pods", json!({ "metadata": metadata, "spec": spec }))
+            .expect("its name is free");
     }
 
     pub(super) fn waiting(&self) -> Vec<Arc<Value>> {
@@ -130,11 +145,18 @@ impl FaultyCluster {
             && self.happens(FaultKind::Edit)
         {
             let note = format!("{}", self.dice.below(1000));
-            let exclusive = if self.dice.below(2) == 0 { json!("true") } else { Value::Null };
-            let annotations = json!({ "example.com/note": note, "stowage.dev/exclusive": exclusive });
+            let exclusive = if self.dice.below(2) == 0 {
+                json!("true")
+            } else {
+                Value::Null
+            };
+            let annotations =
+                json!({ "example.com/note": note, "stowage.dev/exclusive": exclusive });
             self.say(format!("{name} is edited: {annotations}"));
             let patch = json!({ "metadata": { "annotations": annotations } });
-            self.api.patch(&format!("pods/default/{name}"), &patch).expect("it is there");
+            self.api
+                .patch(&format!("pods/default/{name}"), &patch)
+                .expect("it is there");
         }
         if self.dice.below(40) == 0
             && let Some(name) = self.one_to_recreate()
@@ -152,16 +174,32 @@ impl FaultyCluster {
         self.api.delete_now(&path).expect("it is there");
         match self.dice.below(2) {
             0 => self.create_pod(&name, None),
-            _ => _ = self.api.create("pods", template(&before)).expect("its name is free"),
+            _ => {
+                _ = self
+                    .api
+                    .create("pods", template(&before))
+                    .expect("its name is free")
+            }
         }
-        let node = self.writes.bindings.node_of(before["metadata"]["uid"].as_str().unwrap_or_default());
+        let node = self
+            .writes
+            .bindings
+            .node_of(before["metadata"]["uid"].as_str().unwrap_or_default());
         let node = node.filter(|_| self.dice.below(2) == 0);
-        self.recreated.push_back(RecreatedPod { pod: name, node, at: Instant::now() });
+        self.recreated.push_back(RecreatedPod {
+            pod: name,
+            node,
+            at: Instant::now(),
+        });
     }
 
     /// Often it is one that kube-scheduler is just binding.
     fn one_to_recreate(&mut self) -> Option<String> {
-        let asked = if self.dice.below(2) == 0 { self.writes.bindings.asked_for() } else { BTreeSet::new() };
+        let asked = if self.dice.below(2) == 0 {
+            self.writes.bindings.asked_for()
+        } else {
+            BTreeSet::new()
+        };
         let is_alone = |pod: &Value| pod["metadata"]["finalizers"].is_null() && !is_of_group(pod);
         let one = self.one_of(|pod| {
             is_alone(pod) && asked.contains(pod["metadata"]["uid"].as_str().unwrap_or_default())
@@ -174,7 +212,11 @@ impl FaultyCluster {
     }
 
     fn one_of(&mut self, is_meant: impl Fn(&Value) -> bool) -> Option<String> {
-        let pods: Vec<Arc<Value>> = self.pods().into_iter().filter(|pod| is_meant(pod)).collect();
+        let pods: Vec<Arc<Value>> = self
+            .pods()
+            .into_iter()
+            .filter(|pod| is_meant(pod))
+            .collect();
         let place = self.dice.below(pods.len());
         pods.get(place).map(|pod| name(pod))
     }
@@ -200,7 +242,9 @@ impl FaultyCluster {
                 _ if self.dice.below(12) == 0 => {
                     let conditions = json!([{ "type": "Ready", "status": "True" }]);
                     let status = json!({ "phase": "Running", "conditions": conditions });
-                    self.api.patch_status(&path, &json!({ "status": status })).expect("it is there");
+                    self.api
+                        .patch_status(&path, &json!({ "status": status }))
+                        .expect("it is there");
                 }
                 _ => {}
             }
@@ -209,7 +253,9 @@ impl FaultyCluster {
 
     /// Its containers have ended. The object stays as long as it has a finalizer.
     fn finish(&self, pod: &Value, path: &str) {
-        let is_kept = pod["metadata"]["finalizers"].as_array().is_some_and(|kept| !kept.is_empty());
+        let is_kept = pod["metadata"]["finalizers"]
+            .as_array()
+            .is_some_and(|kept| !kept.is_empty());
         if is_kept && pod["spec"]["nodeName"].is_string() && pod["status"]["phase"] != "Failed" {
             let status = json!({ "status": { "phase": "Failed" } });
             self.api.patch_status(path, &status).expect("it is there");

@@ -15,8 +15,11 @@ const TAKEN_WITHIN: Duration = Duration::from_secs(15);
 /// How long a host's kubelet takes for a change, at most.
 const SHOWN_WITHIN: Duration = Duration::from_secs(40);
 /// Texts that are no policy.
-const BROKEN: [&str; 3] =
-    ["scoring: {shortlits: 1}\n", "classes: [{name: serving, match: ", "conflicts: yes\n"];
+const BROKEN: [&str; 3] = [
+    "scoring: {shortlits: 1}\n",
+    "classes: [{name: serving, match: ",
+    "conflicts: yes\n",
+];
 
 /// Whether a history can keep its files.
 pub fn check_folder() -> std::io::Result<()> {
@@ -77,7 +80,9 @@ impl PolicyFiles {
         let texts: Vec<String> = policies.iter().map(file_of).collect();
         let digest = |text: &String| {
             let loaded = policy_file::load(&[SourceText::new("policy.yaml", text.as_str())]);
-            loaded.map(|loaded| loaded.policy.digest).expect("what is rendered can be read")
+            loaded
+                .map(|loaded| loaded.policy.digest)
+                .expect("what is rendered can be read")
         };
         let digests = texts.iter().map(digest).collect();
         let host = HostPolicy {
@@ -86,7 +91,12 @@ impl PolicyFiles {
             coming: None,
             good: BTreeSet::new(),
         };
-        let mut files = Self { folder: folder(), texts, digests, hosts: [host.clone(), host] };
+        let mut files = Self {
+            folder: folder(),
+            texts,
+            digests,
+            hosts: [host.clone(), host],
+        };
         (0..HOSTS.len()).for_each(|host| files.show(host, PolicyText::Good(0)));
         files
     }
@@ -115,7 +125,9 @@ impl PolicyFiles {
             .and_then(|()| fs::write(&new, text))
             .and_then(|()| fs::rename(&new, path.join("policy.yaml")));
         written.expect("the system's folder for temporary files can be written");
-        let HostPolicy { shown, since, good, .. } = &mut self.hosts[host];
+        let HostPolicy {
+            shown, since, good, ..
+        } = &mut self.hosts[host];
         (*shown, *since) = (policy, Instant::now());
         good.extend(policy.good());
     }
@@ -129,24 +141,41 @@ impl PolicyFiles {
 
     /// What was to come by now is shown. Returns on which hosts.
     fn arrive(&mut self, by: Instant) -> Vec<(usize, PolicyText)> {
-        let due = |host: &mut HostPolicy| host.coming.take_if(|(at, _)| *at <= by).map(|(_, policy)| policy);
-        let due: Vec<_> =
-            self.hosts.iter_mut().enumerate().filter_map(|(at, host)| Some((at, due(host)?))).collect();
-        due.iter().for_each(|(host, policy)| self.show(*host, *policy));
+        let due = |host: &mut HostPolicy| {
+            host.coming
+                .take_if(|(at, _)| *at <= by)
+                .map(|(_, policy)| policy)
+        };
+        let due: Vec<_> = self
+            .hosts
+            .iter_mut()
+            .enumerate()
+            .filter_map(|(at, host)| Some((at, due(host)?)))
+            .collect();
+        due.iter()
+            .for_each(|(host, policy)| self.show(*host, *policy));
         due
     }
 
     /// A good policy that is shown for long, to a process that runs for as long, is the one in force.
     fn settle(&mut self, host: usize, started: Instant) {
-        let HostPolicy { shown, since, good, .. } = &mut self.hosts[host];
+        let HostPolicy {
+            shown, since, good, ..
+        } = &mut self.hosts[host];
         let seen_since = (*since).max(started);
-        if let Some(shown) = shown.good().filter(|_| seen_since.elapsed() >= TAKEN_WITHIN) {
+        if let Some(shown) = shown
+            .good()
+            .filter(|_| seen_since.elapsed() >= TAKEN_WITHIN)
+        {
             *good = [shown].into();
         }
     }
 
     fn may_be_in_force(&self, host: usize, digest: Digest) -> bool {
-        self.hosts[host].good.iter().any(|good| self.digests[*good] == digest)
+        self.hosts[host]
+            .good
+            .iter()
+            .any(|good| self.digests[*good] == digest)
     }
 }
 
@@ -174,13 +203,15 @@ impl FaultyCluster {
     }
 
     fn change_policy(&mut self, policy: PolicyText) {
-        let arrives = [0; HOSTS.len()].map(|_| between(&mut self.dice, Duration::ZERO, SHOWN_WITHIN));
+        let arrives =
+            [0; HOSTS.len()].map(|_| between(&mut self.dice, Duration::ZERO, SHOWN_WITHIN));
         self.policies.change(policy, arrives);
     }
 
     /// Once all is quiet, the files are a policy again.
     pub(super) fn mend_policy(&mut self) {
-        self.policies.change(PolicyText::Good(0), [Duration::ZERO; HOSTS.len()]);
+        self.policies
+            .change(PolicyText::Good(0), [Duration::ZERO; HOSTS.len()]);
     }
 
     /// What the kubelets show, and whether each process goes by a policy that it may.
@@ -189,7 +220,9 @@ impl FaultyCluster {
             self.say(format!("the files of {} say {policy:?}", HOSTS[host]));
         }
         for host in 0..HOSTS.len() {
-            let Some(replica) = &self.replicas[host] else { continue };
+            let Some(replica) = &self.replicas[host] else {
+                continue;
+            };
             self.policies.settle(host, replica.started);
             let digest = replica.service.cluster().policy().digest;
             if !self.policies.may_be_in_force(host, digest) {
@@ -218,7 +251,9 @@ fn file_of(policy: &Policy) -> String {
     leave_out(&mut spec);
     // The class of all pods that are left has no conditions, not even empty ones.
     let classes = spec["classes"].as_array_mut().into_iter().flatten();
-    let last = classes.filter(|class| class["name"] == "serving").filter_map(Value::as_object_mut);
+    let last = classes
+        .filter(|class| class["name"] == "serving")
+        .filter_map(Value::as_object_mut);
     last.for_each(|class| drop(class.remove("match")));
     spec.to_string()
 }
@@ -228,11 +263,15 @@ fn policy(number: usize, features: WorldFeatures) -> Policy {
     let mut policy = Policy::default();
     policy.conflicts = ConflictRule::EvictUnstarted;
     let mut classes = policy.classes().to_vec();
-    classes.iter_mut().for_each(|class| class.engine &= features.has_engines);
+    classes
+        .iter_mut()
+        .for_each(|class| class.engine &= features.has_engines);
     if features.has_groups {
         policy.planning.groups.when_incomplete = WhenIncomplete::Evict;
     }
-    let mut policy = policy.with_classes(classes).expect("the default classes are valid");
+    let mut policy = policy
+        .with_classes(classes)
+        .expect("the default classes are valid");
     match number {
         0 => {}
         1 => policy.scoring.shortlist = 1,
@@ -240,7 +279,9 @@ fn policy(number: usize, features: WorldFeatures) -> Policy {
         _ => {
             policy.preemption.reservation_slack = Millis::seconds(60);
             // Pods are relisted. None is moved: they have no controllers.
-            policy.planning.consolidation = Some(Consolidation { gain: Millis::seconds(3600) });
+            policy.planning.consolidation = Some(Consolidation {
+                gain: Millis::seconds(3600),
+            });
         }
     }
     policy

@@ -2,8 +2,8 @@
 //! be bound, and nothing may be left of what is over.
 
 use super::super::oracle::{
-    PROMISABLE, PodShare, asked, asks_alone, could_be_mended, held_twice, holds, is_engine, overcommitted,
-    promises, reservation,
+    PROMISABLE, PodShare, asked, asks_alone, could_be_mended, held_twice, holds, is_engine,
+    overcommitted, promises, reservation,
 };
 use super::observations::audit;
 use super::pods::{GROUP_SIZE, is_of_group};
@@ -51,7 +51,10 @@ impl FaultyCluster {
             self.renewals.iter_mut().for_each(|(at, _)| *at = quiet);
             self.resumes.iter_mut().for_each(|(at, ..)| *at = quiet);
             self.returns.iter_mut().flatten().for_each(|at| *at = quiet);
-            self.node_returns.iter_mut().flatten().for_each(|at| *at = quiet);
+            self.node_returns
+                .iter_mut()
+                .flatten()
+                .for_each(|at| *at = quiet);
             self.bring_nodes_back();
             self.bring_back();
             self.schedule_all();
@@ -81,7 +84,10 @@ impl FaultyCluster {
             .collect();
         watch.fits_since.retain(|pod, _| fitting.contains_key(pod));
         for (pod, node) in fitting {
-            let since = *watch.fits_since.entry(pod.clone()).or_insert_with(Instant::now);
+            let since = *watch
+                .fits_since
+                .entry(pod.clone())
+                .or_insert_with(Instant::now);
             if since.elapsed() >= BOUND_WITHIN {
                 self.break_with(format!(
                     "{pod} fits on {} for {BOUND_WITHIN:?} of quiet, and is not bound",
@@ -94,13 +100,21 @@ impl FaultyCluster {
     /// Conditions that say something else than what is so.
     fn check_conditions(&mut self, watch: &mut QuietWatch) {
         let pods = self.pods();
-        let unshown = self.unshown_reservations(&pods).into_iter().map(|what| (what, SHOWN_WITHIN));
+        let unshown = self
+            .unshown_reservations(&pods)
+            .into_iter()
+            .map(|what| (what, SHOWN_WITHIN));
         let unwanted = unwanted_evictions(&pods).map(|what| (what, WRITTEN_AGAIN_WITHIN));
         let ended = ended_reservations(&pods).map(|what| (what, WRITTEN_AGAIN_WITHIN));
         let untrue: BTreeMap<String, Duration> = unshown.chain(unwanted).chain(ended).collect();
-        watch.untrue_since.retain(|what, _| untrue.contains_key(what));
+        watch
+            .untrue_since
+            .retain(|what, _| untrue.contains_key(what));
         for (what, lasts) in untrue {
-            let since = *watch.untrue_since.entry(what.clone()).or_insert_with(Instant::now);
+            let since = *watch
+                .untrue_since
+                .entry(what.clone())
+                .or_insert_with(Instant::now);
             if since.elapsed() >= lasts {
                 self.break_with(format!("{what} for {lasts:?} of quiet"));
             }
@@ -115,17 +129,35 @@ impl FaultyCluster {
             .filter(|pod| !pod["spec"]["nodeName"].is_string())
             .filter_map(|pod| Some((pod["metadata"]["uid"].as_str()?, reservation(pod))))
             .collect();
-        let acting = self.acting().and_then(|acting| self.replicas[acting].as_ref());
-        let acting = acting.filter(|replica| !self.late_reservations.hides_pods_from(&replica.client));
-        let known = acting.map(|replica| replica.service.cluster().reservation_status()).unwrap_or_default();
+        let acting = self
+            .acting()
+            .and_then(|acting| self.replicas[acting].as_ref());
+        let acting =
+            acting.filter(|replica| !self.late_reservations.hides_pods_from(&replica.client));
+        let known = acting
+            .map(|replica| replica.service.cluster().reservation_status())
+            .unwrap_or_default();
         let lacks = |known: &&ReservationStatus| {
-            let Reservation { node, devices, victims, .. } = &known.reservation;
+            let Reservation {
+                node,
+                devices,
+                victims,
+                ..
+            } = &known.reservation;
             let expected = json!({ "node": node, "devices": devices, "victims": victims });
-            let is_it =
-                |shown: &Value| ["node", "devices", "victims"].iter().all(|it| shown[*it] == expected[*it]);
-            there.get(known.uid.as_str()).is_some_and(|shown| !shown.as_ref().is_some_and(is_it))
+            let is_it = |shown: &Value| {
+                ["node", "devices", "victims"]
+                    .iter()
+                    .all(|it| shown[*it] == expected[*it])
+            };
+            there
+                .get(known.uid.as_str())
+                .is_some_and(|shown| !shown.as_ref().is_some_and(is_it))
         };
-        let unshown = known.iter().filter(|known| !known.reservation.victims.is_empty()).filter(lacks);
+        let unshown = known
+            .iter()
+            .filter(|known| !known.reservation.victims.is_empty())
+            .filter(lacks);
         let words = |known: &ReservationStatus| {
             let victims = known.reservation.victims.len();
             format!(
@@ -149,9 +181,13 @@ impl FaultyCluster {
         let has_room = |gpu: &usize| {
             let gpu_name = format!("{}/{gpu}", node_name(n));
             let parts = promises.get(&gpu_name).map_or(&[][..], Vec::as_slice);
-            let is_held = held.iter().any(|(holder, gpus)| *holder != own && gpus.contains(&gpu_name));
-            let has_left_over =
-                self.machines.on(&node_name(n), *gpu).any(|(_, process)| process.ends.is_some());
+            let is_held = held
+                .iter()
+                .any(|(holder, gpus)| *holder != own && gpus.contains(&gpu_name));
+            let has_left_over = self
+                .machines
+                .on(&node_name(n), *gpu)
+                .any(|(_, process)| process.ends.is_some());
             let used: u64 = parts.iter().map(|part| part.bytes).sum();
             let has_start = self.features.has_engines && parts.iter().any(|part| part.is_starting);
             let is_alone = parts.iter().any(|part| part.is_exclusive);
@@ -180,19 +216,25 @@ impl FaultyCluster {
         let twice = overcommitted(&pods);
         let found = audit(replica, "stowage_gpu_conflicts");
         let listed = self.pods();
-        let existing: BTreeSet<&str> =
-            listed.iter().filter_map(|pod| pod["metadata"]["uid"].as_str()).collect();
+        let existing: BTreeSet<&str> = listed
+            .iter()
+            .filter_map(|pod| pod["metadata"]["uid"].as_str())
+            .collect();
         let gone: Vec<String> = {
             let cluster = replica.service.cluster();
             let known = cluster.pod_states().into_iter();
             let gone = known.filter(|(uid, pod)| {
-                let late = matches!(pod.phase, PodPhase::Waiting(_)) && self.is_just_gone(uid.as_str());
+                let late =
+                    matches!(pod.phase, PodPhase::Waiting(_)) && self.is_just_gone(uid.as_str());
                 !existing.contains(uid.as_str()) && !late
             });
-            gone.map(|(uid, pod)| format!("{} {uid} {:?}", pod.key, pod.phase)).collect()
+            gone.map(|(uid, pod)| format!("{} {uid} {:?}", pod.key, pod.phase))
+                .collect()
         };
         if !twice.is_empty() && found == 0 {
-            self.break_with(format!("promised beyond what there is, and not reported: {twice:?}"));
+            self.break_with(format!(
+                "promised beyond what there is, and not reported: {twice:?}"
+            ));
         }
         // What ended pods leave behind would grow without bound.
         if !gone.is_empty() {
@@ -202,18 +244,29 @@ impl FaultyCluster {
 
     /// A request of kube-scheduler may come after the pod's end; two sweeps later what it left has ended.
     fn is_just_gone(&self, uid: &str) -> bool {
-        self.gone_at.get(uid).is_some_and(|at| at.elapsed() < FORGOTTEN_WITHIN)
+        self.gone_at
+            .get(uid)
+            .is_some_and(|at| at.elapsed() < FORGOTTEN_WITHIN)
     }
 
     /// Groups of which nobody was deleted: how many are bound whole, and how many in part.
     fn count_groups(&mut self, pods: &[Arc<Value>]) {
         let mut groups: BTreeMap<&str, Vec<bool>> = BTreeMap::new();
-        for pod in pods.iter().filter(|pod| pod["metadata"]["deletionTimestamp"].is_null()) {
+        for pod in pods
+            .iter()
+            .filter(|pod| pod["metadata"]["deletionTimestamp"].is_null())
+        {
             if let Some(group) = pod["metadata"]["labels"]["stowage.dev/group"].as_str() {
-                groups.entry(group).or_default().push(pod["spec"]["nodeName"].is_string());
+                groups
+                    .entry(group)
+                    .or_default()
+                    .push(pod["spec"]["nodeName"].is_string());
             }
         }
-        for members in groups.values().filter(|members| members.len() == GROUP_SIZE) {
+        for members in groups
+            .values()
+            .filter(|members| members.len() == GROUP_SIZE)
+        {
             match members.iter().filter(|is_bound| **is_bound).count() {
                 0 => {}
                 GROUP_SIZE => self.tally.whole_groups += 1,
@@ -224,10 +277,15 @@ impl FaultyCluster {
 
     /// No gate outlives its longest time, and no condition shows a reservation for long that is over.
     fn check_leftovers(&mut self, pods: &[Arc<Value>]) {
-        let standing =
-            |pod: &&Arc<Value>| pod["metadata"]["deletionTimestamp"].is_null() && reservation(pod).is_some();
-        let over: Vec<String> =
-            pods.iter().filter(standing).filter(|pod| is_over(pod)).map(|pod| name(pod)).collect();
+        let standing = |pod: &&Arc<Value>| {
+            pod["metadata"]["deletionTimestamp"].is_null() && reservation(pod).is_some()
+        };
+        let over: Vec<String> = pods
+            .iter()
+            .filter(standing)
+            .filter(|pod| is_over(pod))
+            .map(|pod| name(pod))
+            .collect();
         if !over.is_empty() {
             self.break_with(format!("{over:?} still show reservations that are over"));
         }
@@ -239,7 +297,9 @@ impl FaultyCluster {
         };
         let gated: Vec<String> = pods.iter().filter(is_left).map(|pod| name(pod)).collect();
         if !gated.is_empty() {
-            self.break_with(format!("{gated:?} are still behind the gate, whose longest time is over"));
+            self.break_with(format!(
+                "{gated:?} are still behind the gate, whose longest time is over"
+            ));
         }
     }
 }
@@ -249,9 +309,14 @@ fn ended_reservations(pods: &[Arc<Value>]) -> impl Iterator<Item = String> {
     let is_running = |pod: &&Arc<Value>| {
         pod["spec"]["nodeName"].is_string()
             && pod["metadata"]["deletionTimestamp"].is_null()
-            && !["Succeeded", "Failed"].map(Some).contains(&pod["status"]["phase"].as_str())
+            && !["Succeeded", "Failed"]
+                .map(Some)
+                .contains(&pod["status"]["phase"].as_str())
     };
-    let showing = pods.iter().filter(is_running).filter(|pod| is_true(pod, "stowage.dev/Reserved"));
+    let showing = pods
+        .iter()
+        .filter(is_running)
+        .filter(|pod| is_true(pod, "stowage.dev/Reserved"));
     showing.map(|pod| format!("{} is bound and shows a reservation", name(pod)))
 }
 
@@ -277,17 +342,31 @@ fn unwanted_evictions(pods: &[Arc<Value>]) -> impl Iterator<Item = String> {
                     .contains(&one["reason"].as_str())
         })
     };
-    let staying = pods.iter().filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+    let staying = pods
+        .iter()
+        .filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
     staying
         .filter(move |pod| {
-            shows_one(pod) && pod["metadata"]["uid"].as_str().is_some_and(|uid| !victims.contains(uid))
+            shows_one(pod)
+                && pod["metadata"]["uid"]
+                    .as_str()
+                    .is_some_and(|uid| !victims.contains(uid))
         })
-        .map(|pod| format!("{} shows that it is preempted, and nobody preempts it", name(pod)))
+        .map(|pod| {
+            format!(
+                "{} shows that it is preempted, and nobody preempts it",
+                name(pod)
+            )
+        })
 }
 
 /// Whether the reservation that a pod shows is past its deadline, by more than a clock that was wrong when it was written.
 fn is_over(pod: &Value) -> bool {
-    let deadline =
-        reservation(pod).and_then(|message| message["deadline"].as_str()?.parse::<jiff::Timestamp>().ok());
+    let deadline = reservation(pod).and_then(|message| {
+        message["deadline"]
+            .as_str()?
+            .parse::<jiff::Timestamp>()
+            .ok()
+    });
     deadline.is_some_and(|deadline| deadline + jiff::SignedDuration::from_secs(60) < clock::wall())
 }

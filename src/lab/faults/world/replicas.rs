@@ -7,7 +7,9 @@ use stowage_server::extender::Extender;
 use stowage_server::extender::reports::{AgentAuth, TokenGuard};
 use stowage_server::extender::request::RequestLimits;
 use stowage_server::extender::server::{agents_router, scheduler_router};
-use stowage_server::kubernetes::{self, AgentAccount, ClusterOptions, LeadWith, LeaseName, TokenReviews};
+use stowage_server::kubernetes::{
+    self, AgentAccount, ClusterOptions, LeadWith, LeaseName, TokenReviews,
+};
 use stowage_server::service::{SimulatedThreads, WorkKind, WorkPlace};
 
 /// Longer than a write is waited for.
@@ -34,11 +36,15 @@ impl FaultyCluster {
         let lead_with = match self.mode {
             LeadershipMode::KubeScheduler => {
                 let lease = LeaseName::of_kube_scheduler();
-                LeadWith::KubeScheduler { lease, hostname: HOSTS[host].into() }
+                LeadWith::KubeScheduler {
+                    lease,
+                    hostname: HOSTS[host].into(),
+                }
             }
-            LeadershipMode::OwnLease => {
-                LeadWith::Lease { lease: LeaseName::own("stowage"), identity: HOSTS[host].into() }
-            }
+            LeadershipMode::OwnLease => LeadWith::Lease {
+                lease: LeaseName::own("stowage"),
+                identity: HOSTS[host].into(),
+            },
         };
         let bug = self.history.planted;
         let times = if bug == Some(PlantedBug::ShortWriteTimes) {
@@ -47,7 +53,11 @@ impl FaultyCluster {
             self.times
         };
         let nonce = format!("process-{}", self.processes);
-        let options = ClusterOptions { times, nonce, ..ClusterOptions::new(lead_with, client.clone()) };
+        let options = ClusterOptions {
+            times,
+            nonce,
+            ..ClusterOptions::new(lead_with, client.clone())
+        };
         let shutdown = CancellationToken::new();
         let server = match bug {
             Some(bug) => bug.between(self.api.router()),
@@ -61,7 +71,12 @@ impl FaultyCluster {
         let (control_plane, mut tasks) =
             kubernetes::start(connection, service.clone(), options, shutdown.clone());
         let watching = watch.run(service.clone(), control_plane.clone(), None);
-        tasks.spawn(shutdown.clone().run_until_cancelled_owned(watching).map(drop));
+        tasks.spawn(
+            shutdown
+                .clone()
+                .run_until_cancelled_owned(watching)
+                .map(drop),
+        );
         let extender = Extender::new(service.clone(), control_plane, RequestLimits::default())
             .with_agent_auth(agent_auth);
         self.say(format!("{client} starts"));
@@ -84,12 +99,20 @@ impl FaultyCluster {
         if self.replicas[host].is_none() || !self.happens(FaultKind::Kill) {
             return;
         }
-        let Some(replica) = self.replicas[host].take() else { return };
+        let Some(replica) = self.replicas[host].take() else {
+            return;
+        };
         self.say(format!("{} is killed", replica.client));
         self.note_audit(&replica);
         die(&self.api, replica);
-        self.returns[host] =
-            Some(Instant::now() + between(&mut self.dice, Duration::from_secs(1), Duration::from_secs(30)));
+        self.returns[host] = Some(
+            Instant::now()
+                + between(
+                    &mut self.dice,
+                    Duration::from_secs(1),
+                    Duration::from_secs(30),
+                ),
+        );
     }
 
     /// Stowage's container ends and starts again; its scheduler is not affected.
@@ -97,8 +120,13 @@ impl FaultyCluster {
         if self.replicas[host].is_none() || !self.happens(FaultKind::Restart) {
             return;
         }
-        let Some(replica) = self.replicas[host].take() else { return };
-        self.say(format!("{} dies, and its container starts again", replica.client));
+        let Some(replica) = self.replicas[host].take() else {
+            return;
+        };
+        self.say(format!(
+            "{} dies, and its container starts again",
+            replica.client
+        ));
         self.note_audit(&replica);
         die(&self.api, replica);
         self.start(host);
@@ -112,7 +140,9 @@ impl FaultyCluster {
         if self.dice.below(2) == 0 && !self.history.without.contains(&FaultKind::SlowPlan) {
             self.plan_for_long(host).await;
         }
-        let Some(mut replica) = self.replicas[host].take() else { return };
+        let Some(mut replica) = self.replicas[host].take() else {
+            return;
+        };
         self.say(format!("{} is told to stop", replica.client));
         self.note_audit(&replica);
         replica.shutdown.cancel();
@@ -126,15 +156,22 @@ impl FaultyCluster {
                 }
             };
             if tokio::time::timeout(STOPS_WITHIN, ends).await.is_err() {
-                let what = format!("{client} was told to stop, and still runs after {STOPS_WITHIN:?}");
+                let what =
+                    format!("{client} was told to stop, and still runs after {STOPS_WITHIN:?}");
                 task_notes.lock().broken.push(what);
             }
         });
         if let Some(schedulers) = &mut self.schedulers {
             schedulers.give_up(&self.api, host);
         }
-        self.returns[host] =
-            Some(Instant::now() + between(&mut self.dice, Duration::from_secs(1), Duration::from_secs(20)));
+        self.returns[host] = Some(
+            Instant::now()
+                + between(
+                    &mut self.dice,
+                    Duration::from_secs(1),
+                    Duration::from_secs(20),
+                ),
+        );
     }
 
     /// Its next plan takes minutes.

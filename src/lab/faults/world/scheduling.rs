@@ -41,26 +41,45 @@ struct SchedulingRequest {
 impl FaultyCluster {
     /// The schedulers take up pods. The one that does not lead may, too: its last request may be late.
     pub(super) fn schedule(&mut self, pods: usize) {
-        let ready: Vec<Arc<Value>> = self.waiting().into_iter().filter(|pod| !is_gated(pod)).collect();
+        let ready: Vec<Arc<Value>> = self
+            .waiting()
+            .into_iter()
+            .filter(|pod| !is_gated(pod))
+            .collect();
         for _ in 0..pods {
             if ready.is_empty() {
                 return;
             }
-            let again = self.recreated.pop_front_if(|again| again.at < Instant::now());
+            let again = self
+                .recreated
+                .pop_front_if(|again| again.at < Instant::now());
             let again = again.and_then(|again| {
-                Some((ready.iter().find(|pod| name(pod) == again.pod)?.clone(), again.node))
+                Some((
+                    ready.iter().find(|pod| name(pod) == again.pod)?.clone(),
+                    again.node,
+                ))
             });
             let (pod, own_node) =
                 again.unwrap_or_else(|| (ready[self.dice.below(ready.len())].clone(), None));
-            let nominated = own_node.or(pod["status"]["nominatedNodeName"].as_str().map(str::to_owned));
+            let nominated = own_node.or(pod["status"]["nominatedNodeName"]
+                .as_str()
+                .map(str::to_owned));
             let node = nominated.filter(|_| self.dice.below(5) > 0);
             let nodes = self.node_names();
             let any = self.dice.below(nodes.len().max(1));
-            let Some(node) = node.or_else(|| nodes.get(any).cloned()) else { return };
+            let Some(node) = node.or_else(|| nodes.get(any).cloned()) else {
+                return;
+            };
             let binds_at_once = self.dice.below(2) == 0;
             let acting = self.acting().unwrap_or(0);
-            let asked = if self.dice.below(5) == 0 { 1 - acting } else { acting };
-            let Some(request) = self.request(asked, pod) else { continue };
+            let asked = if self.dice.below(5) == 0 {
+                1 - acting
+            } else {
+                acting
+            };
+            let Some(request) = self.request(asked, pod) else {
+                continue;
+            };
             if binds_at_once {
                 tokio::spawn(async move { request.bind(&node).await });
             } else {
@@ -72,9 +91,15 @@ impl FaultyCluster {
     /// Every pod that waits, in order, as a kube-scheduler without a backlog does.
     pub(super) fn schedule_all(&mut self) {
         let Some(acting) = self.acting() else { return };
-        let ready: Vec<Arc<Value>> = self.waiting().into_iter().filter(|pod| !is_gated(pod)).collect();
-        let requests: Vec<SchedulingRequest> =
-            ready.into_iter().filter_map(|pod| self.request(acting, pod)).collect();
+        let ready: Vec<Arc<Value>> = self
+            .waiting()
+            .into_iter()
+            .filter(|pod| !is_gated(pod))
+            .collect();
+        let requests: Vec<SchedulingRequest> = ready
+            .into_iter()
+            .filter_map(|pod| self.request(acting, pod))
+            .collect();
         tokio::spawn(async move {
             for request in requests {
                 request.cycle().await;
@@ -100,21 +125,32 @@ impl FaultyCluster {
 }
 
 pub fn is_gated(pod: &Value) -> bool {
-    pod["spec"]["schedulingGates"].as_array().is_some_and(|gates| !gates.is_empty())
+    pod["spec"]["schedulingGates"]
+        .as_array()
+        .is_some_and(|gates| !gates.is_empty())
 }
 
 impl SchedulingRequest {
     /// One scheduling cycle.
     async fn cycle(self) {
         let asked = json!({ "Pod": *self.pod, "NodeNames": self.nodes });
-        let Some(filtered) = self.ask("filter", &asked).await else { return };
-        let fits: Vec<String> = serde_json::from_value(filtered["NodeNames"].clone()).unwrap_or_default();
+        let Some(filtered) = self.ask("filter", &asked).await else {
+            return;
+        };
+        let fits: Vec<String> =
+            serde_json::from_value(filtered["NodeNames"].clone()).unwrap_or_default();
         if fits.is_empty() {
             return self.preempt().await;
         }
         let asked = json!({ "Pod": *self.pod, "NodeNames": fits });
-        let Some(scores) = self.ask("prioritize", &asked).await else { return };
-        let best = scores.as_array().into_iter().flatten().max_by_key(|one| one["Score"].as_u64());
+        let Some(scores) = self.ask("prioritize", &asked).await else {
+            return;
+        };
+        let best = scores
+            .as_array()
+            .into_iter()
+            .flatten()
+            .max_by_key(|one| one["Score"].as_u64());
         if let Some(node) = best.and_then(|best| best["Host"].as_str()) {
             self.bind(node).await;
         }
@@ -128,10 +164,13 @@ impl SchedulingRequest {
         for node in &self.nodes {
             // kube-scheduler does not watch pods that have ended.
             let lower = pods.iter().filter(|pod| {
-                let is_here = pod["spec"]["nodeName"] == node.as_str() && pod["status"]["phase"] != "Failed";
+                let is_here =
+                    pod["spec"]["nodeName"] == node.as_str() && pod["status"]["phase"] != "Failed";
                 is_here && self::priority(pod) < priority
             });
-            let victims: Vec<Value> = lower.map(|pod| json!({ "UID": pod["metadata"]["uid"] })).collect();
+            let victims: Vec<Value> = lower
+                .map(|pod| json!({ "UID": pod["metadata"]["uid"] }))
+                .collect();
             if !victims.is_empty() {
                 offered[node] = json!({ "Pods": victims, "NumPDBViolations": 0 });
             }
@@ -140,46 +179,78 @@ impl SchedulingRequest {
             return;
         }
         let asked = json!({ "Pod": *self.pod, "NodeNameToMetaVictims": offered });
-        let Some(answer) = self.ask("preempt", &asked).await else { return };
-        let chosen = answer["NodeNameToMetaVictims"].as_object().into_iter().flatten().next();
-        let Some((node, victims)) = chosen else { return };
-        let uids: Vec<&str> =
-            victims["Pods"].as_array().into_iter().flatten().filter_map(|pod| pod["UID"].as_str()).collect();
-        self.note(format!("{} may preempt {} pods on {node}", name(&self.pod), uids.len()));
-        let found = self
-            .api
-            .list("pods")
+        let Some(answer) = self.ask("preempt", &asked).await else {
+            return;
+        };
+        let chosen = answer["NodeNameToMetaVictims"]
+            .as_object()
             .into_iter()
-            .filter(|pod| pod["metadata"]["uid"].as_str().is_some_and(|uid| uids.contains(&uid)));
+            .flatten()
+            .next();
+        let Some((node, victims)) = chosen else {
+            return;
+        };
+        let uids: Vec<&str> = victims["Pods"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|pod| pod["UID"].as_str())
+            .collect();
+        self.note(format!(
+            "{} may preempt {} pods on {node}",
+            name(&self.pod),
+            uids.len()
+        ));
+        let found = self.api.list("pods").into_iter().filter(|pod| {
+            pod["metadata"]["uid"]
+                .as_str()
+                .is_some_and(|uid| uids.contains(&uid))
+        });
         let mut guarded = 0;
         for victim in found {
-            let uid = victim["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
+            let uid = victim["metadata"]["uid"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned();
             guarded += i64::from(counts(&victim));
-            self.task_notes.lock().named.push((uid, priority, name(&self.pod)));
+            self.task_notes
+                .lock()
+                .named
+                .push((uid, priority, name(&self.pod)));
             let path = format!("pods/default/{}", name(&victim));
             let target = json!({
                 "type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler",
                 "message": "stowage: preempting to accommodate a higher priority pod",
             });
             // The victim may be gone meanwhile.
-            let _ = self.api.patch_status(&path, &json!({ "status": { "conditions": [target] } }));
+            let _ = self
+                .api
+                .patch_status(&path, &json!({ "status": { "conditions": [target] } }));
             let _ = self.api.delete(&path);
         }
-        self.task_notes.lock().guarded.push((guarded, name(&self.pod)));
+        self.task_notes
+            .lock()
+            .guarded
+            .push((guarded, name(&self.pod)));
         let nominated = json!({ "status": { "nominatedNodeName": node } });
         if self.is_still_there() {
-            let _ = self.api.patch_status(&format!("pods/default/{}", name(&self.pod)), &nominated);
+            let _ = self
+                .api
+                .patch_status(&format!("pods/default/{}", name(&self.pod)), &nominated);
         }
     }
 
     /// One request for a Binding.
     async fn bind(&self, node: &str) {
         let uid = self.pod["metadata"]["uid"].as_str().unwrap_or_default();
-        let asked =
-            json!({ "PodName": name(&self.pod), "PodNamespace": "default", "PodUID": uid, "Node": node });
+        let asked = json!({ "PodName": name(&self.pod), "PodNamespace": "default", "PodUID": uid, "Node": node });
         let answer = self.ask("bind", &asked).await;
         if answer.is_some_and(|answer| answer["Error"].as_str().is_none_or(str::is_empty)) {
-            let claim = BoundClaim { pod: name(&self.pod), uid: uid.to_owned(), node: node.to_owned() };
+            let claim = BoundClaim {
+                pod: name(&self.pod),
+                uid: uid.to_owned(),
+                node: node.to_owned(),
+            };
             self.task_notes.lock().claims.push(claim);
         }
     }
@@ -210,12 +281,18 @@ impl SchedulingRequest {
                 });
                 let answer = tokio::time::timeout(after, self.call(verb, asked)).await;
                 answer.unwrap_or_else(|_| {
-                    self.note_lost(format!("{verb} of {} is given up after {after:?}", name(&self.pod)));
+                    self.note_lost(format!(
+                        "{verb} of {} is given up after {after:?}",
+                        name(&self.pod)
+                    ));
                     None
                 })
             }
             CallFate::Repeated(after) => {
-                self.note_lost(format!("{verb} of {} arrives once more after {after:?}", name(&self.pod)));
+                self.note_lost(format!(
+                    "{verb} of {} arrives once more after {after:?}",
+                    name(&self.pod)
+                ));
                 let (again, asked_again) = (self.clone(), asked.clone());
                 tokio::spawn(async move {
                     tokio::time::sleep(after).await;
@@ -243,12 +320,19 @@ impl SchedulingRequest {
         let body = to_bytes(answer.into_body(), usize::MAX).await.ok()?;
         *self.task_notes.lock().answers.entry(verb).or_default() += 1;
         let text = String::from_utf8_lossy(&body);
-        self.note(format!("{verb} of {} by {}: {} {text}", name(&self.pod), self.client, status.as_u16()));
+        self.note(format!(
+            "{verb} of {} by {}: {} {text}",
+            name(&self.pod),
+            self.client,
+            status.as_u16()
+        ));
         if status.is_server_error() && status != http::StatusCode::SERVICE_UNAVAILABLE {
             let failed = format!("{verb} of {} fails: {status} {text}", name(&self.pod));
             self.task_notes.lock().broken.push(failed);
         }
-        status.is_success().then(|| serde_json::from_slice(&body).ok())?
+        status
+            .is_success()
+            .then(|| serde_json::from_slice(&body).ok())?
     }
 
     fn note_lost(&self, what: String) {
@@ -257,7 +341,10 @@ impl SchedulingRequest {
     }
 
     fn note(&self, what: String) {
-        self.task_notes.lock().lines.push(format!("{} {what}", at(self.began)));
+        self.task_notes
+            .lock()
+            .lines
+            .push(format!("{} {what}", at(self.began)));
     }
 }
 

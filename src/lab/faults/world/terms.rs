@@ -45,7 +45,9 @@ impl FaultyCluster {
     /// Whether what is seen for the first time at this look, and was written in this epoch, landed while another leader acted. It
     /// was not in that leader's lists if the leader acted at the last look, too.
     pub(super) fn landed_in_another_term(&self, epoch: Option<&str>) -> bool {
-        let acts = self.acting_term().filter(|acts| self.acted.as_ref() == Some(acts));
+        let acts = self
+            .acting_term()
+            .filter(|acts| self.acted.as_ref() == Some(acts));
         acts.is_some_and(|acts| epoch.is_some_and(|epoch| epoch != acts.epoch))
     }
 
@@ -53,6 +55,10 @@ impl FaultyCluster {
     pub(super) fn check_landing(&mut self, what: &str) {
         self.tally.landed_late += 1;
         let what = format!("{what} landed while another leader acted");
-        if self.has_proxy { self.say(what) } else { self.break_with(what) }
+        if self.has_proxy {
+            self.say(what)
+        } else {
+            self.break_with(what)
+        }
     }
 }

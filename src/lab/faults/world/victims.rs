@@ -40,8 +40,14 @@ struct NamedBy {
 impl ShownReservation {
     pub fn new(pod: &Value, message: &Value) -> Self {
         Self {
-            uid: pod["metadata"]["uid"].as_str().unwrap_or_default().to_owned(),
-            place_and_victims: format!("{} {} {}", message["node"], message["devices"], message["victims"]),
+            uid: pod["metadata"]["uid"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned(),
+            place_and_victims: format!(
+                "{} {} {}",
+                message["node"], message["devices"], message["victims"]
+            ),
             epoch: message["epoch"].as_str().unwrap_or_default().to_owned(),
         }
     }
@@ -64,14 +70,24 @@ impl FaultyCluster {
     /// Reservations that pods show.
     pub(super) fn note_reservations(&mut self, pods: &[Arc<Value>]) {
         for pod in pods {
-            let Some(message) = reservation(pod) else { continue };
+            let Some(message) = reservation(pod) else {
+                continue;
+            };
             let shown = ShownReservation::new(pod, &message);
-            let is_new = !self.victims.reservations.iter().any(|one| one.is_like(&shown));
+            let is_new = !self
+                .victims
+                .reservations
+                .iter()
+                .any(|one| one.is_like(&shown));
             if !self.victims.reservations.insert(shown.clone()) {
                 continue;
             }
             let is_late = self.landed_in_another_term(message["epoch"].as_str());
-            let names = message["victims"].as_array().into_iter().flatten().filter_map(Value::as_str);
+            let names = message["victims"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(Value::as_str);
             let names: Vec<String> = names.map(str::to_owned).collect();
             if is_late {
                 self.check_landing(&format!("the reservation of {}", name(pod)));
@@ -79,8 +95,17 @@ impl FaultyCluster {
             }
             for victim in &names {
                 let (reservation, preemptor) = (shown.clone(), name(pod));
-                let named_by = NamedBy { reservation, preemptor, priority: priority(pod), is_late };
-                self.victims.reserved.entry(victim.clone()).or_default().push(named_by);
+                let named_by = NamedBy {
+                    reservation,
+                    preemptor,
+                    priority: priority(pod),
+                    is_late,
+                };
+                self.victims
+                    .reserved
+                    .entry(victim.clone())
+                    .or_default()
+                    .push(named_by);
             }
             if is_new {
                 self.check_guarded(&names, &name(pod));
@@ -92,8 +117,10 @@ impl FaultyCluster {
     /// one. Nothing tells it that one of them landed late, in an earlier term, whose leader did not get to end it.
     pub(super) fn note_listed_reservations(&mut self) {
         let pods = self.pods();
-        let listed: BTreeSet<ShownReservation> =
-            pods.iter().filter_map(|pod| Some(ShownReservation::new(pod, &reservation(pod)?))).collect();
+        let listed: BTreeSet<ShownReservation> = pods
+            .iter()
+            .filter_map(|pod| Some(ShownReservation::new(pod, &reservation(pod)?)))
+            .collect();
         for named_by in self.victims.reserved.values_mut().flatten() {
             named_by.is_late &= !listed.contains(&named_by.reservation);
         }
@@ -104,16 +131,23 @@ impl FaultyCluster {
         let conditions = || pod["status"]["conditions"].as_array().into_iter().flatten();
         let by_api = conditions().any(|one| one["reason"] == "EvictionByEvictionAPI");
         let by_scheduler = conditions().any(|one| one["reason"] == "PreemptionByScheduler");
-        let uid = pod["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
+        let uid = pod["metadata"]["uid"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned();
         if !(by_api || by_scheduler) || !self.victims.leaving.insert(uid.clone()) {
             return;
         }
         self.tally.evicted += 1;
         let why = conditions().find(|one| one["type"] == "stowage.dev/DisruptionTarget");
-        let why = why.and_then(|one| one["reason"].as_str()).unwrap_or("none").to_owned();
+        let why = why
+            .and_then(|one| one["reason"].as_str())
+            .unwrap_or("none")
+            .to_owned();
         self.say(format!("{} is evicted: {why}", name(pod)));
         let own = priority(pod);
-        if by_scheduler && let Some((higher, preemptor)) = self.victims.preempted.get(&uid).cloned() {
+        if by_scheduler && let Some((higher, preemptor)) = self.victims.preempted.get(&uid).cloned()
+        {
             self.tally.preempted += 1;
             if own >= higher || own >= 0 {
                 self.break_with(format!(
@@ -139,12 +173,24 @@ impl FaultyCluster {
     /// reservation may be gone by the next look.
     fn check_preempted(&mut self, pod: &Value, uid: &str) {
         let own = priority(pod);
-        let named_by = self.victims.reserved.get(uid).map_or(&[][..], Vec::as_slice);
-        if named_by.is_empty() || named_by.iter().any(|one| one.priority > own && !one.is_late) {
+        let named_by = self
+            .victims
+            .reserved
+            .get(uid)
+            .map_or(&[][..], Vec::as_slice);
+        if named_by.is_empty()
+            || named_by
+                .iter()
+                .any(|one| one.priority > own && !one.is_late)
+        {
             return;
         }
         let describe = |one: &NamedBy| {
-            let late = if one.is_late { ", which landed while another leader acted" } else { "" };
+            let late = if one.is_late {
+                ", which landed while another leader acted"
+            } else {
+                ""
+            };
             format!("{} of priority {}{late}", one.preemptor, one.priority)
         };
         let reservations: Vec<String> = named_by.iter().map(describe).collect();

@@ -41,7 +41,13 @@ impl CoreUnderTest {
     }
 
     /// The answer of filter, as it is heard.
-    pub fn heard(&self, snapshot: &Snapshot, list: &Shortlist, names: &[&str], gpus: u32) -> SeenNodes {
+    pub fn heard(
+        &self,
+        snapshot: &Snapshot,
+        list: &Shortlist,
+        names: &[&str],
+        gpus: u32,
+    ) -> SeenNodes {
         let mut seen = seen_nodes(snapshot, list);
         let first = (1u16 << gpus.min(8)) as Mask;
         let first_gpus = first.wrapping_sub(1);
@@ -50,18 +56,25 @@ impl CoreUnderTest {
                 if let Some((at, _)) = seen.refused.pop()
                     && let Some(node) = snapshot.place_of(names[at])
                 {
-                    seen.passed.push(Place { node: node as u8, gpus: first_gpus });
+                    seen.passed.push(Place {
+                        node: node as u8,
+                        gpus: first_gpus,
+                    });
                 }
             }
             Some(PlantedBug::RefusesFittingNodes) => {
                 if let Some(place) = seen.passed.pop() {
-                    let at = names.iter().position(|name| snapshot.place_of(name) == Some(place.node.into()));
+                    let at = names
+                        .iter()
+                        .position(|name| snapshot.place_of(name) == Some(place.node.into()));
                     seen.refused.extend(at.map(|at| (at, "planted")));
                 }
             }
             Some(PlantedBug::DropsNodes) => drop(seen.passed.pop()),
             Some(PlantedBug::OffersOtherGpus) => {
-                seen.passed.iter_mut().for_each(|place| place.gpus = first_gpus);
+                seen.passed
+                    .iter_mut()
+                    .for_each(|place| place.gpus = first_gpus);
             }
             _ => {}
         }
@@ -82,7 +95,9 @@ impl CoreUnderTest {
         let node = node_number(&decision.placement.node);
         let moved = |shift: Mask| {
             let gpus = ((1u16 << spec.gpus) - 1) as Mask;
-            each(gpus << shift).map(|gpu| gpu_name(node, gpu as u32)).collect()
+            each(gpus << shift)
+                .map(|gpu| gpu_name(node, gpu as u32))
+                .collect()
         };
         match self.planted {
             Some(PlantedBug::BindsToFirstGpus) => decision.placement.devices = moved(0),
@@ -95,10 +110,23 @@ impl CoreUnderTest {
             }
             _ => {}
         }
-        let place = Place { node, gpus: gpus_of(&decision.placement.devices) };
-        let (granted, fraction) =
-            (decision.placement.granted.0, decision.placement.memory_fraction.ten_thousandths());
-        (SeenBind::Write { place, granted, fraction, is_new: decision.is_new }, Some(decision))
+        let place = Place {
+            node,
+            gpus: gpus_of(&decision.placement.devices),
+        };
+        let (granted, fraction) = (
+            decision.placement.granted.0,
+            decision.placement.memory_fraction.ten_thousandths(),
+        );
+        (
+            SeenBind::Write {
+                place,
+                granted,
+                fraction,
+                is_new: decision.is_new,
+            },
+            Some(decision),
+        )
     }
 }
 
@@ -106,13 +134,26 @@ impl CoreUnderTest {
 pub(crate) fn seen_nodes(snapshot: &Snapshot, list: &Shortlist) -> SeenNodes {
     let place = |node: usize, gpus: GpuSet| {
         let node = &snapshot.nodes()[node];
-        let gpus =
-            gpus.iter().filter_map(|place| node.devices.get(place)).map(|device| gpu_number(&device.uuid));
-        Place { node: node_number(&node.name), gpus: gpus.fold(0, |mask, gpu| mask | 1 << gpu) }
+        let gpus = gpus
+            .iter()
+            .filter_map(|place| node.devices.get(place))
+            .map(|device| gpu_number(&device.uuid));
+        Place {
+            node: node_number(&node.name),
+            gpus: gpus.fold(0, |mask, gpu| mask | 1 << gpu),
+        }
     };
     SeenNodes {
-        passed: list.best.iter().map(|best| place(best.node, best.gpus)).collect(),
-        refused: list.refused.iter().map(|(at, misfit)| (*at, misfit.code())).collect(),
+        passed: list
+            .best
+            .iter()
+            .map(|best| place(best.node, best.gpus))
+            .collect(),
+        refused: list
+            .refused
+            .iter()
+            .map(|(at, misfit)| (*at, misfit.code()))
+            .collect(),
     }
 }
 
@@ -134,7 +175,9 @@ pub(crate) fn gpu_number(uuid: &GpuUuid) -> u32 {
 }
 
 pub fn gpus_of(uuids: &[GpuUuid]) -> Mask {
-    uuids.iter().fold(0, |mask, uuid| mask | 1 << gpu_number(uuid))
+    uuids
+        .iter()
+        .fold(0, |mask, uuid| mask | 1 << gpu_number(uuid))
 }
 
 /// In the order of their numbers.
@@ -148,8 +191,14 @@ pub(crate) fn pod_number(uid: &PodUid) -> u32 {
 
 /// The digits at the end.
 fn number(name: &[u8]) -> u32 {
-    let digits = name.iter().rev().take_while(|byte| byte.is_ascii_digit()).count();
-    name[name.len() - digits..].iter().fold(0, |number, digit| number * 10 + u32::from(digit - b'0'))
+    let digits = name
+        .iter()
+        .rev()
+        .take_while(|byte| byte.is_ascii_digit())
+        .count();
+    name[name.len() - digits..]
+        .iter()
+        .fold(0, |number, digit| number * 10 + u32::from(digit - b'0'))
 }
 
 pub fn pod_key(pod: u32, spec: &PodSpec) -> PodKey {
@@ -159,12 +208,19 @@ pub fn pod_key(pod: u32, spec: &PodSpec) -> PodKey {
 
 /// A reservation in plain values.
 pub fn place_of(reservation: &Reservation) -> Place {
-    Place { node: node_number(&reservation.node), gpus: gpus_of(&reservation.devices) }
+    Place {
+        node: node_number(&reservation.node),
+        gpus: gpus_of(&reservation.devices),
+    }
 }
 
 /// What a pod requests, as the policy classifies it.
 pub fn demand(spec: &PodSpec, policy: &Policy) -> Demand {
-    let sharing = if spec.is_exclusive { Sharing::Exclusive } else { Sharing::Shared };
+    let sharing = if spec.is_exclusive {
+        Sharing::Exclusive
+    } else {
+        Sharing::Shared
+    };
     let traits = PodTraits {
         namespace: NAMESPACES[usize::from(spec.namespace)].into(),
         labels: [("app".to_owned(), APPS[usize::from(spec.app)].to_owned())].into(),
@@ -175,7 +231,12 @@ pub fn demand(spec: &PodSpec, policy: &Policy) -> Demand {
         vram: Bytes(spec.vram()),
         ..PodTraits::default()
     };
-    let Classification { class, terms, tenant, version } = policy.classify(&traits);
+    let Classification {
+        class,
+        terms,
+        tenant,
+        version,
+    } = policy.classify(&traits);
     Demand {
         ask: Ask::Vram,
         per_gpu: Bytes(spec.per_gpu),
@@ -204,6 +265,9 @@ pub fn demand(spec: &PodSpec, policy: &Policy) -> Demand {
 
 /// Pods that must leave, in plain values; `is_leaving` says which do anyway.
 pub fn evictions(victims: &[PodUid], is_leaving: impl Fn(u32) -> bool) -> Evictions {
-    let (awaited, evicted) = victims.iter().map(pod_number).partition(|pod| is_leaving(*pod));
+    let (awaited, evicted) = victims
+        .iter()
+        .map(pod_number)
+        .partition(|pod| is_leaving(*pod));
     Evictions { evicted, awaited }
 }

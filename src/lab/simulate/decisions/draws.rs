@@ -16,7 +16,10 @@ pub enum Draws<'b> {
 
 impl<'b> Draws<'b> {
     pub(crate) fn of_seed(seed: u64) -> Self {
-        Self::Seed { seed, random: Random::seeded(seed, 0) }
+        Self::Seed {
+            seed,
+            random: Random::seeded(seed, 0),
+        }
     }
 
     /// The choices of one step begin.

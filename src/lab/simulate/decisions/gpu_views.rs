@@ -38,13 +38,18 @@ impl Record {
         let mut views = [GpuView::default(); MOST_GPUS];
         let age = entry.age(self.now);
         for (gpu, hardware) in entry.hardware.iter().enumerate() {
-            let seen = entry.reading.as_ref().and_then(|reading| reading.gpus[gpu].as_ref());
+            let seen = entry
+                .reading
+                .as_ref()
+                .and_then(|reading| reading.gpus[gpu].as_ref());
             views[gpu] = GpuView {
                 capacity: hardware.capacity,
                 is_healthy: entry.healthy >> gpu & 1 == 1,
                 is_slice: hardware.is_slice,
                 unaccounted: self.unaccounted(node, gpu, age, seen),
-                load: seen.filter(|_| age == Age::Fresh).and_then(|seen| seen.load),
+                load: seen
+                    .filter(|_| age == Age::Fresh)
+                    .and_then(|seen| seen.load),
                 ..GpuView::default()
             };
         }
@@ -66,7 +71,9 @@ impl Record {
 
     fn charge(&self, node: u8, pod: u32, views: &mut [GpuView; MOST_GPUS]) {
         let entry = &self.pods[pod as usize];
-        let Some(place) = self.charged(pod).filter(|place| place.node == node) else { return };
+        let Some(place) = self.charged(pod).filter(|place| place.node == node) else {
+            return;
+        };
         for gpu in each(place.gpus) {
             let view = &mut views[gpu];
             view.charged += entry.spec.charge(view.capacity);
@@ -79,7 +86,9 @@ impl Record {
 
     /// A reservation takes what its victims do not take already.
     fn charge_kept(&self, node: u8, pod: u32, views: &mut [GpuView; MOST_GPUS]) {
-        let Some(kept) = self.kept(pod).filter(|kept| kept.place.node == node && self.is_resolved(kept))
+        let Some(kept) = self
+            .kept(pod)
+            .filter(|kept| kept.place.node == node && self.is_resolved(kept))
         else {
             return;
         };
@@ -113,11 +122,17 @@ impl Record {
             false => 0,
         };
         let has = |(pod, bytes): &(u32, u64)| {
-            self.kept_by_departed(node, gpu, *pod).max(*bytes).saturating_sub(granted(*pod))
+            self.kept_by_departed(node, gpu, *pod)
+                .max(*bytes)
+                .saturating_sub(granted(*pod))
         };
         let beyond: u64 = seen.attributed.iter().map(has).sum();
         let believed = entry.rests[gpu].into_iter().min().unwrap_or_default();
-        let least = if age == Age::Stale || seen.used.is_none() { margin } else { 0 };
+        let least = if age == Age::Stale || seen.used.is_none() {
+            margin
+        } else {
+            0
+        };
         (beyond + believed).max(least)
     }
 
@@ -127,10 +142,15 @@ impl Record {
         if !matches!(entry.age(self.now), Age::Fresh | Age::Stale) {
             return 0;
         }
-        let seen = entry.reading.as_ref().and_then(|reading| reading.gpus[gpu].as_ref());
+        let seen = entry
+            .reading
+            .as_ref()
+            .and_then(|reading| reading.gpus[gpu].as_ref());
         let attributed = seen.into_iter().flat_map(|seen| &seen.attributed);
         let ended = attributed.filter(|(pod, _)| !entry.here.contains(pod));
-        ended.map(|(pod, bytes)| self.kept_by_departed(node, gpu, *pod).max(*bytes)).sum()
+        ended
+            .map(|(pod, bytes)| self.kept_by_departed(node, gpu, *pod).max(*bytes))
+            .sum()
     }
 
     /// Whether a pod of a preemptible class may take no wholly free GPU now.
@@ -141,7 +161,11 @@ impl Record {
         let mut free = 0;
         for node in 0..self.nodes.len() as u8 {
             if !self.is_closed(node) {
-                free += self.views(node).iter().filter(|view| view.is_wholly_free).count() as u32;
+                free += self
+                    .views(node)
+                    .iter()
+                    .filter(|view| view.is_wholly_free)
+                    .count() as u32;
             }
         }
         free < self.rules.spare + spec.gpus
@@ -151,14 +175,18 @@ impl Record {
     pub fn takers(&self, views: &[GpuView; MOST_GPUS], spec: &PodSpec, keeps_spare: bool) -> Mask {
         let rules = self.rules.class(spec.class);
         let takes = |view: &GpuView| {
-            let free = view.capacity.saturating_sub(view.charged).saturating_sub(view.unaccounted);
+            let free = view
+                .capacity
+                .saturating_sub(view.charged)
+                .saturating_sub(view.unaccounted);
             let is_too_busy = view.load.is_some_and(|(kv_cache, queue)| {
                 rules.kv_cache_limit.is_some_and(|limit| kv_cache > limit)
                     || rules.queue_limit.is_some_and(|limit| queue > limit)
             });
             let is_spare = keeps_spare && view.is_wholly_free;
             let is_shared = spec.is_exclusive && view.tenants > 0;
-            let is_taken = view.is_exclusive || is_shared || is_spare || rules.engine && view.is_starting;
+            let is_taken =
+                view.is_exclusive || is_shared || is_spare || rules.engine && view.is_starting;
             let is_whole = !view.is_slice || spec.gpus == 1;
             view.is_healthy
                 && is_whole
@@ -168,7 +196,11 @@ impl Record {
                 && !is_too_busy
         };
         let takes = |(gpu, view): (usize, &GpuView)| if takes(view) { 1 << gpu } else { 0 };
-        views.iter().enumerate().map(takes).fold(0, |mask, bit: Mask| mask | bit)
+        views
+            .iter()
+            .enumerate()
+            .map(takes)
+            .fold(0, |mask, bit: Mask| mask | bit)
     }
 
     /// Whether a class shares a GPU with all of these.

@@ -38,8 +38,10 @@ impl Record {
         if let Some(why) = self.exceeded_by(evicted) {
             return Err(format!("{evicted:?} are evicted, and {why}"));
         }
-        let new: Vec<EvictionRecord> =
-            evicted.iter().filter_map(|victim| self.eviction_of(*victim)).collect();
+        let new: Vec<EvictionRecord> = evicted
+            .iter()
+            .filter_map(|victim| self.eviction_of(*victim))
+            .collect();
         let now = self.now;
         self.evictions.retain(|eviction| eviction.at + MINUTE > now);
         self.evictions.extend(new);
@@ -56,27 +58,41 @@ impl Record {
     pub(crate) fn note_tenants(&mut self) {
         self.minute_reserved.clear();
         if self.rules.tenant_limit.is_none() {
-            self.evictions.iter_mut().for_each(|eviction| eviction.is_of_tenant = false);
+            self.evictions
+                .iter_mut()
+                .for_each(|eviction| eviction.is_of_tenant = false);
         }
     }
 
     fn eviction_of(&self, victim: u32) -> Option<EvictionRecord> {
         let node = self.told(victim).place()?.node;
-        let is_of_tenant = self.rules.tenant_limit.is_some() && self.is_of_tenant(self.spec(victim));
-        Some(EvictionRecord { at: self.now, node, is_of_tenant })
+        let is_of_tenant =
+            self.rules.tenant_limit.is_some() && self.is_of_tenant(self.spec(victim));
+        Some(EvictionRecord {
+            at: self.now,
+            node,
+            is_of_tenant,
+        })
     }
 
     /// The limit that keeps these pods from being evicted now. A set that is larger than a limit may leave in a minute in which
     /// nothing else was evicted there.
     pub fn exceeded_by(&self, victims: &[u32]) -> Option<String> {
         let limits = self.rules.eviction_limits?;
-        let wanted: Vec<EvictionRecord> =
-            victims.iter().filter_map(|victim| self.eviction_of(*victim)).collect();
-        let recent: Vec<EvictionRecord> =
-            self.evictions.iter().copied().filter(|eviction| eviction.at + MINUTE > self.now).collect();
+        let wanted: Vec<EvictionRecord> = victims
+            .iter()
+            .filter_map(|victim| self.eviction_of(*victim))
+            .collect();
+        let recent: Vec<EvictionRecord> = self
+            .evictions
+            .iter()
+            .copied()
+            .filter(|eviction| eviction.at + MINUTE > self.now)
+            .collect();
         let exceeds = |limit: u32, is_in: &dyn Fn(&EvictionRecord) -> bool| {
-            let count =
-                |evictions: &[EvictionRecord]| evictions.iter().filter(|one| is_in(one)).count() as u32;
+            let count = |evictions: &[EvictionRecord]| {
+                evictions.iter().filter(|one| is_in(one)).count() as u32
+            };
             let (used, wanted) = (count(&recent), count(&wanted));
             let is_alone = used == 0 && limit > 0;
             (used + wanted > limit && wanted > 0 && !is_alone)
@@ -91,7 +107,9 @@ impl Record {
             let mut both = [false, true].into_iter().filter(|_| has_tenants);
             both.find_map(|it| exceeds(limits.tenant, &|eviction| eviction.is_of_tenant == it))
         };
-        exceeds(limits.cluster, &|_| true).or_else(of_nodes).or_else(of_tenants)
+        exceeds(limits.cluster, &|_| true)
+            .or_else(of_nodes)
+            .or_else(of_tenants)
     }
 
     /// Pods on a node that may be evicted for the pod now, and without which it fits there, where that is simple to see: no earlier
@@ -109,7 +127,11 @@ impl Record {
             || self.allowance(pod, &[]).is_some()
             || self.waits_behind_another(pod);
         let spec = *self.spec(pod);
-        if !spec.may_preempt || is_in_doubt || self.keeps_spare_from(&spec) || self.becomes_free(pod) {
+        if !spec.may_preempt
+            || is_in_doubt
+            || self.keeps_spare_from(&spec)
+            || self.becomes_free(pod)
+        {
             return None;
         }
         let goes = |victim: &u32| {
@@ -134,7 +156,11 @@ impl Record {
         let sets = 1..1u32 << going.len();
         let chosen = |set: u32| {
             let is_in = |(place, victim): (usize, &u32)| (set >> place & 1 == 1).then_some(*victim);
-            going.iter().enumerate().filter_map(is_in).collect::<Vec<u32>>()
+            going
+                .iter()
+                .enumerate()
+                .filter_map(is_in)
+                .collect::<Vec<u32>>()
         };
         let may_go = |set: &Vec<u32>| self.exceeded_by(set).is_none() && fits_without(set);
         let enough = sets.rev().map(chosen).find(may_go);
@@ -150,10 +176,13 @@ impl Record {
     }
 
     fn waits_behind_another(&self, pod: u32) -> bool {
-        let waits = |other: u32| self.told(other) == KnownState::Waiting && self.kept(other).is_none();
+        let waits =
+            |other: u32| self.told(other) == KnownState::Waiting && self.kept(other).is_none();
         let is_first = |other: u32| self.spec(other).priority >= self.spec(pod).priority;
-        let mut reserved =
-            self.minute_reserved.iter().filter(|(other, until)| *other != pod && *until > self.now);
+        let mut reserved = self
+            .minute_reserved
+            .iter()
+            .filter(|(other, until)| *other != pod && *until > self.now);
         reserved.any(|(other, _)| waits(*other) && is_first(*other))
     }
 
@@ -176,7 +205,9 @@ impl Record {
         match (0..gains.len()).find(|place| taken(*place) > allowed(gains[*place])) {
             Some(place) => {
                 let (taken, millis) = (taken(place), self.now - gains[place]);
-                Err(format!("GPUs of node {node} come {taken} times within {millis} ms"))
+                Err(format!(
+                    "GPUs of node {node} come {taken} times within {millis} ms"
+                ))
             }
             None => Ok(()),
         }

@@ -62,7 +62,13 @@ pub struct SequenceResult {
 
 impl DecisionSequence {
     pub fn of(seed: u64) -> Self {
-        Self { seed, steps: STEPS, nodes: MOST_NODES, without: Vec::new(), planted: None }
+        Self {
+            seed,
+            steps: STEPS,
+            nodes: MOST_NODES,
+            without: Vec::new(),
+            planted: None,
+        }
     }
 
     /// The arguments of `stowage simulate decisions` that play it again.
@@ -84,19 +90,30 @@ impl DecisionSequence {
 
 /// Plays a sequence until its end, or until a promise is broken.
 pub fn play(sequence: &DecisionSequence) -> SequenceResult {
-    let mut world = World::new(Draws::of_seed(sequence.seed), sequence.nodes, sequence.planted);
+    let mut world = World::new(
+        Draws::of_seed(sequence.seed),
+        sequence.nodes,
+        sequence.planted,
+    );
     played(&mut world, sequence, None)
 }
 
 /// The same, with a line for each step.
 pub fn play_aloud(sequence: &DecisionSequence) -> SequenceResult {
-    let mut world = World::new(Draws::of_seed(sequence.seed), sequence.nodes, sequence.planted);
+    let mut world = World::new(
+        Draws::of_seed(sequence.seed),
+        sequence.nodes,
+        sequence.planted,
+    );
     played(&mut world, sequence, Some(Vec::new()))
 }
 
 /// Plays the sequence that these bytes draw, in a world of a few nodes.
 pub fn play_bytes(bytes: &[u8]) -> SequenceResult {
-    let sequence = DecisionSequence { nodes: 4, ..DecisionSequence::of(0) };
+    let sequence = DecisionSequence {
+        nodes: 4,
+        ..DecisionSequence::of(0)
+    };
     let mut world = World::new(Draws::Bytes(bytes), sequence.nodes, None);
     played(&mut world, &sequence, None)
 }
@@ -121,7 +138,11 @@ fn played(
         world.is_aloud = lines.is_some();
         let checked = world.happens(kind);
         if let Some(lines) = &mut lines {
-            lines.push(format!("{step} {} ms {kind}: {}", world.record.now, world.notes.join("; ")));
+            lines.push(format!(
+                "{step} {} ms {kind}: {}",
+                world.record.now,
+                world.notes.join("; ")
+            ));
         }
         if let Err(why) = checked {
             broken = Some((step, why));
@@ -135,7 +156,11 @@ fn played(
         lines.extend(world.describe());
     }
     world.tally.sequences += 1;
-    SequenceResult { tally: std::mem::take(&mut world.tally), broken, lines: lines.unwrap_or_default() }
+    SequenceResult {
+        tally: std::mem::take(&mut world.tally),
+        broken,
+        lines: lines.unwrap_or_default(),
+    }
 }
 
 #[cfg(test)]

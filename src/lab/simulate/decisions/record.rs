@@ -169,7 +169,11 @@ impl PodSpec {
 
     /// What it is charged on a GPU of that capacity.
     pub fn charge(&self, capacity: u64) -> u64 {
-        if self.is_exclusive { capacity } else { self.per_gpu }
+        if self.is_exclusive {
+            capacity
+        } else {
+            self.per_gpu
+        }
     }
 }
 
@@ -205,7 +209,11 @@ impl NodeRecord {
     }
 
     pub(super) fn age(&self, now: u64) -> Age {
-        match self.reading.as_ref().map(|reading| now.saturating_sub(reading.sampled)) {
+        match self
+            .reading
+            .as_ref()
+            .map(|reading| now.saturating_sub(reading.sampled))
+        {
             None => Age::Unreported,
             Some(age) if age < FRESH => Age::Fresh,
             Some(age) if age < STALE => Age::Stale,
@@ -235,33 +243,50 @@ impl Record {
     /// Where a pod is charged: on those of its GPUs that the node lists.
     pub fn charged(&self, pod: u32) -> Option<Place> {
         let place = self.told(pod).place()?;
-        Some(Place { gpus: place.gpus & self.nodes[usize::from(place.node)].listed, ..place })
+        Some(Place {
+            gpus: place.gpus & self.nodes[usize::from(place.node)].listed,
+            ..place
+        })
     }
 
     /// The same, if it is charged on that GPU.
     pub(super) fn is_charged_on(&self, pod: u32, node: u8, gpu: usize) -> bool {
-        self.charged(pod).is_some_and(|place| place.node == node && place.gpus >> gpu & 1 == 1)
+        self.charged(pod)
+            .is_some_and(|place| place.node == node && place.gpus >> gpu & 1 == 1)
     }
 
     /// The reservation that keeps GPUs for the pod now.
     pub fn kept(&self, pod: u32) -> Option<&Kept> {
         let entry = &self.pods[pod as usize];
-        entry.kept.as_ref().filter(|_| entry.told == KnownState::Waiting)
+        entry
+            .kept
+            .as_ref()
+            .filter(|_| entry.told == KnownState::Waiting)
     }
 
     /// Brings the record to a change of one pod.
     pub fn edit(&mut self, pod: u32, edit: impl FnOnce(&mut PodRecord)) {
         let nodes = |entry: &PodRecord| {
-            [entry.told.place().map(|place| place.node), entry.kept.as_ref().map(|kept| kept.place.node)]
+            [
+                entry.told.place().map(|place| place.node),
+                entry.kept.as_ref().map(|kept| kept.place.node),
+            ]
         };
         let entry = &mut self.pods[pod as usize];
         let before = nodes(entry);
         edit(entry);
         let after = nodes(entry);
-        for node in before.into_iter().flatten().chain(after.into_iter().flatten()) {
+        for node in before
+            .into_iter()
+            .flatten()
+            .chain(after.into_iter().flatten())
+        {
             let entry = &mut self.nodes[usize::from(node)];
             entry.views = None;
-            match (after.contains(&Some(node)), entry.here.iter().position(|here| *here == pod)) {
+            match (
+                after.contains(&Some(node)),
+                entry.here.iter().position(|here| *here == pod),
+            ) {
                 (true, None) => entry.here.push(pod),
                 (false, Some(place)) => drop(entry.here.swap_remove(place)),
                 _ => {}
@@ -292,7 +317,9 @@ impl Record {
         let is_engine = self.rules.class(self.spec(pod).class).engine;
         self.edit(pod, |entry| {
             let starts = match entry.told {
-                KnownState::Assumed(assumed) if assumed.node == place.node => entry.starting.is_some(),
+                KnownState::Assumed(assumed) if assumed.node == place.node => {
+                    entry.starting.is_some()
+                }
                 KnownState::Bound(..) => false,
                 _ => is_engine,
             };
@@ -314,7 +341,8 @@ impl Record {
     pub(crate) fn note_unbound(&mut self, pod: u32) {
         if let KnownState::Assumed(place) = self.told(pod) {
             self.edit(pod, |entry| {
-                (entry.told, entry.starting, entry.offered) = (KnownState::Waiting, None, Some(place.node));
+                (entry.told, entry.starting, entry.offered) =
+                    (KnownState::Waiting, None, Some(place.node));
             });
         }
     }
@@ -333,7 +361,9 @@ impl Record {
             }
         }
         self.known.retain(|known| *known != pod);
-        self.edit(pod, |entry| (entry.told, entry.kept, entry.starting) = (KnownState::Nothing, None, None));
+        self.edit(pod, |entry| {
+            (entry.told, entry.kept, entry.starting) = (KnownState::Nothing, None, None)
+        });
     }
 
     pub(crate) fn touch_all(&mut self) {
@@ -342,8 +372,13 @@ impl Record {
 
     /// An agent lists these GPUs, of which some take no pod.
     pub fn report_devices(&mut self, node: u8, listed: Mask, healthy: Mask, is_kept_back: bool) {
-        let charged = self.nodes[usize::from(node)].here.iter().filter_map(|pod| self.charged(*pod));
-        let charged = charged.filter(|place| place.node == node).fold(0, |mask, place| mask | place.gpus);
+        let charged = self.nodes[usize::from(node)]
+            .here
+            .iter()
+            .filter_map(|pod| self.charged(*pod));
+        let charged = charged
+            .filter(|place| place.node == node)
+            .fold(0, |mask, place| mask | place.gpus);
         let now = self.now;
         let entry = &mut self.nodes[usize::from(node)];
         // What comes with a later report is not known before.
@@ -371,9 +406,17 @@ impl Record {
             let rest = match reading.gpus[gpu].as_ref().filter(|_| is_listed) {
                 None => Some([0; 3]),
                 Some(GpuReadingRecord { used: None, .. }) => None,
-                Some(seen @ GpuReadingRecord { used: Some(used), .. }) => {
+                Some(
+                    seen @ GpuReadingRecord {
+                        used: Some(used), ..
+                    },
+                ) => {
                     let [first, second, _] = self.nodes[place].rests[gpu];
-                    Some([self.rest(node, gpu, seen, *used, reading.sampled), first, second])
+                    Some([
+                        self.rest(node, gpu, seen, *used, reading.sampled),
+                        first,
+                        second,
+                    ])
                 }
             };
             if let Some(rest) = rest {
@@ -382,7 +425,9 @@ impl Record {
         }
         let entry = &mut self.nodes[place];
         let shows = |pod: u32| shows(&reading, pod);
-        entry.departed.retain(|(pod, at, _)| reading.sampled < *at || shows(*pod));
+        entry
+            .departed
+            .retain(|(pod, at, _)| reading.sampled < *at || shows(*pod));
         (entry.reading, entry.views) = (Some(reading), None);
     }
 
@@ -391,14 +436,23 @@ impl Record {
         let attributed: u64 = seen.attributed.iter().map(|(_, bytes)| bytes).sum();
         let entry = &self.nodes[usize::from(node)];
         let growing = entry.here.iter().map(|pod| {
-            let KnownState::Bound(_, since) = self.told(*pod) else { return 0 };
+            let KnownState::Bound(_, since) = self.told(*pod) else {
+                return 0;
+            };
             if since > sampled || !self.is_charged_on(*pod, node, gpu) {
                 return 0;
             }
-            let shown = seen.attributed.iter().find(|(shown, _)| shown == pod).map_or(0, |(_, bytes)| *bytes);
-            self.spec(*pod).charge(entry.hardware[gpu].capacity).saturating_sub(shown)
+            let shown = seen
+                .attributed
+                .iter()
+                .find(|(shown, _)| shown == pod)
+                .map_or(0, |(_, bytes)| *bytes);
+            self.spec(*pod)
+                .charge(entry.hardware[gpu].capacity)
+                .saturating_sub(shown)
         });
-        used.saturating_sub(attributed).saturating_sub(growing.sum())
+        used.saturating_sub(attributed)
+            .saturating_sub(growing.sum())
     }
 
     /// Whether a pod that has ended on the node may still have memory there.
@@ -407,10 +461,18 @@ impl Record {
         let age = entry.age(self.now);
         let is_seen = || {
             matches!(age, Age::Fresh | Age::Stale)
-                && entry.reading.as_ref().is_some_and(|reading| shows(reading, pod))
+                && entry
+                    .reading
+                    .as_ref()
+                    .is_some_and(|reading| shows(reading, pod))
         };
-        let departed = entry.departed.iter().rev().find(|(departed, ..)| *departed == pod);
-        departed.is_some_and(|(_, at, _)| age != Age::Unreported || self.now < at + FIRST_REPORT_WITHIN)
+        let departed = entry
+            .departed
+            .iter()
+            .rev()
+            .find(|(departed, ..)| *departed == pod);
+        departed
+            .is_some_and(|(_, at, _)| age != Age::Unreported || self.now < at + FIRST_REPORT_WITHIN)
             || is_seen()
     }
 
@@ -438,33 +500,55 @@ impl Record {
     /// What a pod that has ended, and that a reading still shows on a GPU, keeps of it: what it was granted there.
     pub(super) fn kept_by_departed(&self, node: u8, gpu: usize, pod: u32) -> u64 {
         let entry = &self.nodes[usize::from(node)];
-        let has_ended = |(departed, _, gpus): &(u32, u64, Mask)| *departed == pod && gpus >> gpu & 1 == 1;
+        let has_ended =
+            |(departed, _, gpus): &(u32, u64, Mask)| *departed == pod && gpus >> gpu & 1 == 1;
         let total = entry.hardware[gpu].total;
-        if entry.departed.iter().any(has_ended) { self.spec(pod).charge(total).min(total) } else { 0 }
+        if entry.departed.iter().any(has_ended) {
+            self.spec(pod).charge(total).min(total)
+        } else {
+            0
+        }
     }
 
     /// What the latest reading shows of a pod on a GPU, or the pod keeps of it.
     pub fn attributed(&self, node: u8, gpu: usize, pod: u32) -> u64 {
         let reading = self.nodes[usize::from(node)].reading.as_ref();
         let seen = reading.and_then(|reading| reading.gpus[gpu].as_ref());
-        let of_pod =
-            |seen: &GpuReadingRecord| seen.attributed.iter().find(|(shown, _)| *shown == pod).copied();
-        seen.and_then(of_pod).map_or(0, |(_, bytes)| bytes.max(self.kept_by_departed(node, gpu, pod)))
+        let of_pod = |seen: &GpuReadingRecord| {
+            seen.attributed
+                .iter()
+                .find(|(shown, _)| *shown == pod)
+                .copied()
+        };
+        seen.and_then(of_pod).map_or(0, |(_, bytes)| {
+            bytes.max(self.kept_by_departed(node, gpu, pod))
+        })
     }
 
     /// Whether it is certain what the core knows of the node's GPUs.
     pub(crate) fn is_certain(&self, node: u8) -> bool {
         let entry = &self.nodes[usize::from(node)];
         !entry.is_kept_back
-            && entry.here.iter().filter_map(|pod| self.kept(*pod)).all(|kept| self.is_resolved(kept))
+            && entry
+                .here
+                .iter()
+                .filter_map(|pod| self.kept(*pod))
+                .all(|kept| self.is_resolved(kept))
     }
 
     /// What the tenant of the pod's namespace may still take, beside what this pod has and once these pods have left; `None`
     /// without a limit.
     pub fn allowance(&self, pod: u32, leaving: &[u32]) -> Option<u64> {
-        let limit = self.rules.tenant_limit.filter(|_| self.spec(pod).namespace == 0)?;
+        let limit = self
+            .rules
+            .tenant_limit
+            .filter(|_| self.spec(pod).namespace == 0)?;
         let is_other = |other: &&u32| **other != pod && !leaving.contains(other);
-        let others = self.known.iter().filter(is_other).filter(|other| self.spec(**other).namespace == 0);
+        let others = self
+            .known
+            .iter()
+            .filter(is_other)
+            .filter(|other| self.spec(**other).namespace == 0);
         let used: u64 = others.map(|other| self.used(*other)).sum();
         Some(limit.saturating_sub(used))
     }
@@ -486,10 +570,16 @@ impl Record {
     /// What a pod takes on these GPUs.
     pub(crate) fn vram_on(&self, spec: &PodSpec, place: Place) -> u64 {
         let hardware = &self.nodes[usize::from(place.node)].hardware;
-        each(place.gpus).map(|gpu| spec.charge(hardware[gpu].capacity)).sum()
+        each(place.gpus)
+            .map(|gpu| spec.charge(hardware[gpu].capacity))
+            .sum()
     }
 }
 
 fn shows(reading: &ReadingRecord, pod: u32) -> bool {
-    reading.gpus.iter().flatten().any(|gpu| gpu.attributed.iter().any(|(shown, _)| *shown == pod))
+    reading
+        .gpus
+        .iter()
+        .flatten()
+        .any(|gpu| gpu.attributed.iter().any(|(shown, _)| *shown == pod))
 }

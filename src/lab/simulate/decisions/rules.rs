@@ -4,8 +4,8 @@ use super::draws::Draws;
 use super::limits::EvictionLimits;
 use super::planted::PlantedBug;
 use stowage_scheduling::policy::{
-    Class, ClassLimits, EvictionRates, ExpiredRule, Match, Policy, Preemptibility, Protection, SpareRule,
-    StartGate, Tenant, ViolateBudgets,
+    Class, ClassLimits, EvictionRates, ExpiredRule, Match, Policy, Preemptibility, Protection,
+    SpareRule, StartGate, Tenant, ViolateBudgets,
 };
 use stowage_scheduling::units::{Bytes, Millis, Percent};
 use stowage_scheduling::vocabulary::cluster_share::TenantLimit;
@@ -71,25 +71,42 @@ impl PolicyRules {
             queue_limit: None,
         };
         let serving = class(true, false);
-        let batch = ClassRules { kv_cache_limit: Some(80), queue_limit: Some(8), ..class(false, true) };
+        let batch = ClassRules {
+            kv_cache_limit: Some(80),
+            queue_limit: Some(8),
+            ..class(false, true)
+        };
         let scratch = ClassRules {
             min_runtime: if draws.chance(50) { 10_000 } else { 0 },
             honors_do_not_disrupt: draws.chance(50),
             honors_budgets: draws.chance(50),
             ..class(false, true)
         };
-        let solo = ClassRules { shares: solo, ..class(false, draws.chance(50)) };
+        let solo = ClassRules {
+            shares: solo,
+            ..class(false, draws.chance(50))
+        };
         let other = class(draws.chance(50), draws.chance(30));
         Self {
             classes: [serving, batch, scratch, solo, other],
-            spare: if draws.chance(25) { draws.between(1, 3) as u32 } else { 0 },
+            spare: if draws.chance(25) {
+                draws.between(1, 3) as u32
+            } else {
+                0
+            },
             refuses_expired: draws.chance(25),
-            tenant_limit: draws.chance(25).then(|| (40 + 40 * draws.below(8) as u64) << 30),
+            tenant_limit: draws
+                .chance(25)
+                .then(|| (40 + 40 * draws.below(8) as u64) << 30),
             shortlist: draws.of(&[1, 2, 4, 4, 16]),
             violates_budgets: draws.chance(30),
             eviction_limits: draws.chance(30).then(|| {
                 let (cluster, node, tenant) = draws.of(&[(4, 2, 3), (3, 1, 2)]);
-                EvictionLimits { cluster, node, tenant }
+                EvictionLimits {
+                    cluster,
+                    node,
+                    tenant,
+                }
             }),
         }
     }
@@ -105,10 +122,16 @@ impl PolicyRules {
             let (name, rules) = (CLASSES[place], &self.classes[place]);
             let others = (0..CLASSES.len()).filter(|other| rules.shares >> other & 1 == 1);
             let shares_with = others.map(|other| CLASSES[other].to_owned()).collect();
-            let priority_classes =
-                if place + 1 == CLASSES.len() { Vec::new() } else { vec![name.to_owned()] };
+            let priority_classes = if place + 1 == CLASSES.len() {
+                Vec::new()
+            } else {
+                vec![name.to_owned()]
+            };
             Class {
-                matches: Match { priority_classes, ..Match::default() },
+                matches: Match {
+                    priority_classes,
+                    ..Match::default()
+                },
                 engine: rules.engine && !has(PlantedBug::ForgetsStartGates),
                 shares_with: (!has(PlantedBug::MixesClasses)).then_some(shares_with),
                 limits: ClassLimits {
@@ -116,44 +139,90 @@ impl PolicyRules {
                     queue: rules.queue_limit,
                     ..ClassLimits::default()
                 },
-                start_gate: StartGate { min: Millis(START_GATE), max: Millis(START_GATE) },
+                start_gate: StartGate {
+                    min: Millis(START_GATE),
+                    max: Millis(START_GATE),
+                },
                 eviction: match rules.is_preemptible || has(PlantedBug::EvictsAnyClass) {
                     true => Preemptibility::ForHigherPriority,
                     false => Preemptibility::Never,
                 },
-                min_runtime: Millis(if has(PlantedBug::EvictsAtOnce) { 0 } else { rules.min_runtime }),
+                min_runtime: Millis(if has(PlantedBug::EvictsAtOnce) {
+                    0
+                } else {
+                    rules.min_runtime
+                }),
                 do_not_disrupt: protection(rules.honors_do_not_disrupt),
-                disruption_budgets: protection(rules.honors_budgets && !has(PlantedBug::ForgetsBudgets)),
+                disruption_budgets: protection(
+                    rules.honors_budgets && !has(PlantedBug::ForgetsBudgets),
+                ),
                 ..Class::named(name)
             }
         };
         let classes = (0..CLASSES.len()).map(class).collect();
-        let mut policy = Policy::default().with_classes(classes).expect("its last class takes every pod");
-        if let Some(limit) = self.tenant_limit.filter(|_| !has(PlantedBug::ForgetsTenants)) {
-            let limit = TenantLimit { vram: Some(Bytes(limit)), milli_gpus: None };
-            let tenant = Tenant { limit, ..Tenant::named("tenant", &[NAMESPACES[0]]) };
-            policy = policy.with_tenants(vec![tenant]).expect("one tenant has all its namespaces");
+        let mut policy = Policy::default()
+            .with_classes(classes)
+            .expect("its last class takes every pod");
+        if let Some(limit) = self
+            .tenant_limit
+            .filter(|_| !has(PlantedBug::ForgetsTenants))
+        {
+            let limit = TenantLimit {
+                vram: Some(Bytes(limit)),
+                milli_gpus: None,
+            };
+            let tenant = Tenant {
+                limit,
+                ..Tenant::named("tenant", &[NAMESPACES[0]])
+            };
+            policy = policy
+                .with_tenants(vec![tenant])
+                .expect("one tenant has all its namespaces");
         }
         if self.spare > 0 && !has(PlantedBug::ForgetsSpare) {
-            let rule = SpareRule { gpus: self.spare, model: None, pool: None, when: Vec::new() };
+            let rule = SpareRule {
+                gpus: self.spare,
+                model: None,
+                pool: None,
+                when: Vec::new(),
+            };
             policy.planning.spare = vec![rule];
         }
         (policy.telemetry.fresh, policy.telemetry.stale) = (Millis(FRESH), Millis(STALE));
-        policy.telemetry.expired =
-            if self.refuses_expired { ExpiredRule::Refuse } else { ExpiredRule::LedgerOnly };
+        policy.telemetry.expired = if self.refuses_expired {
+            ExpiredRule::Refuse
+        } else {
+            ExpiredRule::LedgerOnly
+        };
         policy.scoring.shortlist = self.shortlist;
         policy.preemption.reservation_slack = Millis(SLACK);
         if self.violates_budgets {
             policy.preemption.violate_budgets = ViolateBudgets::WhenNothingElse;
         }
         policy.preemption.evictions_per_minute = match self.eviction_limits {
-            Some(EvictionLimits { cluster, node, tenant }) => EvictionRates { cluster, node, tenant },
-            None => EvictionRates { cluster: 10_000, node: 10_000, tenant: 10_000 },
+            Some(EvictionLimits {
+                cluster,
+                node,
+                tenant,
+            }) => EvictionRates {
+                cluster,
+                node,
+                tenant,
+            },
+            None => EvictionRates {
+                cluster: 10_000,
+                node: 10_000,
+                tenant: 10_000,
+            },
         };
         policy
     }
 }
 
 fn protection(honors: bool) -> Protection {
-    if honors { Protection::Honor } else { Protection::Ignore }
+    if honors {
+        Protection::Honor
+    } else {
+        Protection::Ignore
+    }
 }

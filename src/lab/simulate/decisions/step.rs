@@ -84,7 +84,9 @@ impl FromStr for StepKind {
 
     fn from_str(text: &str) -> Result<Self, UnknownStep> {
         let found = Self::ALL.iter().find(|kind| kind.name() == text);
-        found.copied().ok_or_else(|| UnknownStep { name: text.to_owned() })
+        found.copied().ok_or_else(|| UnknownStep {
+            name: text.to_owned(),
+        })
     }
 }
 

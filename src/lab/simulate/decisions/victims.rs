@@ -30,14 +30,18 @@ impl Record {
     /// The victims of other pods' reservations.
     fn spoken_for(&self, pod: u32) -> impl Iterator<Item = u32> {
         let others = self.known.iter().filter(move |other| **other != pod);
-        others.filter_map(|other| self.kept(*other)).flat_map(|kept| kept.victims.iter().copied())
+        others
+            .filter_map(|other| self.kept(*other))
+            .flat_map(|kept| kept.victims.iter().copied())
     }
 
     /// Whether a pod that is not in a group, or all of whose group leaves, may be evicted for another.
     pub(crate) fn may_be_evicted(&self, victim: u32, preemptor: u32) -> Result<(), &'static str> {
         let (entry, spec) = (&self.pods[victim as usize], self.spec(preemptor));
         let rules = self.rules.class(entry.spec.class);
-        let KnownState::Bound(_, since) = entry.told else { return Err("is not bound") };
+        let KnownState::Bound(_, since) = entry.told else {
+            return Err("is not bound");
+        };
         if entry.leaving.is_some() {
             return Err("leaves already");
         }
@@ -53,7 +57,9 @@ impl Record {
         if self.now.saturating_sub(entry.started.min(since)) < rules.min_runtime {
             return Err("has not run for long enough");
         }
-        if self.rules.tenant_limit.is_some() && self.is_of_tenant(&entry.spec) != self.is_of_tenant(spec) {
+        if self.rules.tenant_limit.is_some()
+            && self.is_of_tenant(&entry.spec) != self.is_of_tenant(spec)
+        {
             return Err("is of another tenant");
         }
         if self.spoken_for(preemptor).any(|other| other == victim) {
@@ -75,7 +81,9 @@ impl Record {
     ) -> Checked {
         let Evictions { evicted, awaited } = evictions;
         if !evicted.is_empty() && !self.spec(pod).may_preempt {
-            return Err(format!("pod {pod} does not preempt, and {evicted:?} are evicted for it"));
+            return Err(format!(
+                "pod {pod} does not preempt, and {evicted:?} are evicted for it"
+            ));
         }
         for victim in evicted {
             self.may_be_evicted(*victim, pod)
@@ -87,23 +95,43 @@ impl Record {
             let has_ended =
                 self.told(*awaited) == KnownState::Nothing && self.may_have_memory(node, *awaited);
             if !is_leaving && !has_ended {
-                return Err(format!("pod {pod} waits for pod {awaited} to leave, which stays"));
+                return Err(format!(
+                    "pod {pod} waits for pod {awaited} to leave, which stays"
+                ));
             }
             if self.spoken_for(pod).any(|other| other == *awaited) {
-                return Err(format!("pod {pod} waits for pod {awaited}, as another pod does"));
+                return Err(format!(
+                    "pod {pod} waits for pod {awaited}, as another pod does"
+                ));
             }
         }
-        let is_here = |victim: &u32| self.told(*victim).place().is_some_and(|place| place.node == node);
+        let is_here = |victim: &u32| {
+            self.told(*victim)
+                .place()
+                .is_some_and(|place| place.node == node)
+        };
         if !evicted.is_empty() && !evicted.iter().any(is_here) {
-            return Err(format!("none of {evicted:?}, which are evicted for pod {pod}, is on node {node}"));
+            return Err(format!(
+                "none of {evicted:?}, which are evicted for pod {pod}, is on node {node}"
+            ));
         }
-        if may_violate_budgets { Ok(()) } else { self.check_budgets(pod, evicted) }
+        if may_violate_budgets {
+            Ok(())
+        } else {
+            self.check_budgets(pod, evicted)
+        }
     }
 
     /// A group leaves whole.
     fn check_group(&self, victim: u32, evicted: &[u32], awaited: &[u32]) -> Checked {
-        let Some((group, _)) = self.spec(victim).group else { return Ok(()) };
-        let is_member = |pod: &&u32| self.spec(**pod).group.is_some_and(|(other, _)| other == group);
+        let Some((group, _)) = self.spec(victim).group else {
+            return Ok(());
+        };
+        let is_member = |pod: &&u32| {
+            self.spec(**pod)
+                .group
+                .is_some_and(|(other, _)| other == group)
+        };
         let stays = |pod: &&u32| {
             self.told(**pod).place().is_some()
                 && self.pods[**pod as usize].leaving.is_none()
@@ -112,7 +140,9 @@ impl Record {
         };
         match self.known.iter().filter(is_member).find(stays) {
             None => Ok(()),
-            Some(other) => Err(format!("pod {victim} is evicted, and pod {other} of its group stays")),
+            Some(other) => Err(format!(
+                "pod {victim} is evicted, and pod {other} of its group stays"
+            )),
         }
     }
 
@@ -120,10 +150,12 @@ impl Record {
         for (namespace, budgets) in self.budgets.iter().enumerate() {
             for (app, budget) in budgets.iter().enumerate() {
                 let Some(allowed) = *budget else { continue };
-                let covers =
-                    |spec: &PodSpec| (usize::from(spec.namespace), usize::from(spec.app)) == (namespace, app);
+                let covers = |spec: &PodSpec| {
+                    (usize::from(spec.namespace), usize::from(spec.app)) == (namespace, app)
+                };
                 let counts = |victim: &u32| {
-                    covers(self.spec(*victim)) && self.rules.class(self.spec(*victim).class).honors_budgets
+                    covers(self.spec(*victim))
+                        && self.rules.class(self.spec(*victim).class).honors_budgets
                 };
                 let taken = evicted.iter().filter(|victim| counts(victim)).count() as u32;
                 let is_underway = |victim: &u32| {
@@ -154,7 +186,11 @@ impl Record {
         };
         let all_go = offered.iter().all(goes);
         let has_no_say = self.is_closed(node) || self.age_of(node) == Age::Expired;
-        if !all_go || !self.spec(pod).may_preempt || has_no_say || self.allowance(pod, &[]).is_some() {
+        if !all_go
+            || !self.spec(pod).may_preempt
+            || has_no_say
+            || self.allowance(pod, &[]).is_some()
+        {
             return false;
         }
         let views = self.views_after(node, pod, offered, Leftover::Stays);
@@ -177,10 +213,16 @@ impl Record {
             let gpus = place.map_or(0, |place| place.gpus);
             for (gpu, view) in views.iter_mut().enumerate() {
                 let is_here = gpus >> gpu & 1 == 1;
-                let charge = if is_here { self.spec(*pod).charge(view.capacity) } else { 0 };
+                let charge = if is_here {
+                    self.spec(*pod).charge(view.capacity)
+                } else {
+                    0
+                };
                 let attributed = self.attributed(node, gpu, *pod);
                 if leftover == Leftover::IsGivenBack {
-                    view.unaccounted = view.unaccounted.saturating_sub(attributed.saturating_sub(charge));
+                    view.unaccounted = view
+                        .unaccounted
+                        .saturating_sub(attributed.saturating_sub(charge));
                 }
                 if is_here {
                     view.charged = view.charged.saturating_sub(charge);
@@ -196,8 +238,15 @@ impl Record {
         let stays = |other: &&u32| !leaving.contains(other) && **other != pod;
         views.iter_mut().for_each(|view| view.classes = 0);
         for pod in self.nodes[usize::from(node)].here.iter().filter(stays) {
-            let kept = || self.kept(*pod).filter(|kept| self.is_resolved(kept)).map(|kept| kept.place);
-            let place = self.charged(*pod).or_else(kept).filter(|place| place.node == node);
+            let kept = || {
+                self.kept(*pod)
+                    .filter(|kept| self.is_resolved(kept))
+                    .map(|kept| kept.place)
+            };
+            let place = self
+                .charged(*pod)
+                .or_else(kept)
+                .filter(|place| place.node == node);
             for gpu in place.into_iter().flat_map(|place| each(place.gpus)) {
                 views[gpu].classes |= 1 << self.spec(*pod).class;
             }

@@ -9,7 +9,9 @@ use std::sync::Arc;
 use stowage_scheduling::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodUid};
 use stowage_scheduling::units::{Bytes, Millis, Moment};
 use stowage_scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
-use stowage_scheduling::vocabulary::model_tier::{LoadingSpeeds, ModelTier, NodeModel, time_to_ready};
+use stowage_scheduling::vocabulary::model_tier::{
+    LoadingSpeeds, ModelTier, NodeModel, time_to_ready,
+};
 use stowage_scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
 
 /// One node's hardware.
@@ -81,15 +83,29 @@ pub enum BrokenPromise {
     #[error("{pod} is bound to {node}, which has no such GPU")]
     NoSuchGpu { pod: PodUid, node: NodeName },
     #[error("{node} {gpu}: {pod} makes it {promised} of {vram}")]
-    OverPromised { pod: PodUid, node: NodeName, gpu: GpuUuid, promised: Bytes, vram: Bytes },
+    OverPromised {
+        pod: PodUid,
+        node: NodeName,
+        gpu: GpuUuid,
+        promised: Bytes,
+        vram: Bytes,
+    },
     #[error("{node} {gpu}: {pod} shares it, and one of its pods is exclusive")]
-    ExclusiveShared { pod: PodUid, node: NodeName, gpu: GpuUuid },
+    ExclusiveShared {
+        pod: PodUid,
+        node: NodeName,
+        gpu: GpuUuid,
+    },
     #[error("{pod} asks for {asked} GPUs and is bound to {got}")]
     OtherCount { pod: PodUid, asked: u32, got: usize },
     #[error("{pod} is bound a second time")]
     BoundTwice { pod: PodUid },
     #[error("{victim} is evicted for {}, and its priority is {priority}", preemptor.as_ref().map_or("no pod", PodUid::as_str))]
-    WrongVictim { victim: PodUid, preemptor: Option<PodUid>, priority: i32 },
+    WrongVictim {
+        victim: PodUid,
+        preemptor: Option<PodUid>,
+        priority: i32,
+    },
 }
 
 /// All nodes.
@@ -104,8 +120,16 @@ pub struct Machines {
 impl Machines {
     pub fn new(specs: impl IntoIterator<Item = MachineSpec>, speeds: LoadingSpeeds) -> Self {
         let all: Vec<Machine> = specs.into_iter().map(Machine::new).collect();
-        let by_name = all.iter().enumerate().map(|(place, m)| (m.spec.name.clone(), place)).collect();
-        Self { all, by_name, speeds }
+        let by_name = all
+            .iter()
+            .enumerate()
+            .map(|(place, m)| (m.spec.name.clone(), place))
+            .collect();
+        Self {
+            all,
+            by_name,
+            speeds,
+        }
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &Machine> {
@@ -121,7 +145,10 @@ impl Machines {
     }
 
     pub fn gpus(&self) -> u64 {
-        self.all.iter().map(|machine| machine.gpus.len() as u64).sum()
+        self.all
+            .iter()
+            .map(|machine| machine.gpus.len() as u64)
+            .sum()
     }
 
     /// Enters a placement. What it breaks is answered, and the pod is placed all the same: so would a node start it.
@@ -135,7 +162,10 @@ impl Machines {
         let mut broken = Vec::new();
         let known = self.by_name.get(node).map(|place| &mut self.all[*place]);
         let Some(machine) = known else {
-            return vec![BrokenPromise::NoSuchGpu { pod: pod.clone(), node: node.clone() }];
+            return vec![BrokenPromise::NoSuchGpu {
+                pod: pod.clone(),
+                node: node.clone(),
+            }];
         };
         if devices.len() != spec.gpus as usize {
             let (pod, asked, got) = (pod.clone(), spec.gpus, devices.len());
@@ -144,16 +174,35 @@ impl Machines {
         let vram = machine.spec.vram;
         for device in devices {
             let Some(gpu) = machine.gpus.iter_mut().find(|gpu| gpu.uuid == *device) else {
-                broken.push(BrokenPromise::NoSuchGpu { pod: pod.clone(), node: node.clone() });
+                broken.push(BrokenPromise::NoSuchGpu {
+                    pod: pod.clone(),
+                    node: node.clone(),
+                });
                 continue;
             };
-            gpu.pods.insert(pod.clone(), Charge { vram: spec.per_gpu(), exclusive: spec.exclusive });
+            gpu.pods.insert(
+                pod.clone(),
+                Charge {
+                    vram: spec.per_gpu(),
+                    exclusive: spec.exclusive,
+                },
+            );
             let promised = gpu.charged();
             let (pod, node, gpu_uuid) = (pod.clone(), node.clone(), gpu.uuid.clone());
             if gpu.pods.len() > 1 && gpu.pods.values().any(|charge| charge.exclusive) {
-                broken.push(BrokenPromise::ExclusiveShared { pod, node, gpu: gpu_uuid });
+                broken.push(BrokenPromise::ExclusiveShared {
+                    pod,
+                    node,
+                    gpu: gpu_uuid,
+                });
             } else if promised > vram {
-                broken.push(BrokenPromise::OverPromised { pod, node, gpu: gpu_uuid, promised, vram });
+                broken.push(BrokenPromise::OverPromised {
+                    pod,
+                    node,
+                    gpu: gpu_uuid,
+                    promised,
+                    vram,
+                });
             }
         }
         broken
@@ -172,22 +221,35 @@ impl Machines {
     /// exactly its GPUs is woken.
     pub fn start(&mut self, spec: &PodSpec, node: &NodeName, devices: &[GpuUuid]) -> Start {
         let speeds = self.speeds.clone();
-        let Some(machine) = self.get_mut(node) else { return Start::default() };
+        let Some(machine) = self.get_mut(node) else {
+            return Start::default();
+        };
         let pull = machine.pull_time(spec.image.as_ref(), &speeds);
         machine.images.extend(spec.image.clone());
         if let Some(sleeper) = machine.wake(spec, devices) {
-            return Start { pull, load: sleeper.wake_time(&speeds), woken: true };
+            return Start {
+                pull,
+                load: sleeper.wake_time(&speeds),
+                woken: true,
+            };
         }
         let load = machine.load_time(spec, &speeds);
         if let Some(model) = &spec.model {
             machine.read_files(model, spec.weights);
         }
-        Start { pull, load, woken: false }
+        Start {
+            pull,
+            load,
+            woken: false,
+        }
     }
 
     /// The shortest start that any free GPUs offer the pod now; `None` if no node has enough of them.
     pub(crate) fn shortest_start(&self, spec: &PodSpec) -> Option<Millis> {
-        self.all.iter().filter_map(|machine| machine.shortest_start(spec, &self.speeds)).min()
+        self.all
+            .iter()
+            .filter_map(|machine| machine.shortest_start(spec, &self.speeds))
+            .min()
     }
 }
 
@@ -210,7 +272,10 @@ impl Machine {
 
     /// GPUs without a pod.
     pub fn free_gpus(&self) -> impl Iterator<Item = (usize, &PhysicalGpu)> {
-        self.gpus.iter().enumerate().filter(|(_, gpu)| gpu.pods.is_empty())
+        self.gpus
+            .iter()
+            .enumerate()
+            .filter(|(_, gpu)| gpu.pods.is_empty())
     }
 
     pub fn place_of(&self, device: &GpuUuid) -> Option<usize> {
@@ -221,8 +286,16 @@ impl Machine {
     pub fn holding(&self, model: &ModelId) -> Option<NodeModel> {
         let bytes = *self.disk.get(model)?;
         let is_cached = self.page_cache.iter().any(|(cached, _)| cached == model);
-        let tier = if is_cached { ModelTier::PageCache } else { ModelTier::Disk };
-        Some(NodeModel { model: model.clone(), tier, bytes })
+        let tier = if is_cached {
+            ModelTier::PageCache
+        } else {
+            ModelTier::Disk
+        };
+        Some(NodeModel {
+            model: model.clone(),
+            tier,
+            bytes,
+        })
     }
 
     /// Its files of all models, as an agent finds them.
@@ -245,11 +318,15 @@ impl Machine {
     /// The time until the image is there.
     fn pull_time(&self, image: Option<&Image>, speeds: &LoadingSpeeds) -> Millis {
         let missing = image.filter(|image| !self.images.contains(image));
-        missing.map_or(Millis::default(), |image| image.size.over(speeds.image_pull))
+        missing.map_or(Millis::default(), |image| {
+            image.size.over(speeds.image_pull)
+        })
     }
 
     fn load_time(&self, spec: &PodSpec, speeds: &LoadingSpeeds) -> Millis {
-        let Some(model) = &spec.model else { return Millis::default() };
+        let Some(model) = &spec.model else {
+            return Millis::default();
+        };
         time_to_ready(self.holding(model).as_ref(), spec.weights, speeds)
     }
 
@@ -273,12 +350,19 @@ impl Machine {
             GpuReading {
                 uuid: gpu.uuid.clone(),
                 used: Some(gpu.charged()),
-                attributed: gpu.pods.iter().map(|(pod, charge)| (pod.clone(), charge.vram)).collect(),
+                attributed: gpu
+                    .pods
+                    .iter()
+                    .map(|(pod, charge)| (pod.clone(), charge.vram))
+                    .collect(),
                 engine_load: loads.fold(EngineLoad::NONE, |all, one| all.beside(*one)),
             }
         };
-        let mut engines: Vec<EngineReading> =
-            self.sleepers.iter().map(|one| self.sleeping(one, now)).collect();
+        let mut engines: Vec<EngineReading> = self
+            .sleepers
+            .iter()
+            .map(|one| self.sleeping(one, now))
+            .collect();
         engines.sort_by(|a, b| a.pod.cmp(&b.pod));
         NodeReading {
             sampled: now,
@@ -293,7 +377,11 @@ impl Machine {
         EngineReading {
             pod: sleeper.pod.clone(),
             model: sleeper.model.clone(),
-            gpus: sleeper.gpus.iter().map(|place| self.gpus[*place].uuid.clone()).collect(),
+            gpus: sleeper
+                .gpus
+                .iter()
+                .map(|place| self.gpus[*place].uuid.clone())
+                .collect(),
             state: EngineModelState::Asleep(SleepLevel::WeightsOffloaded),
             reusable_in: Some(sleeper.namespace.clone()),
             seen: now,
@@ -303,9 +391,15 @@ impl Machine {
     /// Wakes an engine that sleeps on exactly these GPUs for the pod. Others sleep on: they hold host memory, and next to nothing
     /// of a GPU.
     fn wake(&mut self, spec: &PodSpec, devices: &[GpuUuid]) -> Option<Sleeper> {
-        let mut places: Vec<usize> = devices.iter().filter_map(|device| self.place_of(device)).collect();
+        let mut places: Vec<usize> = devices
+            .iter()
+            .filter_map(|device| self.place_of(device))
+            .collect();
         places.sort_unstable();
-        let found = self.sleepers.iter().position(|one| one.suits(spec) && one.gpus == places)?;
+        let found = self
+            .sleepers
+            .iter()
+            .position(|one| one.suits(spec) && one.gpus == places)?;
         Some(self.sleepers.remove(found))
     }
 
@@ -364,8 +458,13 @@ mod tests {
     #[test]
     fn a_placement_beyond_a_gpu_and_one_beside_an_exclusive_pod_are_found_out() {
         let (mut machines, node) = (machines(), NodeName::parse("n").unwrap());
-        let gpus: Vec<GpuUuid> =
-            machines.get(&node).unwrap().gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+        let gpus: Vec<GpuUuid> = machines
+            .get(&node)
+            .unwrap()
+            .gpus
+            .iter()
+            .map(|gpu| gpu.uuid.clone())
+            .collect();
         let shared = PodSpec::plain("a", Bytes::gib(50));
         assert_eq!(machines.place(&uid("one"), &shared, &node, &gpus[..1]), []);
         let broken = machines.place(&uid("two"), &shared, &node, &gpus[..1]);
@@ -373,7 +472,10 @@ mod tests {
             matches!(&broken[..], [BrokenPromise::OverPromised { promised, .. }] if *promised == Bytes::gib(100))
         );
         machines.remove(&uid("one"), &node);
-        let alone = PodSpec { exclusive: true, ..shared.clone() };
+        let alone = PodSpec {
+            exclusive: true,
+            ..shared.clone()
+        };
         assert!(matches!(
             machines.place(&uid("three"), &alone, &node, &gpus[..1])[..],
             [BrokenPromise::ExclusiveShared { .. }]
@@ -388,7 +490,10 @@ mod tests {
     fn a_second_start_finds_the_image_and_the_files_until_memory_is_needed_for_others() {
         let (mut machines, node) = (machines(), NodeName::parse("n").unwrap());
         let model = |name: &str| ModelId::parse(name).unwrap();
-        let image = Image { name: "engine".into(), size: Bytes(20_000_000_000) };
+        let image = Image {
+            name: "engine".into(),
+            size: Bytes(20_000_000_000),
+        };
         let pod = |name| PodSpec {
             image: Some(image.clone()),
             ..PodSpec::serving("a", model(name), Bytes::gib(15), Bytes::gib(40))
@@ -396,18 +501,29 @@ mod tests {
         let first = machines.start(&pod("m"), &node, &[]).time();
         let second = machines.start(&pod("m"), &node, &[]).time();
         // The image is pulled once: 100 s; the files come once over the network, and are read from memory then.
-        assert!(first > second + Millis::seconds(100), "{first:?} {second:?}");
+        assert!(
+            first > second + Millis::seconds(100),
+            "{first:?} {second:?}"
+        );
         machines.start(&pod("other"), &node, &[]);
         let third = machines.start(&pod("m"), &node, &[]).time();
-        assert!(second < third && third < first, "{second:?} {third:?} {first:?}");
+        assert!(
+            second < third && third < first,
+            "{second:?} {third:?} {first:?}"
+        );
     }
 
     #[test]
     fn a_sleeping_engine_is_woken_on_exactly_its_gpu_and_once() {
         let (mut machines, node) = (machines(), NodeName::parse("n").unwrap());
         let model = ModelId::parse("m").unwrap();
-        let gpus: Vec<GpuUuid> =
-            machines.get(&node).unwrap().gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+        let gpus: Vec<GpuUuid> = machines
+            .get(&node)
+            .unwrap()
+            .gpus
+            .iter()
+            .map(|gpu| gpu.uuid.clone())
+            .collect();
         let sleeper = Sleeper {
             pod: uid("asleep"),
             model: model.clone(),
@@ -417,8 +533,14 @@ mod tests {
         };
         machines.get_mut(&node).unwrap().sleepers.push(sleeper);
         let pod = PodSpec::serving("a", model, Bytes::gib(15), Bytes::gib(40));
-        assert!(machines.start(&pod, &node, &gpus[..1]).time() > Millis::seconds(20), "it is another GPU");
+        assert!(
+            machines.start(&pod, &node, &gpus[..1]).time() > Millis::seconds(20),
+            "it is another GPU"
+        );
         assert!(machines.start(&pod, &node, &gpus[1..]).time() < Millis::seconds(2));
-        assert!(machines.start(&pod, &node, &gpus[1..]).time() > Millis::seconds(20), "it was woken");
+        assert!(
+            machines.start(&pod, &node, &gpus[1..]).time() > Millis::seconds(20),
+            "it was woken"
+        );
     }
 }

@@ -18,13 +18,23 @@ pub enum Message {
     /// The pod is gone.
     PodGone(PodUid),
     /// How far a bound pod has come with its start.
-    Start { uid: PodUid, progress: StartProgress },
+    Start {
+        uid: PodUid,
+        progress: StartProgress,
+    },
     /// What the agent of a node measured.
-    Reading { node: NodeName, reading: Arc<NodeReading> },
+    Reading {
+        node: NodeName,
+        reading: Arc<NodeReading>,
+    },
     /// The images that a node has.
     Images { node: NodeName, images: Vec<Image> },
     /// The Binding was written.
-    Bound { uid: PodUid, node: NodeName, devices: Arc<[GpuUuid]> },
+    Bound {
+        uid: PodUid,
+        node: NodeName,
+        devices: Arc<[GpuUuid]>,
+    },
     /// The Binding was refused: the pod is gone, or bound.
     NotBound(PodUid),
 }
@@ -68,7 +78,10 @@ pub enum Act {
 
 /// What is on its way.
 #[derive(Debug, Clone, Copy)]
-#[cfg_attr(not(test), expect(dead_code, reason = "what doubles messages is a test"))]
+#[cfg_attr(
+    not(test),
+    expect(dead_code, reason = "what doubles messages is a test")
+)]
 pub(crate) enum Envelope<'a> {
     ToScheduler(&'a Message),
     FromScheduler,
@@ -76,7 +89,10 @@ pub(crate) enum Envelope<'a> {
 
 /// What becomes of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(not(test), expect(dead_code, reason = "what doubles messages is a test"))]
+#[cfg_attr(
+    not(test),
+    expect(dead_code, reason = "what doubles messages is a test")
+)]
 pub(crate) enum Fate {
     Arrives { after: Millis },
     Twice { after: Millis, again_after: Millis },

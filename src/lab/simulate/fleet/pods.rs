@@ -57,7 +57,12 @@ impl PodSpec {
 
     /// A pod that serves a model, with KV cache beside the weights.
     pub fn serving(namespace: &str, model: ModelId, weights: Bytes, vram: Bytes) -> Self {
-        Self { model: Some(model), weights, priority: 1000, ..Self::plain(namespace, vram) }
+        Self {
+            model: Some(model),
+            weights,
+            priority: 1000,
+            ..Self::plain(namespace, vram)
+        }
     }
 
     /// VRAM on each of its GPUs.
@@ -69,7 +74,10 @@ impl PodSpec {
     pub fn demand(&self, policy: &Policy) -> Result<Demand, RequestError> {
         let (vram, gpus) = (self.vram.0.to_string(), self.gpus.to_string());
         let kv_cache = self.vram.minus(self.weights).0.to_string();
-        let containers = [ContainerRequest { vram: Some(&vram), ..ContainerRequest::plain("main") }];
+        let containers = [ContainerRequest {
+            vram: Some(&vram),
+            ..ContainerRequest::plain("main")
+        }];
         let demand = Demand::of(
             &PodRequest {
                 labels: &self.labels,
@@ -84,7 +92,13 @@ impl PodSpec {
             },
             policy,
         )?;
-        let image = self.image.as_ref().and_then(|image| ImageId::of(&image.name));
-        Ok(Demand { images: image.into_iter().collect(), ..demand })
+        let image = self
+            .image
+            .as_ref()
+            .and_then(|image| ImageId::of(&image.name));
+        Ok(Demand {
+            images: image.into_iter().collect(),
+            ..demand
+        })
     }
 }

@@ -110,7 +110,10 @@ impl<'s, T> Stage<'s, T> {
     ) -> Self {
         scheduler.meet(START, &machines);
         for machine in machines.iter().filter(|machine| !machine.images.is_empty()) {
-            let (node, images) = (machine.spec.name.clone(), machine.images.iter().cloned().collect());
+            let (node, images) = (
+                machine.spec.name.clone(),
+                machine.images.iter().cloned().collect(),
+            );
             scheduler.observe(START, &Message::Images { node, images });
         }
         let mut events = EventQueue::default();
@@ -157,7 +160,8 @@ impl<'s, T> Stage<'s, T> {
     pub fn submit(&mut self, spec: PodSpec) -> PodUid {
         self.submitted += 1;
         // As random as real UIDs, so that ties by UID are broken at random; and the same under all schedulers.
-        let uid = PodUid::parse(&format!("{:016x}", mixed(self.submitted))).expect("digits are a name");
+        let uid =
+            PodUid::parse(&format!("{:016x}", mixed(self.submitted))).expect("digits are a name");
         let pod = StagePod {
             spec: Arc::new(spec),
             submitted: self.now(),
@@ -194,7 +198,8 @@ impl<'s, T> Stage<'s, T> {
         let node = bound.map(|bound| bound.node.clone());
         if self.loads.insert(uid.clone(), load) != Some(load) {
             // What a step of the engines comes to has grown since the last one, and was reported as it grew.
-            node.iter().for_each(|node| self.report_within(node, Millis::default()));
+            node.iter()
+                .for_each(|node| self.report_within(node, Millis::default()));
         }
     }
 
@@ -211,9 +216,10 @@ impl<'s, T> Stage<'s, T> {
             match event {
                 StageEvent::Message(message) => self.deliver(&message),
                 StageEvent::Act(act) => self.act(act),
-                StageEvent::Pulled(uid) => {
-                    self.send(Message::Start { uid, progress: StartProgress::Running })
-                }
+                StageEvent::Pulled(uid) => self.send(Message::Start {
+                    uid,
+                    progress: StartProgress::Running,
+                }),
                 StageEvent::Ready(uid) => self.ready(&uid),
                 StageEvent::Gone(uid) => self.gone(&uid),
                 StageEvent::Timer(what) => return Some(ScenarioEvent::Timer(what)),
@@ -230,11 +236,15 @@ impl<'s, T> Stage<'s, T> {
     /// Every agent reports what its node has: GPUs, files and engines.
     fn report_all(&mut self) {
         let now = self.now();
-        let reading = |machine: &Machine| (machine.spec.name.clone(), machine.reading(now, &self.loads));
+        let reading =
+            |machine: &Machine| (machine.spec.name.clone(), machine.reading(now, &self.loads));
         let readings: Vec<(NodeName, NodeReading)> = self.machines.iter().map(reading).collect();
-        readings
-            .into_iter()
-            .for_each(|(node, reading)| self.send(Message::Reading { node, reading: reading.into() }));
+        readings.into_iter().for_each(|(node, reading)| {
+            self.send(Message::Reading {
+                node,
+                reading: reading.into(),
+            })
+        });
     }
 
     fn note_change(&mut self, node: &NodeName) {
@@ -243,17 +253,25 @@ impl<'s, T> Stage<'s, T> {
 
     fn report_within(&mut self, node: &NodeName, time: Millis) {
         if self.scheduler.reads_reports() && self.changed.insert(node.clone()) {
-            self.events.at(self.now() + time, StageEvent::Report(node.clone()));
+            self.events
+                .at(self.now() + time, StageEvent::Report(node.clone()));
         }
     }
 
     fn report_change(&mut self, node: NodeName) {
         let now = self.now();
         self.changed.remove(&node);
-        let Some(reading) = self.machines.get(&node).map(|machine| machine.reading(now, &self.loads)) else {
+        let Some(reading) = self
+            .machines
+            .get(&node)
+            .map(|machine| machine.reading(now, &self.loads))
+        else {
             return;
         };
-        self.send(Message::Reading { node, reading: reading.into() });
+        self.send(Message::Reading {
+            node,
+            reading: reading.into(),
+        });
         // What it freed is of use to a pod that waits.
         if self.scheduler.has_pending() {
             self.pause = Millis::default();
@@ -269,7 +287,11 @@ impl<'s, T> Stage<'s, T> {
         }
         self.round_at = None;
         let acts = self.scheduler.round(now, &self.machines);
-        self.pause = if acts.is_empty() { (self.pause + ROUND).min(LONGEST_ROUND) } else { ROUND };
+        self.pause = if acts.is_empty() {
+            (self.pause + ROUND).min(LONGEST_ROUND)
+        } else {
+            ROUND
+        };
         acts.into_iter().for_each(|act| self.carry(act));
         if self.scheduler.has_pending() {
             self.round_by(now + self.pause);
@@ -290,8 +312,10 @@ impl<'s, T> Stage<'s, T> {
             Fate::Arrives { after: Millis(0) } => self.deliver(&message),
             Fate::Arrives { after } => self.events.at(now + after, StageEvent::Message(message)),
             Fate::Twice { after, again_after } => {
-                self.events.at(now + after, StageEvent::Message(message.clone()));
-                self.events.at(now + again_after, StageEvent::Message(message));
+                self.events
+                    .at(now + after, StageEvent::Message(message.clone()));
+                self.events
+                    .at(now + again_after, StageEvent::Message(message));
             }
         }
     }
@@ -328,22 +352,36 @@ impl<'s, T> Stage<'s, T> {
     /// The API server's part of a bind: a pod is bound once.
     fn bind(&mut self, uid: PodUid, node: NodeName, devices: Arc<[GpuUuid]>) {
         let now = self.now();
-        let Some(pod) = self.pods.get_mut(&uid).filter(|pod| pod.bound.is_none() && pod.leaving.is_none())
+        let Some(pod) = self
+            .pods
+            .get_mut(&uid)
+            .filter(|pod| pod.bound.is_none() && pod.leaving.is_none())
         else {
             return self.send(Message::NotBound(uid));
         };
         let spec = pod.spec.clone();
-        pod.bound =
-            Some(PodBound { node: node.clone(), devices: devices.clone(), starting: true, since: now });
-        self.broken.extend(self.machines.place(&uid, &spec, &node, &devices));
+        pod.bound = Some(PodBound {
+            node: node.clone(),
+            devices: devices.clone(),
+            starting: true,
+            since: now,
+        });
+        self.broken
+            .extend(self.machines.place(&uid, &spec, &node, &devices));
         let start = self.machines.start(&spec, &node, &devices);
         pod.start = Some(start);
         // No two starts take exactly as long.
         let factor = 0.95 + 0.1 * self.starts.share();
         let takes = Millis((start.load.0 as f64 * factor).round() as u64);
-        self.events.at(now + start.pull, StageEvent::Pulled(uid.clone()));
-        self.events.at(now + start.pull + takes, StageEvent::Ready(uid.clone()));
-        self.send(Message::Bound { uid: uid.clone(), node: node.clone(), devices });
+        self.events
+            .at(now + start.pull, StageEvent::Pulled(uid.clone()));
+        self.events
+            .at(now + start.pull + takes, StageEvent::Ready(uid.clone()));
+        self.send(Message::Bound {
+            uid: uid.clone(),
+            node: node.clone(),
+            devices,
+        });
         self.show(&uid);
         self.note_change(&node);
         if spec.image.is_some() {
@@ -354,12 +392,20 @@ impl<'s, T> Stage<'s, T> {
 
     fn evict(&mut self, uid: &PodUid, preemptor: Option<&PodUid>) {
         let now = self.now();
-        let above = preemptor.and_then(|uid| self.pods.get(uid)).map(|pod| pod.spec.priority);
-        let Some(pod) = self.pods.get_mut(uid).filter(|pod| pod.leaving.is_none()) else { return };
+        let above = preemptor
+            .and_then(|uid| self.pods.get(uid))
+            .map(|pod| pod.spec.priority);
+        let Some(pod) = self.pods.get_mut(uid).filter(|pod| pod.leaving.is_none()) else {
+            return;
+        };
         let priority = pod.spec.priority;
         if above.is_some_and(|above| priority >= above) {
             let (victim, preemptor) = (uid.clone(), preemptor.cloned());
-            self.broken.push(BrokenPromise::WrongVictim { victim, preemptor, priority });
+            self.broken.push(BrokenPromise::WrongVictim {
+                victim,
+                preemptor,
+                priority,
+            });
         }
         pod.leaving = Some(now);
         pod.evicted_for = preemptor.cloned();
@@ -372,11 +418,18 @@ impl<'s, T> Stage<'s, T> {
 
     fn ready(&mut self, uid: &PodUid) {
         let now = self.now();
-        let Some(pod) = self.pods.get_mut(uid).filter(|pod| pod.leaving.is_none()) else { return };
+        let Some(pod) = self.pods.get_mut(uid).filter(|pod| pod.leaving.is_none()) else {
+            return;
+        };
         pod.ready = Some(now);
-        pod.bound.iter_mut().for_each(|bound| bound.starting = false);
+        pod.bound
+            .iter_mut()
+            .for_each(|bound| bound.starting = false);
         let node = pod.bound.as_ref().map(|bound| bound.node.clone());
-        self.send(Message::Start { uid: uid.clone(), progress: StartProgress::Ready });
+        self.send(Message::Start {
+            uid: uid.clone(),
+            progress: StartProgress::Ready,
+        });
         self.show(uid);
         node.iter().for_each(|node| self.note_change(node));
         self.happened.push_back(ScenarioEvent::Ready(uid.clone()));
@@ -389,7 +442,9 @@ impl<'s, T> Stage<'s, T> {
     }
 
     fn remove(&mut self, uid: &PodUid) -> bool {
-        let Some(pod) = self.pods.remove(uid) else { return false };
+        let Some(pod) = self.pods.remove(uid) else {
+            return false;
+        };
         self.loads.remove(uid);
         if let Some(bound) = &pod.bound {
             self.machines.remove(uid, &bound.node);
@@ -400,13 +455,20 @@ impl<'s, T> Stage<'s, T> {
     }
 
     fn show_images(&mut self, node: &NodeName) {
-        let Some(machine) = self.machines.get(node) else { return };
+        let Some(machine) = self.machines.get(node) else {
+            return;
+        };
         let images = machine.images.iter().cloned().collect();
-        self.send(Message::Images { node: node.clone(), images });
+        self.send(Message::Images {
+            node: node.clone(),
+            images,
+        });
     }
 
     fn show(&mut self, uid: &PodUid) {
-        let Some(pod) = self.pods.get(uid) else { return };
+        let Some(pod) = self.pods.get(uid) else {
+            return;
+        };
         let shown = PodShown {
             uid: uid.clone(),
             spec: pod.spec.clone(),

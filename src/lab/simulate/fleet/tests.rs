@@ -29,8 +29,16 @@ fn machines(nodes: usize, gpus: u32) -> Machines {
 fn schedulers(seed: u64) -> [Box<dyn FleetScheduler>; 3] {
     [
         Box::new(Stowage::new(Policy::default())),
-        Box::new(StockScheduler::new(Placing::LeastAllocated, Preempting::LowerPriority, seed)),
-        Box::new(StockScheduler::new(Placing::MostAllocated, Preempting::Never, seed)),
+        Box::new(StockScheduler::new(
+            Placing::LeastAllocated,
+            Preempting::LowerPriority,
+            seed,
+        )),
+        Box::new(StockScheduler::new(
+            Placing::MostAllocated,
+            Preempting::Never,
+            seed,
+        )),
     ]
 }
 
@@ -116,8 +124,10 @@ fn the_same_seed_plays_the_same() {
         let [stowage, ..] = schedulers(seed);
         let mut stage = Stage::new(machines(4, 4), stowage, seed);
         let ready = play(&mut stage, seed);
-        let places: Vec<String> =
-            stage.pods().map(|(uid, pod)| format!("{uid} {:?} {:?}", pod.bound, pod.ready)).collect();
+        let places: Vec<String> = stage
+            .pods()
+            .map(|(uid, pod)| format!("{uid} {:?} {:?}", pod.bound, pod.ready))
+            .collect();
         (ready, places)
     };
     assert_eq!(run(7), run(7));
@@ -128,7 +138,11 @@ fn the_same_seed_plays_the_same() {
 fn a_pod_of_higher_priority_gets_the_room_of_those_below_when_they_are_gone() {
     for scheduler in schedulers(1).into_iter().take(2) {
         let mut stage: Stage<'_, u32> = Stage::new(machines(1, 2), scheduler, 1);
-        let job = PodSpec { priority: -10, exclusive: true, ..PodSpec::plain("jobs", Bytes::gib(70)) };
+        let job = PodSpec {
+            priority: -10,
+            exclusive: true,
+            ..PodSpec::plain("jobs", Bytes::gib(70))
+        };
         (0..2).for_each(|_| drop(stage.submit(job.clone())));
         let mut order = Vec::new();
         stage.at(START + Millis::seconds(600), 1);
@@ -158,8 +172,10 @@ fn a_pod_of_higher_priority_gets_the_room_of_those_below_when_they_are_gone() {
 #[test]
 fn stowage_wakes_the_engine_that_sleeps_and_the_stock_scheduler_does_so_by_chance() {
     let model = ModelId::parse("llama").unwrap();
-    let pod =
-        PodSpec { exclusive: true, ..PodSpec::serving("a", model.clone(), Bytes::gib(15), Bytes::gib(40)) };
+    let pod = PodSpec {
+        exclusive: true,
+        ..PodSpec::serving("a", model.clone(), Bytes::gib(15), Bytes::gib(40))
+    };
     let time_to_ready = |scheduler: Box<dyn FleetScheduler>| {
         let mut machines = machines(8, 4);
         let node = NodeName::parse("node-005").unwrap();
@@ -193,18 +209,29 @@ fn messages_have_fates() {
         fn fate_of(&mut self, _: Moment, envelope: Envelope<'_>) -> Fate {
             self.0 += 1;
             match envelope {
-                Envelope::FromScheduler => Fate::Twice { after: Millis(100), again_after: Millis(300) },
+                Envelope::FromScheduler => Fate::Twice {
+                    after: Millis(100),
+                    again_after: Millis(300),
+                },
                 Envelope::ToScheduler(Message::Pod(_)) if self.0.is_multiple_of(2) => {
-                    Fate::Arrives { after: Millis::seconds(2) }
+                    Fate::Arrives {
+                        after: Millis::seconds(2),
+                    }
                 }
                 Envelope::ToScheduler(_) => Fate::Arrives { after: Millis(0) },
             }
         }
     }
     let [stowage, ..] = schedulers(0);
-    let mut stage: Stage<'_, u32> = Stage::with_fates(machines(2, 4), stowage, Box::new(Every(0)), 0);
-    let pods: Vec<PodUid> = (0..6).map(|_| stage.submit(PodSpec::plain("a", Bytes::gib(30)))).collect();
+    let mut stage: Stage<'_, u32> =
+        Stage::with_fates(machines(2, 4), stowage, Box::new(Every(0)), 0);
+    let pods: Vec<PodUid> = (0..6)
+        .map(|_| stage.submit(PodSpec::plain("a", Bytes::gib(30))))
+        .collect();
     while stage.next(START + Millis::seconds(120)).is_some() {}
-    assert!(pods.iter().all(|uid| stage.pod(uid).is_some_and(|pod| pod.ready.is_some())));
+    assert!(
+        pods.iter()
+            .all(|uid| stage.pod(uid).is_some_and(|pod| pod.ready.is_some()))
+    );
     assert_eq!(stage.broken, []);
 }

@@ -17,7 +17,12 @@ struct BuiltInShape {
 }
 
 const fn shape(share: u32, qos: Qos, gpus: u32, milli: u32) -> BuiltInShape {
-    BuiltInShape { share, qos, gpus, milli }
+    BuiltInShape {
+        share,
+        qos,
+        gpus,
+        milli,
+    }
 }
 
 /// Half of the pods serve, most on a whole GPU; the others are jobs, most on parts of GPUs.
@@ -39,15 +44,24 @@ const ROWS_PER_SHARE: u32 = 4;
 pub fn trace() -> Trace {
     let model = GpuModel::parse("made-up").expect("it is a plain word");
     let node = |place: usize| TraceNode {
-        name: NodeName::parse(&format!("made-up-{place:02}")).expect("it is short and has no spaces"),
+        name: NodeName::parse(&format!("made-up-{place:02}"))
+            .expect("it is short and has no spaces"),
         cpu: MilliCpu(128_000),
         memory: Bytes::gib(1024),
         gpus: GPUS_PER_NODE,
         model: model.clone(),
     };
-    let rows = SHAPES.iter().flat_map(|shape| (0..shape.share * ROWS_PER_SHARE).map(move |_| shape));
-    let pods = rows.enumerate().map(|(place, shape)| pod(place, shape)).collect();
-    Trace { nodes: (0..NODES).map(node).collect(), pods }
+    let rows = SHAPES
+        .iter()
+        .flat_map(|shape| (0..shape.share * ROWS_PER_SHARE).map(move |_| shape));
+    let pods = rows
+        .enumerate()
+        .map(|(place, shape)| pod(place, shape))
+        .collect();
+    Trace {
+        nodes: (0..NODES).map(node).collect(),
+        pods,
+    }
 }
 
 fn pod(place: usize, shape: &BuiltInShape) -> TracePod {
@@ -70,6 +84,10 @@ mod tests {
     fn every_pod_could_run() {
         let made = trace();
         assert_eq!(SHAPES.iter().map(|shape| shape.share).sum::<u32>(), 100);
-        assert!(made.pods.iter().all(|pod| made.nodes.iter().any(|node| node.could_fit(pod))));
+        assert!(
+            made.pods
+                .iter()
+                .all(|pod| made.nodes.iter().any(|node| node.could_fit(pod)))
+        );
     }
 }

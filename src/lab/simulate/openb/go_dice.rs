@@ -59,8 +59,15 @@ impl GoDice {
     pub fn seeded(seed: u64) -> Self {
         static TABLE: LazyLock<GoWords> = LazyLock::new(table);
         let mut words = Lehmer::seeded(seed).words(20);
-        words.iter_mut().zip(TABLE.iter()).for_each(|(word, cooked)| *word ^= cooked);
-        Self { words, tap: 0, feed: LENGTH - LAG }
+        words
+            .iter_mut()
+            .zip(TABLE.iter())
+            .for_each(|(word, cooked)| *word ^= cooked);
+        Self {
+            words,
+            tap: 0,
+            feed: LENGTH - LAG,
+        }
     }
 
     /// Of 63 bits.
@@ -121,15 +128,19 @@ fn table() -> GoWords {
     let place = |count: u64| (LENGTH - LAG + LENGTH - (count % LENGTH as u64) as usize) % LENGTH;
     let first = Lehmer::seeded(1).words(10);
     // Counts from −606 to 0, and as many more.
-    let mut numbers: Vec<u64> = (1..=LENGTH as u64).map(|count| first[place(count)]).collect();
+    let mut numbers: Vec<u64> = (1..=LENGTH as u64)
+        .map(|count| first[place(count)])
+        .collect();
     for count in LENGTH..2 * LENGTH {
         numbers.push(numbers[count - LENGTH].wrapping_add(numbers[count - LAG]));
     }
     let power = power(TABLE_STEPS);
     let mut state = [0; LENGTH];
     for later in 0..LENGTH {
-        let products =
-            power.iter().zip(&numbers[later..]).map(|(factor, number)| factor.wrapping_mul(*number));
+        let products = power
+            .iter()
+            .zip(&numbers[later..])
+            .map(|(factor, number)| factor.wrapping_mul(*number));
         let sum = products.fold(0u64, u64::wrapping_add);
         state[place(TABLE_STEPS + later as u64 + 1)] = sum;
     }
@@ -175,15 +186,18 @@ mod tests {
 
     #[test]
     fn a_jump_is_as_many_steps() {
-        let mut numbers: Vec<u64> =
-            (0..LENGTH as u64).map(stowage_scheduling::testkit::random::mixed).collect();
+        let mut numbers: Vec<u64> = (0..LENGTH as u64)
+            .map(stowage_scheduling::testkit::random::mixed)
+            .collect();
         for count in LENGTH..3000 {
             numbers.push(numbers[count - LENGTH].wrapping_add(numbers[count - LAG]));
         }
         for steps in [0, 1, 606, 607, 1500, 2999] {
             let jump = power(steps as u64);
-            let number =
-                jump.iter().zip(&numbers).fold(0u64, |sum, (a, b)| sum.wrapping_add(a.wrapping_mul(*b)));
+            let number = jump
+                .iter()
+                .zip(&numbers)
+                .fold(0u64, |sum, (a, b)| sum.wrapping_add(a.wrapping_mul(*b)));
             assert_eq!(number, numbers[steps]);
         }
     }

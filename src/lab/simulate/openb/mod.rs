@@ -27,7 +27,9 @@ pub fn pods_of(variant: &str) -> String {
 
 /// The variant whose pods a file of this name holds.
 pub fn variant_of(file: &str) -> Option<&str> {
-    file.strip_prefix("openb_pod_list_")?.strip_suffix(".csv").filter(|variant| !variant.is_empty())
+    file.strip_prefix("openb_pod_list_")?
+        .strip_suffix(".csv")
+        .filter(|variant| !variant.is_empty())
 }
 
 /// A whole GPU, in the trace's own measure.
@@ -80,7 +82,12 @@ pub enum TraceError {
     #[error(
         "{file}, line {line}: it names row {row}, and the pods are rows 0 to {last}; give both files of one trace"
     )]
-    NoSuchRow { file: String, line: usize, row: u64, last: usize },
+    NoSuchRow {
+        file: String,
+        line: usize,
+        row: u64,
+        last: usize,
+    },
     #[error("{file}, line {line}: {column} is {text:?}: {why}")]
     Name {
         file: String,
@@ -90,21 +97,44 @@ pub enum TraceError {
         why: stowage_scheduling::ids::InvalidName,
     },
     #[error("{file}, line {line}: qos is {text:?}; write BE, Burstable, Guaranteed or LS")]
-    Qos { file: String, line: usize, text: String },
+    Qos {
+        file: String,
+        line: usize,
+        text: String,
+    },
     #[error(
         "{file}, line {line}: the pod asks for {gpus} GPUs and {milli} thousandths of each; over several GPUs write 1000, for none 0"
     )]
-    PartOfSeveral { file: String, line: usize, gpus: u32, milli: u32 },
+    PartOfSeveral {
+        file: String,
+        line: usize,
+        gpus: u32,
+        milli: u32,
+    },
     #[error("{file}, line {line}: two nodes are called {name:?}; give each a name of its own")]
-    SameName { file: String, line: usize, name: String },
+    SameName {
+        file: String,
+        line: usize,
+        name: String,
+    },
     #[error(
         "{file}, line {line}: pod {pod} wants {wants}, and no node of any model has that much; make it smaller, or add such a node"
     )]
-    LargerThanAnyNode { file: String, line: usize, pod: String, wants: String },
+    LargerThanAnyNode {
+        file: String,
+        line: usize,
+        pod: String,
+        wants: String,
+    },
     #[error(
         "{file}, line {line}: pod {pod} wants a GPU of {models}, and no node has one; name another model, or add such a node"
     )]
-    NoSuchModel { file: String, line: usize, pod: String, models: String },
+    NoSuchModel {
+        file: String,
+        line: usize,
+        pod: String,
+        models: String,
+    },
 }
 
 impl Trace {
@@ -119,7 +149,9 @@ impl Trace {
     /// Pods that do not fit on any node even if it is empty: all nodes of the models that they accept are too small. The
     /// published runs have such pods, and never place them.
     pub fn never_placed(&self) -> impl Iterator<Item = &TracePod> {
-        self.pods.iter().filter(|pod| !self.nodes.iter().any(|node| node.could_fit(pod)))
+        self.pods
+            .iter()
+            .filter(|pod| !self.nodes.iter().any(|node| node.could_fit(pod)))
     }
 }
 

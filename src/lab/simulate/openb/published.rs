@@ -46,12 +46,23 @@ fn run(
 }
 
 /// Mean of a policy on a variant, over the published seeds among these; `None` if there is none.
-pub fn means(runs: &[PublishedRun], variant: &str, policy: &str, seeds: &[u64]) -> Option<SeedMeans> {
-    let of_it =
-        |run: &&PublishedRun| run.variant == variant && run.policy == policy && seeds.contains(&run.seed);
+pub fn means(
+    runs: &[PublishedRun],
+    variant: &str,
+    policy: &str,
+    seeds: &[u64],
+) -> Option<SeedMeans> {
+    let of_it = |run: &&PublishedRun| {
+        run.variant == variant && run.policy == policy && seeds.contains(&run.seed)
+    };
     let runs: Vec<&PublishedRun> = runs.iter().filter(of_it).collect();
-    let mean = |of: fn(&PublishedRun) -> f64| runs.iter().map(|run| of(run)).sum::<f64>() / runs.len() as f64;
-    (!runs.is_empty()).then(|| SeedMeans { at_100: mean(|run| run.at_100), at_130: mean(|run| run.at_130) })
+    let mean = |of: fn(&PublishedRun) -> f64| {
+        runs.iter().map(|run| of(run)).sum::<f64>() / runs.len() as f64
+    };
+    (!runs.is_empty()).then(|| SeedMeans {
+        at_100: mean(|run| run.at_100),
+        at_130: mean(|run| run.at_130),
+    })
 }
 
 #[cfg(test)]
@@ -63,9 +74,19 @@ mod tests {
 
     #[test]
     fn means_are_over_the_seeds_that_were_asked_for() {
-        let runs = read(TraceText { file: "p.csv", text: TEXT }).unwrap();
+        let runs = read(TraceText {
+            file: "p.csv",
+            text: TEXT,
+        })
+        .unwrap();
         let means = |policy, seeds: &[u64]| means(&runs, "d", policy, seeds);
-        assert_eq!(means("FGD", &[42, 43, 99]), Some(SeedMeans { at_100: 96.25, at_130: 97.0 }));
+        assert_eq!(
+            means("FGD", &[42, 43, 99]),
+            Some(SeedMeans {
+                at_100: 96.25,
+                at_130: 97.0
+            })
+        );
         assert_eq!(means("FGD", &[99]), None);
         assert_eq!(means("Random", &[42]), None);
     }
@@ -73,7 +94,15 @@ mod tests {
     #[test]
     fn the_error_for_a_figure_that_is_no_share_names_its_line() {
         let text = TEXT.replace("97.5", "197.5");
-        let error = read(TraceText { file: "p.csv", text: &text }).unwrap_err().to_string();
-        assert!(error.starts_with("p.csv, line 3: a100 is 197.5; write at most 100"), "{error}");
+        let error = read(TraceText {
+            file: "p.csv",
+            text: &text,
+        })
+        .unwrap_err()
+        .to_string();
+        assert!(
+            error.starts_with("p.csv, line 3: a100 is 197.5; write at most 100"),
+            "{error}"
+        );
     }
 }

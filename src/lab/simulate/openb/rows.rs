@@ -12,13 +12,18 @@ const MOST: u64 = 1 << 40;
 
 pub fn nodes(source: TraceText<'_>) -> Result<Vec<TraceNode>, TraceError> {
     let table = Table::read(source)?;
-    let [sn, cpu, memory, gpu, model] = table.columns(["sn", "cpu_milli", "memory_mib", "gpu", "model"])?;
+    let [sn, cpu, memory, gpu, model] =
+        table.columns(["sn", "cpu_milli", "memory_mib", "gpu", "model"])?;
     let mut names = BTreeSet::new();
     let mut node = |row: &TableRow<'_>| {
         let name = name(&table, row, sn, NodeName::parse)?;
         if !names.insert(name.clone()) {
             let (file, name) = (table.file.into(), name.to_string());
-            return Err(TraceError::SameName { file, line: row.line, name });
+            return Err(TraceError::SameName {
+                file,
+                line: row.line,
+                name,
+            });
         }
         Ok(TraceNode {
             name,
@@ -34,7 +39,11 @@ pub fn nodes(source: TraceText<'_>) -> Result<Vec<TraceNode>, TraceError> {
 pub fn pods(source: TraceText<'_>, nodes: &[TraceNode]) -> Result<Vec<TracePod>, TraceError> {
     let table = Table::read(source)?;
     let columns = PodColumns::of(&table)?;
-    table.rows().iter().map(|row| pod(&table, row, &columns, nodes)).collect()
+    table
+        .rows()
+        .iter()
+        .map(|row| pod(&table, row, &columns, nodes))
+        .collect()
 }
 
 struct PodColumns {
@@ -52,7 +61,15 @@ impl PodColumns {
         let [name, cpu, memory, gpus, milli] =
             table.columns(["name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli"])?;
         let [models, qos] = ["gpu_spec", "qos"].map(|name| table.column_if_any(name));
-        Ok(Self { name, cpu, memory, gpus, milli, models, qos })
+        Ok(Self {
+            name,
+            cpu,
+            memory,
+            gpus,
+            milli,
+            models,
+            qos,
+        })
     }
 }
 
@@ -72,7 +89,10 @@ fn pod(
             Some(column) => models(table, row, column)?,
             None => [].into(),
         },
-        qos: columns.qos.map(|column| qos(table, row, column)).transpose()?,
+        qos: columns
+            .qos
+            .map(|column| qos(table, row, column))
+            .transpose()?,
     };
     let is_whole = match pod.gpus {
         0 => pod.milli == 0,
@@ -81,7 +101,12 @@ fn pod(
     };
     if !is_whole {
         let (file, line, TracePod { gpus, milli, .. }) = (table.file.to_owned(), row.line, pod);
-        return Err(TraceError::PartOfSeveral { file, line, gpus, milli });
+        return Err(TraceError::PartOfSeveral {
+            file,
+            line,
+            gpus,
+            milli,
+        });
     }
     could_be_served(table.file, row.line, &pod, nodes)?;
     Ok(pod)
@@ -89,19 +114,39 @@ fn pod(
 
 /// A pod may be too large for the nodes of the models it names, and is never placed then; a pod that no list of nodes could be
 /// meant for is an error.
-fn could_be_served(file: &str, line: usize, pod: &TracePod, nodes: &[TraceNode]) -> Result<(), TraceError> {
+fn could_be_served(
+    file: &str,
+    line: usize,
+    pod: &TracePod,
+    nodes: &[TraceNode],
+) -> Result<(), TraceError> {
     let (file, name) = (file.to_owned(), pod.name.to_string());
     if !nodes.iter().any(|node| node.is_large_enough_for(pod)) {
-        return Err(TraceError::LargerThanAnyNode { file, line, pod: name, wants: wants(pod) });
+        return Err(TraceError::LargerThanAnyNode {
+            file,
+            line,
+            pod: name,
+            wants: wants(pod),
+        });
     }
     if !nodes.iter().any(|node| node.is_accepted_by(pod)) {
-        return Err(TraceError::NoSuchModel { file, line, pod: name, models: named(pod) });
+        return Err(TraceError::NoSuchModel {
+            file,
+            line,
+            pod: name,
+            models: named(pod),
+        });
     }
     Ok(())
 }
 
 fn wants(pod: &TracePod) -> String {
-    format!("{}, {} thousandths of a CPU and {}", plural(pod.gpus, "GPU"), pod.cpu.0, pod.memory)
+    format!(
+        "{}, {} thousandths of a CPU and {}",
+        plural(pod.gpus, "GPU"),
+        pod.cpu.0,
+        pod.memory
+    )
 }
 
 fn named(pod: &TracePod) -> String {
@@ -114,8 +159,13 @@ fn models(
     row: &TableRow<'_>,
     column: Column,
 ) -> Result<std::sync::Arc<[GpuModel]>, TraceError> {
-    let named = row.text(column).split('|').filter(|model| !model.is_empty());
-    named.map(|model| named_so(table, row, "gpu_spec", model, GpuModel::parse)).collect()
+    let named = row
+        .text(column)
+        .split('|')
+        .filter(|model| !model.is_empty());
+    named
+        .map(|model| named_so(table, row, "gpu_spec", model, GpuModel::parse))
+        .collect()
 }
 
 fn qos(table: &Table<'_>, row: &TableRow<'_>, column: Column) -> Result<Qos, TraceError> {
@@ -124,7 +174,11 @@ fn qos(table: &Table<'_>, row: &TableRow<'_>, column: Column) -> Result<Qos, Tra
         "Burstable" => Ok(Qos::Burstable),
         "Guaranteed" => Ok(Qos::Guaranteed),
         "LS" => Ok(Qos::LatencySensitive),
-        text => Err(TraceError::Qos { file: table.file.into(), line: row.line, text: text.into() }),
+        text => Err(TraceError::Qos {
+            file: table.file.into(),
+            line: row.line,
+            text: text.into(),
+        }),
     }
 }
 
@@ -145,5 +199,11 @@ fn named_so<T>(
     parse: impl Fn(&str) -> Result<T, InvalidName>,
 ) -> Result<T, TraceError> {
     let (file, line) = (table.file.to_owned(), row.line);
-    parse(text).map_err(|why| TraceError::Name { file, line, column, text: text.into(), why })
+    parse(text).map_err(|why| TraceError::Name {
+        file,
+        line,
+        column,
+        text: text.into(),
+        why,
+    })
 }

@@ -56,13 +56,19 @@ impl Arrivals {
         by_name.sort_by_key(|site| &setting.sites[*site].name);
         let mut ranks = vec![0; by_name.len()];
         let ranked = dice.permutation(by_name.len());
-        ranked.into_iter().zip(by_name).for_each(|(rank, site)| ranks[rank] = site);
+        ranked
+            .into_iter()
+            .zip(by_name)
+            .for_each(|(rank, site)| ranks[rank] = site);
         Self { seed, pods, ranks }
     }
 
     pub fn iter(&self, setting: &PlayedTrace) -> impl Iterator<Item = PodArrival> {
-        let arrival =
-            |(number, pod): (usize, &usize)| PodArrival { number, pod: *pod, kind: setting.pods[*pod].kind };
+        let arrival = |(number, pod): (usize, &usize)| PodArrival {
+            number,
+            pod: *pod,
+            kind: setting.pods[*pod].kind,
+        };
         self.pods.iter().enumerate().map(arrival)
     }
 }
@@ -78,7 +84,11 @@ fn fill_up(setting: &PlayedTrace, pods: &mut Vec<usize>, dice: &mut GoDice) {
     }
     let rows = setting.pods.len();
     // Pods without GPUs would be drawn forever.
-    while setting.pods.iter().any(|pod| setting.kinds[pod.kind].gpus > 0) {
+    while setting
+        .pods
+        .iter()
+        .any(|pod| setting.kinds[pod.kind].gpus > 0)
+    {
         let drawn = dice.below(rows as u32);
         if asked + u64::from(setting.kind_of(drawn).milli) > most {
             return;
@@ -96,12 +106,19 @@ mod tests {
 
     #[test]
     fn every_pod_arrives_once_and_then_some_again_until_the_load_is_reached() {
-        let setting = setting(&[(64_000, 8)], &[kind(1000, 1, 1000), kind(1000, 1, 500), kind(1000, 0, 0)]);
+        let setting = setting(
+            &[(64_000, 8)],
+            &[kind(1000, 1, 1000), kind(1000, 1, 500), kind(1000, 0, 0)],
+        );
         let arrivals = Arrivals::of(&setting, 42);
         let mut first: Vec<usize> = arrivals.pods[..3].to_vec();
         first.sort_unstable();
         assert_eq!(first, [0, 1, 2]);
-        let asked: u64 = arrivals.pods.iter().map(|pod| setting.kind_of(*pod).milli_gpus()).sum();
+        let asked: u64 = arrivals
+            .pods
+            .iter()
+            .map(|pod| setting.kind_of(*pod).milli_gpus())
+            .sum();
         // 130 % of eight GPUs.
         assert!((9_500..=10_400).contains(&asked), "{asked}");
         assert_eq!(arrivals, Arrivals::of(&setting, 42));

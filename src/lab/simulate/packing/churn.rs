@@ -41,8 +41,13 @@ impl FromStr for OfferedLoad {
     type Err = BadLoad;
 
     fn from_str(text: &str) -> Result<Self, BadLoad> {
-        let load = text.trim().parse::<f64>().ok().filter(|load| (0.01..=10.0).contains(load));
-        load.map(|load| Self((load * 1000.0).round() as u32)).ok_or_else(|| BadLoad { text: text.into() })
+        let load = text
+            .trim()
+            .parse::<f64>()
+            .ok()
+            .filter(|load| (0.01..=10.0).contains(load));
+        load.map(|load| Self((load * 1000.0).round() as u32))
+            .ok_or_else(|| BadLoad { text: text.into() })
     }
 }
 
@@ -79,10 +84,15 @@ pub fn churn(
     if let Some(stream) = &mut stream {
         events.at(stream.next_comes(Moment::default()), ChurnEvent::Comes);
     }
-    let (begins, ends) = (Moment::default() + LIFETIME.times(WARM_UP), LIFETIME.times(WARM_UP + COUNTED));
+    let (begins, ends) = (
+        Moment::default() + LIFETIME.times(WARM_UP),
+        LIFETIME.times(WARM_UP + COUNTED),
+    );
     while let Some(event) = events.take() {
         let now = events.now();
-        let Some(stream) = stream.as_mut().filter(|_| now < Moment::default() + ends) else { break };
+        let Some(stream) = stream.as_mut().filter(|_| now < Moment::default() + ends) else {
+            break;
+        };
         match event {
             ChurnEvent::Ends(number) => world.end(number, placer),
             ChurnEvent::Comes => {
@@ -116,7 +126,11 @@ struct PodStream {
 impl PodStream {
     /// `None` if no pod requests a GPU, or there is none.
     fn new(setting: &PlayedTrace, seed: u64, load: OfferedLoad) -> Option<Self> {
-        let asked: u64 = setting.pods.iter().map(|pod| setting.kinds[pod.kind].milli_gpus()).sum();
+        let asked: u64 = setting
+            .pods
+            .iter()
+            .map(|pod| setting.kinds[pod.kind].milli_gpus())
+            .sum();
         let mean_asked = asked as f64 / setting.pods.len().max(1) as f64;
         let kept_busy = setting.capacity() as f64 * load.of_one();
         (asked > 0 && kept_busy > 0.0).then(|| Self {
@@ -134,7 +148,11 @@ impl PodStream {
 
     fn draw(&mut self, setting: &PlayedTrace) -> (PodArrival, Millis) {
         let pod = self.draws.below(setting.pods.len());
-        let arrival = PodArrival { number: self.drawn, pod, kind: setting.pods[pod].kind };
+        let arrival = PodArrival {
+            number: self.drawn,
+            pod,
+            kind: setting.pods[pod].kind,
+        };
         self.drawn += 1;
         (arrival, self.lifetimes.gap(LIFETIME.0 as f64))
     }
@@ -154,7 +172,12 @@ mod tests {
         let setting = setting(&nodes, &[kind(1000, 1, 1000)]);
         let of_seed = |seed| {
             let ranks = Arrivals::of(&setting, seed);
-            churn(&setting, &ranks, "1".parse().unwrap(), &mut Scored::new(&setting, BestFit))
+            churn(
+                &setting,
+                &ranks,
+                "1".parse().unwrap(),
+                &mut Scored::new(&setting, BestFit),
+            )
         };
         let all: Vec<Rejections> = (0..400).map(of_seed).collect();
         let asked: u64 = all.iter().map(|one| one.asked).sum();

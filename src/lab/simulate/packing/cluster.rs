@@ -62,7 +62,10 @@ impl SimulatedCluster {
     /// All is free; `ranks` has every node once, in the order of their ranks.
     pub fn new(setting: &PlayedTrace, ranks: &[usize]) -> Self {
         Self {
-            nodes: ranks.iter().map(|site| SimulatedNode::new(*site, &setting.sites[*site])).collect(),
+            nodes: ranks
+                .iter()
+                .map(|site| SimulatedNode::new(*site, &setting.sites[*site]))
+                .collect(),
             allocated: 0,
         }
     }
@@ -107,7 +110,10 @@ impl SimulatedNode {
 
     /// Whether kube-scheduler's own filters accept the node: of GPUs they only know the model.
     pub(crate) fn is_accepted(&self, kind: &PodKind) -> bool {
-        kind.models[self.model] && kind.cpu <= self.cpu && kind.memory <= self.memory && self.slots > 0
+        kind.models[self.model]
+            && kind.cpu <= self.cpu
+            && kind.memory <= self.memory
+            && self.slots > 0
     }
 
     /// Whether enough single GPUs have the free capacity.
@@ -118,7 +124,11 @@ impl SimulatedNode {
     /// Indices of GPUs on which a part fits.
     pub fn roomy(&self, kind: &PodKind) -> impl Iterator<Item = usize> {
         let milli = kind.milli;
-        self.gpus.iter().enumerate().filter(move |(_, free)| **free >= milli).map(|(place, _)| place)
+        self.gpus
+            .iter()
+            .enumerate()
+            .filter(move |(_, free)| **free >= milli)
+            .map(|(place, _)| place)
     }
 
     /// Over all GPUs, in thousandths of one.
@@ -134,7 +144,9 @@ impl SimulatedNode {
     /// The tightest GPUs that fit, and of equal ones those with the lowest indices. Whole GPUs are equal.
     pub fn tightest(&self, kind: &PodKind) -> GpuSet {
         if kind.is_shared() {
-            let tightest = self.roomy(kind).min_by_key(|place| (self.gpus[*place], *place));
+            let tightest = self
+                .roomy(kind)
+                .min_by_key(|place| (self.gpus[*place], *place));
             return tightest.map(GpuSet::one).unwrap_or_default();
         }
         self.roomy(kind).take(kind.gpus as usize).collect()
@@ -145,7 +157,11 @@ impl SimulatedNode {
         self.cpu = self.cpu.checked_sub(kind.cpu).expect(ROOM);
         self.memory = self.memory.checked_sub(kind.memory).expect(ROOM);
         self.slots = self.slots.checked_sub(1).expect(ROOM);
-        assert_eq!(gpus.len(), kind.gpus, "a pod gets as many GPUs as it asks for");
+        assert_eq!(
+            gpus.len(),
+            kind.gpus,
+            "a pod gets as many GPUs as it asks for"
+        );
         for place in gpus.iter() {
             self.gpus[place] = self.gpus[place].checked_sub(kind.milli).expect(ROOM);
         }
@@ -180,26 +196,53 @@ mod tests {
         let setting = setting(&[(64_000, 2)], &[]);
         let mut cluster = SimulatedCluster::new(&setting, &[0]);
         let (part, whole) = (kind(1000, 1, 400), kind(1000, 2, 1000));
-        let seat = SimulatedPlacement { node: 0, gpus: cluster.nodes()[0].tightest(&part) };
+        let seat = SimulatedPlacement {
+            node: 0,
+            gpus: cluster.nodes()[0].tightest(&part),
+        };
         cluster.take(&part, seat);
-        assert_eq!((cluster.allocated(), &*cluster.nodes()[0].gpus), (400, &[600, 1000][..]));
+        assert_eq!(
+            (cluster.allocated(), &*cluster.nodes()[0].gpus),
+            (400, &[600, 1000][..])
+        );
         assert!(!cluster.nodes()[0].fits(&whole));
-        assert_eq!(cluster.nodes()[0].sorts, BTreeMap::from([(DemandSort::Part, 1)]));
+        assert_eq!(
+            cluster.nodes()[0].sorts,
+            BTreeMap::from([(DemandSort::Part, 1)])
+        );
         cluster.give_back(&part, seat);
         assert!(cluster.nodes()[0].fits(&whole));
-        assert_eq!((cluster.allocated(), cluster.nodes()[0].sorts.len()), (0, 0));
+        assert_eq!(
+            (cluster.allocated(), cluster.nodes()[0].sorts.len()),
+            (0, 0)
+        );
     }
 
     #[test]
     fn a_part_goes_to_the_tightest_gpu_and_whole_ones_are_the_first_that_are_free() {
         let setting = setting(&[(64_000, 4)], &[]);
         let mut cluster = SimulatedCluster::new(&setting, &[0]);
-        cluster.take(&kind(0, 1, 300), SimulatedPlacement { node: 0, gpus: GpuSet::one(0) });
-        cluster.take(&kind(0, 1, 500), SimulatedPlacement { node: 0, gpus: GpuSet::one(2) });
+        cluster.take(
+            &kind(0, 1, 300),
+            SimulatedPlacement {
+                node: 0,
+                gpus: GpuSet::one(0),
+            },
+        );
+        cluster.take(
+            &kind(0, 1, 500),
+            SimulatedPlacement {
+                node: 0,
+                gpus: GpuSet::one(2),
+            },
+        );
         let node = &cluster.nodes()[0];
         assert_eq!(node.tightest(&kind(0, 1, 200)), GpuSet::one(2));
         assert_eq!(node.tightest(&kind(0, 1, 600)), GpuSet::one(0));
-        assert_eq!(node.tightest(&kind(0, 2, 1000)), [1, 3].into_iter().collect());
+        assert_eq!(
+            node.tightest(&kind(0, 2, 1000)),
+            [1, 3].into_iter().collect()
+        );
         assert!(!node.fits(&kind(0, 3, 1000)));
     }
 
@@ -208,7 +251,10 @@ mod tests {
     fn a_gpu_that_is_handed_out_twice_is_caught() {
         let setting = setting(&[(64_000, 1)], &[]);
         let mut cluster = SimulatedCluster::new(&setting, &[0]);
-        let seat = SimulatedPlacement { node: 0, gpus: GpuSet::one(0) };
+        let seat = SimulatedPlacement {
+            node: 0,
+            gpus: GpuSet::one(0),
+        };
         cluster.take(&kind(0, 1, 600), seat);
         cluster.take(&kind(0, 1, 600), seat);
     }

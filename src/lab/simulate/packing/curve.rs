@@ -31,13 +31,20 @@ pub struct Point {
 impl AllocationCurve {
     /// Of a cluster with so many thousandths of GPUs.
     pub fn new(capacity: u64) -> Self {
-        Self { capacity: capacity.max(1), asked: 0, levels: vec![Level::default(); LAST_LOAD as usize + 1] }
+        Self {
+            capacity: capacity.max(1),
+            asked: 0,
+            levels: vec![Level::default(); LAST_LOAD as usize + 1],
+        }
     }
 
     /// Records the state after an arrival that requests this many thousandths of GPUs.
     pub fn note(&mut self, asked: u64, allocated: u64, fragmented_gpus: f64) {
         self.asked += asked;
-        if let Some(level) = self.levels.get_mut(load(self.asked, self.capacity) as usize) {
+        if let Some(level) = self
+            .levels
+            .get_mut(load(self.asked, self.capacity) as usize)
+        {
             level.events += 1;
             level.allocated += allocated;
             level.fragmented += fragmented_gpus;
@@ -46,7 +53,10 @@ impl AllocationCurve {
 
     /// `None` for a load at which no pod arrived.
     pub fn at(&self, load: u64) -> Option<Point> {
-        let level = self.levels.get(load as usize).filter(|level| level.events > 0)?;
+        let level = self
+            .levels
+            .get(load as usize)
+            .filter(|level| level.events > 0)?;
         let events = level.events as f64;
         let hundredth = self.capacity as f64 / 100.0;
         Some(Point {
@@ -92,8 +102,22 @@ mod tests {
         // 0.9 % and 1.4 % round to 1.
         curve.note(50, 90, 2.0);
         curve.note(50, 90, 4.0);
-        assert_eq!(curve.at(0), Some(Point { load: 0, allocated: 0.4, fragmented: 10.0 }));
-        assert_eq!(curve.at(1), Some(Point { load: 1, allocated: 0.9, fragmented: 30.0 }));
+        assert_eq!(
+            curve.at(0),
+            Some(Point {
+                load: 0,
+                allocated: 0.4,
+                fragmented: 10.0
+            })
+        );
+        assert_eq!(
+            curve.at(1),
+            Some(Point {
+                load: 1,
+                allocated: 0.9,
+                fragmented: 30.0
+            })
+        );
         assert_eq!(curve.at(2), None);
         assert_eq!(curve.points().count(), 2);
     }
@@ -104,7 +128,10 @@ mod tests {
         one.note(100, 100, 0.0);
         two.note(100, 50, 0.0);
         two.note(100, 150, 0.0);
-        let allocated: Vec<(u64, f64)> = mean(&[&one, &two]).iter().map(|p| (p.load, p.allocated)).collect();
+        let allocated: Vec<(u64, f64)> = mean(&[&one, &two])
+            .iter()
+            .map(|p| (p.load, p.allocated))
+            .collect();
         assert_eq!(allocated, [(1, 0.75), (2, 1.5)]);
     }
 }

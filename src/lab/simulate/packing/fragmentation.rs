@@ -40,7 +40,11 @@ pub struct Rest<'a> {
 
 impl<'a> From<&'a SimulatedNode> for Rest<'a> {
     fn from(node: &'a SimulatedNode) -> Self {
-        Self { model: node.model, cpu: node.cpu, gpus: &node.gpus }
+        Self {
+            model: node.model,
+            cpu: node.cpu,
+            gpus: &node.gpus,
+        }
     }
 }
 
@@ -49,7 +53,13 @@ impl Typical {
     pub fn of(setting: &PlayedTrace) -> Self {
         let mut counts: BTreeMap<(u64, u32, u32, &[bool]), u64> = BTreeMap::new();
         for pod in &setting.pods {
-            let PodKind { cpu, milli, gpus, models, .. } = &setting.kinds[pod.kind];
+            let PodKind {
+                cpu,
+                milli,
+                gpus,
+                models,
+                ..
+            } = &setting.kinds[pod.kind];
             *counts.entry((*cpu, *milli, *gpus, models)).or_default() += 1;
         }
         let mut by_count: Vec<_> = counts.into_iter().collect();
@@ -62,10 +72,17 @@ impl Typical {
             }
             covered += count;
             if gpus > 0 {
-                *shapes.entry((milli, gpus, models)).or_default().entry(cpu).or_default() += count;
+                *shapes
+                    .entry((milli, gpus, models))
+                    .or_default()
+                    .entry(cpu)
+                    .or_default() += count;
             }
         }
-        Self { shapes: shapes.into_iter().map(TypicalShape::of).collect(), count: covered }
+        Self {
+            shapes: shapes.into_iter().map(TypicalShape::of).collect(),
+            count: covered,
+        }
     }
 
     /// How many pods they represent: the divisor of [`Self::fragments`].
@@ -90,7 +107,12 @@ impl TypicalShape {
             sum += count;
             (cpu, sum)
         });
-        Self { milli, gpus, models: models.into(), up_to: up_to.collect() }
+        Self {
+            milli,
+            gpus,
+            models: models.into(),
+            up_to: up_to.collect(),
+        }
     }
 
     /// The free capacity of GPUs that fit such a pod, times the number of such pods for which the CPU suffices.
@@ -103,7 +125,11 @@ impl TypicalShape {
             roomy += 1;
             free += u64::from(*gpu);
         }
-        if roomy < self.gpus { 0 } else { free * self.with_cpu(rest.cpu) }
+        if roomy < self.gpus {
+            0
+        } else {
+            free * self.with_cpu(rest.cpu)
+        }
     }
 
     fn with_cpu(&self, cpu: u64) -> u64 {
@@ -123,8 +149,15 @@ pub(crate) struct Fragments<'t> {
 
 impl<'t> Fragments<'t> {
     pub fn of(typical: &'t Typical, nodes: &[SimulatedNode]) -> Self {
-        let by_node: Vec<u64> = nodes.iter().map(|node| typical.fragments(node.into())).collect();
-        Self { typical, sum: by_node.iter().sum(), by_node }
+        let by_node: Vec<u64> = nodes
+            .iter()
+            .map(|node| typical.fragments(node.into()))
+            .collect();
+        Self {
+            typical,
+            sum: by_node.iter().sum(),
+            by_node,
+        }
     }
 
     /// Applies one node's change.
@@ -149,13 +182,22 @@ mod tests {
 
     /// Three kinds of the same frequency: on CPUs alone, half a GPU with much CPU, two whole ones.
     fn typical() -> Typical {
-        Typical::of(&setting(&[(8000, 2)], &[kind(1000, 0, 0), kind(6000, 1, 500), kind(2000, 2, 1000)]))
+        Typical::of(&setting(
+            &[(8000, 2)],
+            &[kind(1000, 0, 0), kind(6000, 1, 500), kind(2000, 2, 1000)],
+        ))
     }
 
     #[test]
     fn free_capacity_counts_as_fragmented_for_pods_that_cannot_use_it() {
         let typical = typical();
-        let fragments = |cpu, gpus: &[u32]| typical.fragments(Rest { model: 0, cpu, gpus });
+        let fragments = |cpu, gpus: &[u32]| {
+            typical.fragments(Rest {
+                model: 0,
+                cpu,
+                gpus,
+            })
+        };
         assert_eq!(typical.count(), 3);
         // Only the pod on CPUs has no use for it.
         assert_eq!(fragments(8000, &[1000, 1000]), 2000);
@@ -169,17 +211,37 @@ mod tests {
 
     #[test]
     fn a_model_that_a_pod_does_not_accept_is_of_no_use_to_it() {
-        let picky = PodKind { models: [false, true].into(), ..kind(1000, 1, 500) };
+        let picky = PodKind {
+            models: [false, true].into(),
+            ..kind(1000, 1, 500)
+        };
         let typical = Typical::of(&setting(&[(8000, 1)], &[picky]));
-        assert_eq!(typical.fragments(Rest { model: 0, cpu: 8000, gpus: &[1000] }), 1000);
-        assert_eq!(typical.fragments(Rest { model: 1, cpu: 8000, gpus: &[1000] }), 0);
+        assert_eq!(
+            typical.fragments(Rest {
+                model: 0,
+                cpu: 8000,
+                gpus: &[1000]
+            }),
+            1000
+        );
+        assert_eq!(
+            typical.fragments(Rest {
+                model: 1,
+                cpu: 8000,
+                gpus: &[1000]
+            }),
+            0
+        );
     }
 
     #[test]
     fn rare_pods_are_not_typical() {
         let mut setting = setting(&[(8000, 1)], &[kind(1000, 1, 500), kind(1000, 1, 700)]);
         setting.pods = (0..100)
-            .map(|n| crate::simulate::packing::trace::PlayedPod { kind: usize::from(n >= 95), qos: None })
+            .map(|n| crate::simulate::packing::trace::PlayedPod {
+                kind: usize::from(n >= 95),
+                qos: None,
+            })
             .collect();
         assert_eq!(Typical::of(&setting).count(), 95);
         setting.pods.push(setting.pods[99]);
@@ -193,7 +255,13 @@ mod tests {
         let mut cluster = SimulatedCluster::new(&setting, &[0, 1]);
         let mut fragments = Fragments::of(&typical, cluster.nodes());
         assert_eq!(fragments.gpus(), 0.0);
-        cluster.take(&setting.kinds[0], SimulatedPlacement { node: 1, gpus: GpuSet::one(1) });
+        cluster.take(
+            &setting.kinds[0],
+            SimulatedPlacement {
+                node: 1,
+                gpus: GpuSet::one(1),
+            },
+        );
         fragments.update(1, &cluster.nodes()[1]);
         assert_eq!(fragments.gpus(), 0.4);
     }

@@ -24,7 +24,10 @@ pub struct Placed {
 impl Placed {
     /// Without victims.
     pub fn alone(seat: SimulatedPlacement) -> Self {
-        Self { seat, evicted: Vec::new() }
+        Self {
+            seat,
+            evicted: Vec::new(),
+        }
     }
 }
 

@@ -49,7 +49,10 @@ impl PlayedPolicy {
 
     /// Policies that know no more than a scheduler can.
     pub fn usual() -> Vec<Self> {
-        Self::ALL.into_iter().filter(|policy| *policy != Self::StowageKnownDemand).collect()
+        Self::ALL
+            .into_iter()
+            .filter(|policy| *policy != Self::StowageKnownDemand)
+            .collect()
     }
 
     pub fn name(self) -> &'static str {
@@ -88,7 +91,10 @@ impl PlayedPolicy {
         cpu_rule: CpuRule,
     ) -> Box<dyn Placer + 's> {
         match self {
-            Self::Random => Box::new(AtRandom::new(setting, ArrivalDice::Policy.of(arrivals.seed))),
+            Self::Random => Box::new(AtRandom::new(
+                setting,
+                ArrivalDice::Policy.of(arrivals.seed),
+            )),
             Self::DotProduct => Box::new(Scored::new(setting, DotProduct)),
             Self::Clustering => Box::new(Scored::new(setting, Clustering)),
             Self::Packing => Box::new(Scored::new(setting, PackingBaseline)),
@@ -96,7 +102,13 @@ impl PlayedPolicy {
             Self::Fgd => Box::new(Scored::new(setting, Fgd(typical))),
             Self::Stowage | Self::StowageKnownDemand => {
                 let knowledge = self.knowledge(setting);
-                Box::new(Shipped::new(setting, &arrivals.ranks, eviction, cpu_rule, knowledge))
+                Box::new(Shipped::new(
+                    setting,
+                    &arrivals.ranks,
+                    eviction,
+                    cpu_rule,
+                    knowledge,
+                ))
             }
         }
     }
@@ -114,8 +126,12 @@ impl FromStr for PlayedPolicy {
     type Err = UnknownPolicy;
 
     fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
-        let found = Self::ALL.into_iter().find(|policy| policy.name() == name.trim());
-        found.ok_or_else(|| UnknownPolicy { name: name.trim().into() })
+        let found = Self::ALL
+            .into_iter()
+            .find(|policy| policy.name() == name.trim());
+        found.ok_or_else(|| UnknownPolicy {
+            name: name.trim().into(),
+        })
     }
 }
 

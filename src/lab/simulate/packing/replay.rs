@@ -47,7 +47,12 @@ pub fn replay(
     placer: &mut dyn Placer,
 ) -> Replay {
     let world = PackingRun::new(setting, &arrivals.ranks, Some(typical));
-    let mut run = ReplayRun { setting, world, waiting: EvictedPods::default(), came: arrivals.pods.len() };
+    let mut run = ReplayRun {
+        setting,
+        world,
+        waiting: EvictedPods::default(),
+        came: arrivals.pods.len(),
+    };
     let mut curve = AllocationCurve::new(setting.capacity());
     let mut admission = AdmissionCounts::default();
     for arrival in arrivals.iter(setting) {
@@ -60,7 +65,11 @@ pub fn replay(
             admission.admitted += if is_placed { asked } else { 0 };
         }
     }
-    Replay { seed: arrivals.seed, curve, admission }
+    Replay {
+        seed: arrivals.seed,
+        curve,
+        admission,
+    }
 }
 
 struct ReplayRun<'s> {
@@ -78,10 +87,15 @@ impl ReplayRun<'_> {
     /// Whether the pod was placed, and how many were evicted for it.
     fn step(&mut self, arrival: PodArrival, placer: &mut dyn Placer) -> (bool, u64) {
         let outcome = self.world.admit(arrival, placer);
-        let Some(node) = outcome.node else { return (false, 0) };
+        let Some(node) = outcome.node else {
+            return (false, 0);
+        };
         for pod in &outcome.evicted {
             if !self.come_back(*pod, placer) {
-                self.waiting.entry(self.setting.pods[*pod].kind).or_default().push(*pod);
+                self.waiting
+                    .entry(self.setting.pods[*pod].kind)
+                    .or_default()
+                    .push(*pod);
             }
         }
         if !outcome.evicted.is_empty() {
@@ -108,7 +122,11 @@ impl ReplayRun<'_> {
     }
 
     fn come_back(&mut self, pod: usize, placer: &mut dyn Placer) -> bool {
-        let arrival = PodArrival { number: self.came, pod, kind: self.setting.pods[pod].kind };
+        let arrival = PodArrival {
+            number: self.came,
+            pod,
+            kind: self.setting.pods[pod].kind,
+        };
         self.came += 1;
         self.world.admit(arrival, placer).node.is_some()
     }

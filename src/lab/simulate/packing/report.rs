@@ -73,7 +73,10 @@ pub struct Losses {
 
 impl Losses {
     pub fn of(policy: PlayedPolicy, load: OfferedLoad, runs: &[(u64, Rejections)]) -> Self {
-        let each: Vec<f64> = runs.iter().map(|(_, rejections)| rejections.percent()).collect();
+        let each: Vec<f64> = runs
+            .iter()
+            .map(|(_, rejections)| rejections.percent())
+            .collect();
         Self {
             policy,
             seeds: runs.iter().map(|(seed, _)| *seed).collect(),

@@ -29,17 +29,33 @@ impl<'s> PackingRun<'s> {
     pub fn new(setting: &'s PlayedTrace, ranks: &[usize], typical: Option<&'s Typical>) -> Self {
         let cluster = SimulatedCluster::new(setting, ranks);
         let fragments = typical.map(|typical| Fragments::of(typical, cluster.nodes()));
-        Self { setting, cluster, fragments, placed: BTreeMap::new() }
+        Self {
+            setting,
+            cluster,
+            fragments,
+            placed: BTreeMap::new(),
+        }
     }
 
     /// The pod arrives, and is placed or dropped.
     pub fn admit(&mut self, arrival: PodArrival, placer: &mut dyn Placer) -> ArrivalOutcome {
-        let Some(placed) = placer.place(&self.cluster, arrival) else { return ArrivalOutcome::default() };
-        let evicted = placed.evicted.iter().filter_map(|number| self.remove(*number)).collect();
-        self.cluster.take(&self.setting.kinds[arrival.kind], placed.seat);
-        self.placed.insert(arrival.number, (arrival.pod, placed.seat));
+        let Some(placed) = placer.place(&self.cluster, arrival) else {
+            return ArrivalOutcome::default();
+        };
+        let evicted = placed
+            .evicted
+            .iter()
+            .filter_map(|number| self.remove(*number))
+            .collect();
+        self.cluster
+            .take(&self.setting.kinds[arrival.kind], placed.seat);
+        self.placed
+            .insert(arrival.number, (arrival.pod, placed.seat));
         self.look_again(placed.seat.node);
-        ArrivalOutcome { node: Some(placed.seat.node), evicted }
+        ArrivalOutcome {
+            node: Some(placed.seat.node),
+            evicted,
+        }
     }
 
     /// The pod has ended; no effect if it was never placed or was evicted.

@@ -5,7 +5,13 @@ use crate::simulate::openb::built_in;
 
 fn run(setting: &PlayedTrace, policy: PlayedPolicy, arrivals: &Arrivals) -> Replay {
     let typical = Typical::of(setting);
-    let mut placer = policy.placer(setting, &typical, arrivals, SimulatedEviction::Never, CpuRule::default());
+    let mut placer = policy.placer(
+        setting,
+        &typical,
+        arrivals,
+        SimulatedEviction::Never,
+        CpuRule::default(),
+    );
     replay(setting, arrivals, &typical, &mut *placer)
 }
 
@@ -14,7 +20,11 @@ fn a_run_is_the_same_each_time() {
     let setting = PlayedTrace::of(&built_in::trace());
     for policy in PlayedPolicy::ALL {
         let arrivals = Arrivals::of(&setting, 42);
-        assert_eq!(run(&setting, policy, &arrivals), run(&setting, policy, &arrivals), "{policy:?}");
+        assert_eq!(
+            run(&setting, policy, &arrivals),
+            run(&setting, policy, &arrivals),
+            "{policy:?}"
+        );
     }
 }
 
@@ -27,7 +37,13 @@ fn the_allocation_is_the_requested_share_until_a_pod_is_dropped() {
         let half = curve.at(50).unwrap();
         assert!((half.allocated - 50.0).abs() < 0.6, "{policy:?}: {half:?}");
         let full = curve.points().last().unwrap();
-        assert!(full.allocated > 80.0 && full.allocated <= 100.0, "{policy:?}: {full:?}");
-        assert!(full.fragmented <= 100.0 - full.allocated + 1e-9, "{policy:?}: {full:?}");
+        assert!(
+            full.allocated > 80.0 && full.allocated <= 100.0,
+            "{policy:?}: {full:?}"
+        );
+        assert!(
+            full.fragmented <= 100.0 - full.allocated + 1e-9,
+            "{policy:?}: {full:?}"
+        );
     }
 }

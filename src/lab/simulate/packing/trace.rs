@@ -68,7 +68,12 @@ impl PlayedTrace {
             PlayedPod { kind, qos: pod.qos }
         };
         let pods = trace.pods.iter().map(&mut pod).collect();
-        Self { sites, models, kinds, pods }
+        Self {
+            sites,
+            models,
+            kinds,
+            pods,
+        }
     }
 
     pub fn kind_of(&self, pod: usize) -> &PodKind {
@@ -82,7 +87,11 @@ impl PlayedTrace {
 
     /// Of all GPUs, in thousandths of one.
     pub fn capacity(&self) -> u64 {
-        self.sites.iter().map(|site| u64::from(site.gpus)).sum::<u64>() * u64::from(WHOLE_GPU)
+        self.sites
+            .iter()
+            .map(|site| u64::from(site.gpus))
+            .sum::<u64>()
+            * u64::from(WHOLE_GPU)
     }
 }
 
@@ -98,7 +107,8 @@ impl PlayedNode {
 
 impl PodKind {
     fn of(pod: &TracePod, models: &[GpuModel]) -> Self {
-        let is_accepted = |model| pod.gpus == 0 || pod.models.is_empty() || pod.models.contains(model);
+        let is_accepted =
+            |model| pod.gpus == 0 || pod.models.is_empty() || pod.models.contains(model);
         Self {
             cpu: pod.cpu.0,
             memory: pod.memory.0,
@@ -122,7 +132,9 @@ impl PodKind {
 fn site(node: &TraceNode, models: &[GpuModel]) -> PlayedNode {
     PlayedNode {
         name: node.name.clone(),
-        model: models.binary_search(&node.model).expect("every node's model was listed"),
+        model: models
+            .binary_search(&node.model)
+            .expect("every node's model was listed"),
         cpu: node.cpu.0,
         memory: node.memory.0,
         gpus: node.gpus,
@@ -144,7 +156,10 @@ mod tests {
         assert_eq!(setting.kinds.len(), 6);
         for (pod, written) in setting.pods.iter().zip(&trace.pods) {
             let kind = &setting.kinds[pod.kind];
-            assert_eq!((kind.gpus, kind.milli, kind.cpu), (written.gpus, written.milli, written.cpu.0));
+            assert_eq!(
+                (kind.gpus, kind.milli, kind.cpu),
+                (written.gpus, written.milli, written.cpu.0)
+            );
         }
     }
 }

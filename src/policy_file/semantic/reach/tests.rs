@@ -6,7 +6,13 @@ use stowage_scheduling::policy::{Class, ExpressionPod, LabelExpression, Namespac
 use stowage_scheduling::vocabulary::classification::PodTraits;
 
 fn draft(matches: Match) -> DraftClass {
-    DraftClass { class: Class { matches, ..Class::named("x") }, entry: Some(0) }
+    DraftClass {
+        class: Class {
+            matches,
+            ..Class::named("x")
+        },
+        entry: Some(0),
+    }
 }
 
 fn names(all: &'static [&'static str]) -> impl Strategy<Value = Vec<String>> {
@@ -15,17 +21,39 @@ fn names(all: &'static [&'static str]) -> impl Strategy<Value = Vec<String>> {
 }
 
 fn any_match() -> impl Strategy<Value = Match> {
-    let sharing =
-        proptest::option::weighted(0.3, proptest::sample::select(vec![Sharing::Exclusive, Sharing::Shared]));
-    let priority =
-        proptest::option::weighted(0.5, (-3i32..3, -3i32..3).prop_map(|(a, b)| a.min(b)..=a.max(b)));
+    let sharing = proptest::option::weighted(
+        0.3,
+        proptest::sample::select(vec![Sharing::Exclusive, Sharing::Shared]),
+    );
+    let priority = proptest::option::weighted(
+        0.5,
+        (-3i32..3, -3i32..3).prop_map(|(a, b)| a.min(b)..=a.max(b)),
+    );
     let labels = proptest::option::weighted(0.3, proptest::sample::select(vec!["1", "2"]));
     let namespaces = names(&["a", "b", "*", "a*", "*b"]);
     let expression = proptest::option::weighted(0.4, expression());
     let selector = proptest::option::weighted(0.3, expression_of("n"));
-    (sharing, priority, names(&["p", "q"]), namespaces, labels, names(&["r", "s"]), expression, selector)
+    (
+        sharing,
+        priority,
+        names(&["p", "q"]),
+        namespaces,
+        labels,
+        names(&["r", "s"]),
+        expression,
+        selector,
+    )
         .prop_map(
-            |(sharing, priority, priority_classes, namespaces, label, resources, expression, selector)| {
+            |(
+                sharing,
+                priority,
+                priority_classes,
+                namespaces,
+                label,
+                resources,
+                expression,
+                selector,
+            )| {
                 Match {
                     match_expressions: expression.into_iter().collect(),
                     namespace_selector: selector.map(|expression| NamespaceSelector {
@@ -36,7 +64,10 @@ fn any_match() -> impl Strategy<Value = Match> {
                     priority,
                     priority_classes,
                     namespaces,
-                    labels: label.map(|value| ("l".to_owned(), value.to_owned())).into_iter().collect(),
+                    labels: label
+                        .map(|value| ("l".to_owned(), value.to_owned()))
+                        .into_iter()
+                        .collect(),
                     resources,
                     expression: None,
                 }
@@ -51,12 +82,22 @@ fn expression() -> impl Strategy<Value = LabelExpression> {
 fn expression_of(key: &'static str) -> impl Strategy<Value = LabelExpression> {
     use stowage_scheduling::policy::LabelOperator::{DoesNotExist, Exists, In, NotIn};
     let values = proptest::sample::subsequence(vec!["1", "2"], 1..=2);
-    (proptest::sample::select(vec![In, NotIn, Exists, DoesNotExist]), values).prop_map(
-        move |(operator, values)| {
-            let values = values.into_iter().filter(|_| operator.has_values()).map(str::to_owned).collect();
-            LabelExpression { key: key.into(), operator, values }
-        },
+    (
+        proptest::sample::select(vec![In, NotIn, Exists, DoesNotExist]),
+        values,
     )
+        .prop_map(move |(operator, values)| {
+            let values = values
+                .into_iter()
+                .filter(|_| operator.has_values())
+                .map(str::to_owned)
+                .collect();
+            LabelExpression {
+                key: key.into(),
+                operator,
+                values,
+            }
+        })
 }
 
 /// The labels that the namespace of a pod may have; `None` if they are unknown.
@@ -79,7 +120,10 @@ fn pods() -> Vec<PodTraits> {
                                 priority_class: priority_class.into(),
                                 priority,
                                 sharing,
-                                labels: label.map(|value| ("l".into(), value.into())).into_iter().collect(),
+                                labels: label
+                                    .map(|value| ("l".into(), value.into()))
+                                    .into_iter()
+                                    .collect(),
                                 resources: resources.iter().map(|&name| name.into()).collect(),
                                 ..PodTraits::default()
                             });
@@ -118,14 +162,35 @@ proptest! {
 
 #[test]
 fn several_classes_together_can_take_all() {
-    let of = |namespace: &str| Match { namespaces: vec![namespace.into()], ..Match::default() };
-    let both = Match { namespaces: vec!["a".into(), "b".into()], ..Match::default() };
-    assert_eq!(takers(&[draft(of("a")), draft(of("b"))], &both), Some([0, 1].into()));
-    assert_eq!(takers(&[draft(of("a"))], &both), None);
-    let range = |range| Match { priority: Some(range), ..Match::default() };
+    let of = |namespace: &str| Match {
+        namespaces: vec![namespace.into()],
+        ..Match::default()
+    };
+    let both = Match {
+        namespaces: vec!["a".into(), "b".into()],
+        ..Match::default()
+    };
     assert_eq!(
-        takers(&[draft(range(i32::MIN..=-1)), draft(range(0..=i32::MAX))], &of("a")),
+        takers(&[draft(of("a")), draft(of("b"))], &both),
         Some([0, 1].into())
     );
-    assert_eq!(takers(&[draft(range(i32::MIN..=-1)), draft(range(1..=i32::MAX))], &of("a")), None);
+    assert_eq!(takers(&[draft(of("a"))], &both), None);
+    let range = |range| Match {
+        priority: Some(range),
+        ..Match::default()
+    };
+    assert_eq!(
+        takers(
+            &[draft(range(i32::MIN..=-1)), draft(range(0..=i32::MAX))],
+            &of("a")
+        ),
+        Some([0, 1].into())
+    );
+    assert_eq!(
+        takers(
+            &[draft(range(i32::MIN..=-1)), draft(range(1..=i32::MAX))],
+            &of("a")
+        ),
+        None
+    );
 }

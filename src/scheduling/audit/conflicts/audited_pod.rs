@@ -66,12 +66,22 @@ impl AuditedPod {
     /// The pod as it is shown now, except that the GPUs its Binding recorded stay as they were first shown: an edit of the
     /// record moves no process to another GPU, and a user who may edit a pod must not cause evictions of other pods by it.
     pub(super) fn after(self, before: &Self) -> Self {
-        let (GpuClaim::Bound(now), GpuClaim::Bound(first)) = (&self.part, &before.part) else { return self };
+        let (GpuClaim::Bound(now), GpuClaim::Bound(first)) = (&self.part, &before.part) else {
+            return self;
+        };
         if self.node != before.node {
             return self;
         }
-        let grant = Grant { started: now.started || first.started, leaving: now.leaving, ..*first };
-        Self { gpus: before.gpus.clone(), part: GpuClaim::Bound(grant), ..self }
+        let grant = Grant {
+            started: now.started || first.started,
+            leaving: now.leaving,
+            ..*first
+        };
+        Self {
+            gpus: before.gpus.clone(),
+            part: GpuClaim::Bound(grant),
+            ..self
+        }
     }
 
     pub(super) fn grant(&self) -> Option<&Grant> {

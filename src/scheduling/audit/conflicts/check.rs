@@ -47,7 +47,8 @@ pub(super) fn check(devices: &[Device], pods: &NodePods, now: Moment) -> Vec<Fou
             // Its pods keep their charge, and nothing on it runs as it should.
             Some(device) if device.health == Health::Lost => {}
             Some(device) => {
-                let capacity = Some(device.total.minus(device.reserved)).filter(|bytes| *bytes > Bytes::ZERO);
+                let capacity =
+                    Some(device.total.minus(device.reserved)).filter(|bytes| *bytes > Bytes::ZERO);
                 let on_bound = bound(name, gpu, capacity);
                 // Where bound pods already conflict, a reservation adds nothing.
                 let is_sound = on_bound.is_none();
@@ -60,7 +61,11 @@ pub(super) fn check(devices: &[Device], pods: &NodePods, now: Moment) -> Vec<Fou
 }
 
 /// The pods by GPU, in order of the GPU's name.
-fn gpus<'a>(devices: &'a [Device], pods: &'a NodePods, now: Moment) -> BTreeMap<GpuUuid, AuditedGpu<'a>> {
+fn gpus<'a>(
+    devices: &'a [Device],
+    pods: &'a NodePods,
+    now: Moment,
+) -> BTreeMap<GpuUuid, AuditedGpu<'a>> {
     let mut gpus: BTreeMap<GpuUuid, AuditedGpu<'a>> = BTreeMap::new();
     for (uid, pod) in pods {
         let named: BTreeSet<&GpuUuid> = pod.gpus.iter().collect();
@@ -78,7 +83,8 @@ fn gpus<'a>(devices: &'a [Device], pods: &'a NodePods, now: Moment) -> BTreeMap<
             let gpu = gpus.entry(name.clone()).or_default();
             gpu.device = device;
             gpu.bound.extend(pod.grant().map(|grant| (uid, pod, grant)));
-            gpu.reservations.extend(pod.kept(now).map(|kept| (uid, pod, kept)));
+            gpu.reservations
+                .extend(pod.kept(now).map(|kept| (uid, pod, kept)));
         }
     }
     gpus
@@ -103,18 +109,29 @@ fn unknown(name: &GpuUuid, gpu: &AuditedGpu<'_>) -> Option<FoundConflict> {
 /// Conflicts of bound pods with each other.
 fn bound(name: &GpuUuid, gpu: &AuditedGpu<'_>, capacity: Option<Bytes>) -> Option<FoundConflict> {
     let parties = granted(&gpu.bound);
-    let kind = if gpu.bound.iter().any(|(_, _, grant)| grant.sharing == Sharing::Exclusive) {
+    let kind = if gpu
+        .bound
+        .iter()
+        .any(|(_, _, grant)| grant.sharing == Sharing::Exclusive)
+    {
         // An exclusive pod was granted what was free, not what it requested: the sum says nothing.
         (parties.len() > 1).then_some(GpuConflictKind::ExclusiveShared)
     } else {
         let is_beyond = |borrows: bool| {
-            let sum: Bytes = lent_or_not(&gpu.bound, borrows).map(|(.., grant)| grant.per_gpu).sum();
+            let sum: Bytes = lent_or_not(&gpu.bound, borrows)
+                .map(|(.., grant)| grant.per_gpu)
+                .sum();
             capacity.is_some_and(|capacity| sum > capacity)
         };
         // How much a sleeping engine may lend shows in no record: neither the grants nor the loans may exceed the GPU.
         (is_beyond(false) || is_beyond(true)).then_some(GpuConflictKind::Overcommitted)
     };
-    Some(FoundConflict { kind: kind?, gpu: name.clone(), parties, capacity })
+    Some(FoundConflict {
+        kind: kind?,
+        gpu: name.clone(),
+        parties,
+        capacity,
+    })
 }
 
 /// Conflicts of reservations with each other, and with the bound pods that stay: those that are no victim of a reservation on
@@ -141,11 +158,17 @@ fn held(
             capacity: Some(capacity),
         });
     }
-    let leave: BTreeSet<&PodUid> =
-        gpu.reservations.iter().flat_map(|(_, _, kept)| kept.victims.iter()).collect();
+    let leave: BTreeSet<&PodUid> = gpu
+        .reservations
+        .iter()
+        .flat_map(|(_, _, kept)| kept.victims.iter())
+        .collect();
     // What is lent comes back to its lender, not to a reservation.
     let own: PodOnGpu<'_, Grant> = lent_or_not(&gpu.bound, false).copied().collect();
-    let stay: Vec<Party> = granted(&own).into_iter().filter(|party| !leave.contains(&party.uid)).collect();
+    let stay: Vec<Party> = granted(&own)
+        .into_iter()
+        .filter(|party| !leave.contains(&party.uid))
+        .collect();
     let stays: Bytes = stay.iter().map(|party| party.bytes).sum();
     let is_exclusive = is_exclusive || stay.iter().any(|party| party.role.is_exclusive());
     if !bound_is_sound || stay.is_empty() || !(is_exclusive || kept + stays > capacity) {
@@ -166,13 +189,24 @@ fn lent_or_not<'a, 'b>(
     bound: &'b PodOnGpu<'a, Grant>,
     borrows: bool,
 ) -> impl Iterator<Item = &'b (&'a PodUid, &'a AuditedPod, &'a Grant)> {
-    bound.iter().filter(move |(.., grant)| grant.borrows == borrows)
+    bound
+        .iter()
+        .filter(move |(.., grant)| grant.borrows == borrows)
 }
 
 fn granted(bound: &PodOnGpu<'_, Grant>) -> Vec<Party> {
     let party = |(uid, pod, grant): &(&PodUid, &AuditedPod, &Grant)| {
-        let role = if grant.sharing == Sharing::Exclusive { PartyRole::Exclusive } else { PartyRole::Shares };
-        Party { uid: (*uid).clone(), key: pod.key.clone(), bytes: grant.per_gpu, role }
+        let role = if grant.sharing == Sharing::Exclusive {
+            PartyRole::Exclusive
+        } else {
+            PartyRole::Shares
+        };
+        Party {
+            uid: (*uid).clone(),
+            key: pod.key.clone(),
+            bytes: grant.per_gpu,
+            role,
+        }
     };
     bound.iter().map(party).collect()
 }
@@ -183,7 +217,12 @@ fn keeping(reservations: &PodOnGpu<'_, ReservedShare>, capacity: Bytes) -> Vec<P
             Sharing::Exclusive => (capacity, PartyRole::HoldsExclusive),
             Sharing::Shared => (kept.per_gpu, PartyRole::Holds),
         };
-        Party { uid: (*uid).clone(), key: pod.key.clone(), bytes, role }
+        Party {
+            uid: (*uid).clone(),
+            key: pod.key.clone(),
+            bytes,
+            role,
+        }
     };
     reservations.iter().map(party).collect()
 }

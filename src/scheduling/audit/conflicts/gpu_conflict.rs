@@ -86,13 +86,22 @@ impl GpuConflict {
     }
 
     fn write(&self, f: &mut fmt::Formatter<'_>, shows: &dyn Fn(&PodKey) -> bool) -> fmt::Result {
-        let Self { kind, node, gpu, parties, capacity } = self;
+        let Self {
+            kind,
+            node,
+            gpu,
+            parties,
+            capacity,
+        } = self;
         let pods = NamedPods { parties, shows };
         let sum: Bytes = parties.iter().map(|party| party.bytes).sum();
         let has = capacity.map_or_else(String::new, |capacity| format!(" of {capacity}"));
         match kind {
             GpuConflictKind::Overcommitted => {
-                write!(f, "GPU {gpu} of node {node} is overcommitted: {pods} were granted {sum}{has}.")
+                write!(
+                    f,
+                    "GPU {gpu} of node {node} is overcommitted: {pods} were granted {sum}{has}."
+                )
             }
             GpuConflictKind::ExclusiveShared => write!(
                 f,
@@ -100,13 +109,22 @@ impl GpuConflict {
                 parties.len()
             ),
             GpuConflictKind::ReservationsOverlap => {
-                write!(f, "Reservations on GPU {gpu} of node {node} overlap: {pods} reserve {sum}{has}.")
+                write!(
+                    f,
+                    "Reservations on GPU {gpu} of node {node} overlap: {pods} reserve {sum}{has}."
+                )
             }
             GpuConflictKind::ReservationOverBound => {
-                write!(f, "GPU {gpu} of node {node} is reserved and in use: {pods} add up to {sum}{has}.")
+                write!(
+                    f,
+                    "GPU {gpu} of node {node} is reserved and in use: {pods} add up to {sum}{has}."
+                )
             }
             GpuConflictKind::UnknownGpu => {
-                write!(f, "Node {node} has no GPU {gpu}, which its Binding granted to {pods}.")
+                write!(
+                    f,
+                    "Node {node} has no GPU {gpu}, which its Binding granted to {pods}."
+                )
             }
         }
     }
@@ -120,15 +138,23 @@ struct NamedPods<'a> {
 
 impl fmt::Display for NamedPods<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (shown, hidden): (Vec<_>, Vec<_>) =
-            self.parties.iter().partition(|party| (self.shows)(&party.key));
+        let (shown, hidden): (Vec<_>, Vec<_>) = self
+            .parties
+            .iter()
+            .partition(|party| (self.shows)(&party.key));
         if !hidden.is_empty() {
             let sum: Bytes = hidden.iter().map(|party| party.bytes).sum();
             write!(f, "{} of others ({sum})", plural(hidden.len(), "pod"))?;
         }
         for (place, party) in shown.iter().take(NAMED).enumerate() {
-            let Party { key, bytes, role, .. } = party;
-            let between = if place == 0 && hidden.is_empty() { "" } else { ", " };
+            let Party {
+                key, bytes, role, ..
+            } = party;
+            let between = if place == 0 && hidden.is_empty() {
+                ""
+            } else {
+                ", "
+            };
             match role {
                 PartyRole::Shares => write!(f, "{between}{key} ({bytes})")?,
                 PartyRole::Exclusive => write!(f, "{between}{key} ({bytes}, exclusive)")?,

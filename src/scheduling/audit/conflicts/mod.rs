@@ -61,7 +61,10 @@ impl Default for AuditPace {
     /// At a round per second, 5,000 nodes that all changed are checked within five seconds, and a GPU that shrank is noticed
     /// within twenty.
     fn default() -> Self {
-        Self { changed: 1000, in_turn: 250 }
+        Self {
+            changed: 1000,
+            in_turn: 250,
+        }
     }
 }
 
@@ -111,12 +114,18 @@ pub struct AuditRound {
 impl Conflicts {
     #[cfg(test)]
     pub(crate) fn with_pace(pace: AuditPace) -> Self {
-        Self { pace, ..Self::default() }
+        Self {
+            pace,
+            ..Self::default()
+        }
     }
 
     /// Records a pod as it is now; `None` if it has neither GPUs nor a reservation.
     pub fn see(&mut self, uid: &PodUid, observed: Option<AuditedPod>) {
-        let before = self.of.get(uid).and_then(|node| self.nodes.get(node)?.pods.get(uid));
+        let before = self
+            .of
+            .get(uid)
+            .and_then(|node| self.nodes.get(node)?.pods.get(uid));
         let observed = match (observed, before) {
             (Some(observed), Some(before)) => Some(observed.after(before)),
             (observed, _) => observed,
@@ -134,13 +143,19 @@ impl Conflicts {
             let node = observed.node.clone();
             self.of.insert(uid.clone(), node.clone());
             self.queue.add(&node);
-            self.nodes.entry(node).or_default().pods.insert(uid.clone(), observed);
+            self.nodes
+                .entry(node)
+                .or_default()
+                .pods
+                .insert(uid.clone(), observed);
         }
     }
 
     /// The pod has ended or is gone.
     pub fn forget(&mut self, uid: &PodUid) {
-        let Some(node) = self.of.remove(uid) else { return };
+        let Some(node) = self.of.remove(uid) else {
+            return;
+        };
         if let Some(on) = self.nodes.get_mut(&node) {
             on.pods.remove(uid);
         }
@@ -202,21 +217,33 @@ impl Conflicts {
     /// The conflicts that count, in order of node, GPU and kind.
     pub fn standing(&self) -> impl Iterator<Item = &Arc<GpuConflict>> {
         let all = self.nodes.values().flat_map(|on| &on.standing);
-        all.filter(|standing| standing.counts).map(|standing| &standing.conflict)
+        all.filter(|standing| standing.counts)
+            .map(|standing| &standing.conflict)
     }
 
     /// The conflicts that a pod takes part in.
     pub fn of(&self, uid: &PodUid) -> Vec<Arc<GpuConflict>> {
         let on = self.of.get(uid).and_then(|node| self.nodes.get(node));
-        let counting = on.into_iter().flat_map(|on| &on.standing).filter(|standing| standing.counts);
-        let is_party = |conflict: &&Arc<GpuConflict>| conflict.parties.iter().any(|party| party.uid == *uid);
-        counting.map(|standing| &standing.conflict).filter(is_party).cloned().collect()
+        let counting = on
+            .into_iter()
+            .flat_map(|on| &on.standing)
+            .filter(|standing| standing.counts);
+        let is_party =
+            |conflict: &&Arc<GpuConflict>| conflict.parties.iter().any(|party| party.uid == *uid);
+        counting
+            .map(|standing| &standing.conflict)
+            .filter(is_party)
+            .cloned()
+            .collect()
     }
 
     /// The next nodes after the last one, starting over at the end.
     fn in_turn(&mut self) -> Vec<NodeName> {
         let from = self.last.take().map_or(Bound::Unbounded, Bound::Excluded);
-        let after = self.nodes.range((from, Bound::Unbounded)).map(|(name, _)| name);
+        let after = self
+            .nodes
+            .range((from, Bound::Unbounded))
+            .map(|(name, _)| name);
         let names: Vec<NodeName> = after.take(self.pace.in_turn).cloned().collect();
         if names.len() == self.pace.in_turn {
             self.last = names.last().cloned();
@@ -224,14 +251,26 @@ impl Conflicts {
         names
     }
 
-    fn check_node(&mut self, name: &NodeName, devices: &[Device], now: Moment, look: &mut AuditRound) {
-        let Some(on) = self.nodes.get_mut(name) else { return };
+    fn check_node(
+        &mut self,
+        name: &NodeName,
+        devices: &[Device],
+        now: Moment,
+        look: &mut AuditRound,
+    ) {
+        let Some(on) = self.nodes.get_mut(name) else {
+            return;
+        };
         let found = check::check(devices, &on.pods, now);
         let mut before = std::mem::take(&mut on.standing);
         for found in found {
-            let same =
-                |one: &StandingConflict| (one.conflict.kind, &one.conflict.gpu) == (found.kind, &found.gpu);
-            let known = before.iter().position(same).map(|place| before.swap_remove(place));
+            let same = |one: &StandingConflict| {
+                (one.conflict.kind, &one.conflict.gpu) == (found.kind, &found.gpu)
+            };
+            let known = before
+                .iter()
+                .position(same)
+                .map(|place| before.swap_remove(place));
             let did_count = known.as_ref().is_some_and(|known| known.counts);
             let standing = StandingConflict::of(name, found, known, now);
             if standing.counts && !did_count {
@@ -240,7 +279,12 @@ impl Conflicts {
             on.standing.push(standing);
         }
         before.sort_by(|a, b| a.key().cmp(&b.key()));
-        look.ended.extend(before.into_iter().filter(|one| one.counts).map(|one| one.conflict));
+        look.ended.extend(
+            before
+                .into_iter()
+                .filter(|one| one.counts)
+                .map(|one| one.conflict),
+        );
         match on.next_check(now) {
             Some(at) => self.queue.add_at(name, at),
             None => self.queue.drop_later(name),
@@ -258,37 +302,74 @@ impl OnNode {
         if let Some(same) = others().find(|gpus| *gpus == names) {
             return same.clone();
         }
-        let known = |name: &GpuUuid| others().flat_map(|gpus| gpus.iter()).find(|known| *known == name);
-        names.iter().map(|name| known(name).unwrap_or(name).clone()).collect()
+        let known = |name: &GpuUuid| {
+            others()
+                .flat_map(|gpus| gpus.iter())
+                .find(|known| *known == name)
+        };
+        names
+            .iter()
+            .map(|name| known(name).unwrap_or(name).clone())
+            .collect()
     }
 
     /// The next moment at which time alone changes what is found: a conflict has stood long enough, or a reservation expires.
     fn next_check(&self, now: Moment) -> Option<Moment> {
         let stands = self.standing.iter().filter(|one| !one.counts);
         let stands = stands.map(|one| one.since + one.conflict.kind.stands_for());
-        let ends = self.pods.values().filter_map(|pod| pod.kept(now)).map(|kept| kept.deadline);
+        let ends = self
+            .pods
+            .values()
+            .filter_map(|pod| pod.kept(now))
+            .map(|kept| kept.deadline);
         stands.chain(ends).min()
     }
 }
 
 impl StandingConflict {
     fn of(node: &NodeName, found: FoundConflict, known: Option<Self>, now: Moment) -> Self {
-        let FoundConflict { kind, gpu, parties, capacity } = found;
+        let FoundConflict {
+            kind,
+            gpu,
+            parties,
+            capacity,
+        } = found;
         let since = known.as_ref().map_or(now, |known| known.since);
-        let joined = |party: &Party| known.as_ref().and_then(|known| known.joined(&party.uid)).unwrap_or(now);
+        let joined = |party: &Party| {
+            known
+                .as_ref()
+                .and_then(|known| known.joined(&party.uid))
+                .unwrap_or(now)
+        };
         let party_since = parties.iter().map(joined).collect();
-        let counts = known.as_ref().is_some_and(|known| known.counts) || since + kind.stands_for() <= now;
-        let conflict = GpuConflict { kind, node: node.clone(), gpu, parties, capacity };
+        let counts =
+            known.as_ref().is_some_and(|known| known.counts) || since + kind.stands_for() <= now;
+        let conflict = GpuConflict {
+            kind,
+            node: node.clone(),
+            gpu,
+            parties,
+            capacity,
+        };
         // An unchanged conflict is shared with the readers that already have it.
         let conflict = match known {
             Some(known) if *known.conflict == conflict => known.conflict,
             _ => Arc::new(conflict),
         };
-        Self { conflict, since, party_since, counts }
+        Self {
+            conflict,
+            since,
+            party_since,
+            counts,
+        }
     }
 
     fn joined(&self, uid: &PodUid) -> Option<Moment> {
-        let place = self.conflict.parties.binary_search_by(|party| party.uid.cmp(uid)).ok()?;
+        let place = self
+            .conflict
+            .parties
+            .binary_search_by(|party| party.uid.cmp(uid))
+            .ok()?;
         self.party_since.get(place).copied()
     }
 

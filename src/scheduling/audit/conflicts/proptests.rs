@@ -60,7 +60,11 @@ fn step() -> impl Strategy<Value = ConflictStep> {
 
 /// GPU 3 is named by its index.
 fn name(gpu_no: u8) -> GpuUuid {
-    if gpu_no == 3 { GpuUuid::from_index(0) } else { gpu(&format!("GPU-{gpu_no}")) }
+    if gpu_no == 3 {
+        GpuUuid::from_index(0)
+    } else {
+        gpu(&format!("GPU-{gpu_no}"))
+    }
 }
 
 /// The oracle: plain lists, and no derived state.
@@ -84,7 +88,9 @@ impl Plain {
                 .map(|device| device.uuid.to_string())
                 .chain((0..4).map(|number| name(number).to_string()))
                 .collect();
-            names.iter().for_each(|gpu| rows.extend(self.on(n, gpu, &devices)));
+            names
+                .iter()
+                .for_each(|gpu| rows.extend(self.on(n, gpu, &devices)));
         }
         rows
     }
@@ -92,11 +98,17 @@ impl Plain {
     /// The pods on one GPU of one node, each as (pod, bytes, whole, victims, is bound).
     fn on(&self, n: u8, gpu: &str, devices: &[Device]) -> Vec<ConflictRow> {
         let device = devices.iter().find(|device| device.uuid.as_str() == gpu);
-        let reported = devices.iter().any(|device| device.uuid.as_str().starts_with("GPU"));
+        let reported = devices
+            .iter()
+            .any(|device| device.uuid.as_str().starts_with("GPU"));
         // An index means a device wherever one has it; then nothing is named by the index itself.
-        let means = |written: &GpuUuid| match devices.iter().find(|device| device.uuid == *written) {
+        let means = |written: &GpuUuid| match devices.iter().find(|device| device.uuid == *written)
+        {
             Some(device) => device.uuid.to_string(),
-            None => match devices.iter().find(|device| written.index() == Some(device.index)) {
+            None => match devices
+                .iter()
+                .find(|device| written.index() == Some(device.index))
+            {
                 Some(device) => device.uuid.to_string(),
                 None => written.to_string(),
             },
@@ -107,8 +119,10 @@ impl Plain {
             .filter(|(_, pod)| pod.node == node(&format!("n-{n}")))
             .filter(|(_, pod)| pod.gpus.iter().any(|written| means(written) == gpu))
             .collect();
-        let bound: Vec<(&u8, &Grant)> =
-            here.iter().filter_map(|(pod, observed)| Some((*pod, observed.grant()?))).collect();
+        let bound: Vec<(&u8, &Grant)> = here
+            .iter()
+            .filter_map(|(pod, observed)| Some((*pod, observed.grant()?)))
+            .collect();
         let reservations: Vec<(&u8, &ReservedShare)> = here
             .iter()
             .filter_map(|(pod, observed)| match &observed.part {
@@ -122,7 +136,9 @@ impl Plain {
         };
         let all_victims = || bound.iter().map(|(pod, _)| *pod).collect::<Vec<_>>();
         let sum: u64 = bound.iter().map(|(_, grant)| grant.per_gpu.0).sum();
-        let is_whole = bound.iter().any(|(_, grant)| grant.sharing == Sharing::Exclusive);
+        let is_whole = bound
+            .iter()
+            .any(|(_, grant)| grant.sharing == Sharing::Exclusive);
         if device.is_none() && reported {
             return if bound.is_empty() {
                 vec![]
@@ -141,15 +157,20 @@ impl Plain {
             );
             return rows;
         }
-        let Some(has) = device.map(|device| device.total.0).filter(|has| *has > 0) else { return vec![] };
+        let Some(has) = device.map(|device| device.total.0).filter(|has| *has > 0) else {
+            return vec![];
+        };
         let overlap = self
             .overlap(device, &reservations)
             .map(|(pods, sum)| row(GpuConflictKind::ReservationsOverlap, pods, sum));
         if !is_whole && sum > has {
-            return [Some(row(GpuConflictKind::Overcommitted, all_victims(), sum)), overlap]
-                .into_iter()
-                .flatten()
-                .collect();
+            return [
+                Some(row(GpuConflictKind::Overcommitted, all_victims(), sum)),
+                overlap,
+            ]
+            .into_iter()
+            .flatten()
+            .collect();
         }
         if let Some(overlap) = overlap {
             return vec![overlap];
@@ -157,7 +178,9 @@ impl Plain {
         let stays: Vec<_> = bound
             .iter()
             .filter(|(pod, _)| {
-                !reservations.iter().any(|(_, kept)| kept.victims.contains(&uid(&format!("u-{pod}"))))
+                !reservations
+                    .iter()
+                    .any(|(_, kept)| kept.victims.contains(&uid(&format!("u-{pod}"))))
             })
             .collect();
         if reservations.is_empty() || stays.is_empty() {
@@ -165,12 +188,23 @@ impl Plain {
         }
         let kept: u64 = reservations.iter().map(|(_, kept)| wants(kept, has)).sum();
         let stay: u64 = stays.iter().map(|(_, grant)| grant.per_gpu.0).sum();
-        let whole = stays.iter().any(|(_, grant)| grant.sharing == Sharing::Exclusive)
-            || reservations.iter().any(|(_, kept)| kept.sharing == Sharing::Exclusive);
+        let whole = stays
+            .iter()
+            .any(|(_, grant)| grant.sharing == Sharing::Exclusive)
+            || reservations
+                .iter()
+                .any(|(_, kept)| kept.sharing == Sharing::Exclusive);
         if whole || kept + stay > has {
-            let pods =
-                reservations.iter().map(|(pod, _)| *pod).chain(stays.iter().map(|(pod, _)| *pod)).collect();
-            return vec![row(GpuConflictKind::ReservationOverBound, pods, kept + stay)];
+            let pods = reservations
+                .iter()
+                .map(|(pod, _)| *pod)
+                .chain(stays.iter().map(|(pod, _)| *pod))
+                .collect();
+            return vec![row(
+                GpuConflictKind::ReservationOverBound,
+                pods,
+                kept + stay,
+            )];
         }
         vec![]
     }
@@ -182,7 +216,9 @@ impl Plain {
     ) -> Option<(Vec<&'a u8>, u64)> {
         let has = device.map(|device| device.total.0).filter(|has| *has > 0)?;
         let kept: u64 = reservations.iter().map(|(_, kept)| wants(kept, has)).sum();
-        let whole = reservations.iter().any(|(_, kept)| kept.sharing == Sharing::Exclusive);
+        let whole = reservations
+            .iter()
+            .any(|(_, kept)| kept.sharing == Sharing::Exclusive);
         (reservations.len() > 1 && (whole || kept > has))
             .then(|| (reservations.iter().map(|(pod, _)| *pod).collect(), kept))
     }
@@ -191,16 +227,28 @@ impl Plain {
     fn look(&mut self) -> BTreeSet<ConflictRow> {
         let rows = self.rows();
         let key = |row: &ConflictRow| (row.0, row.1.clone(), row.2.clone());
-        self.since.retain(|known, _| rows.iter().any(|row| key(row) == *known));
+        self.since
+            .retain(|known, _| rows.iter().any(|row| key(row) == *known));
         let now = self.now;
-        let since: Vec<u64> = rows.iter().map(|row| *self.since.entry(key(row)).or_insert(now)).collect();
+        let since: Vec<u64> = rows
+            .iter()
+            .map(|row| *self.since.entry(key(row)).or_insert(now))
+            .collect();
         let stood = |row: &ConflictRow, since: u64| now >= since + row.0.stands_for().0;
-        rows.iter().zip(since).filter(|(row, since)| stood(row, *since)).map(|(row, _)| row.clone()).collect()
+        rows.iter()
+            .zip(since)
+            .filter(|(row, since)| stood(row, *since))
+            .map(|(row, _)| row.clone())
+            .collect()
     }
 }
 
 fn wants(kept: &ReservedShare, has: u64) -> u64 {
-    if kept.sharing == Sharing::Exclusive { has } else { kept.per_gpu.0 }
+    if kept.sharing == Sharing::Exclusive {
+        has
+    } else {
+        kept.per_gpu.0
+    }
 }
 
 /// The audit under test beside the oracle.
@@ -211,22 +259,40 @@ struct Both {
 
 impl Both {
     fn with_pace(pace: AuditPace) -> Self {
-        Self { conflicts: Conflicts::with_pace(pace), plain: Plain::default() }
+        Self {
+            conflicts: Conflicts::with_pace(pace),
+            plain: Plain::default(),
+        }
     }
 
     fn observed(&self, pod: u8, on: u8, gpus: &[u8], part: GpuClaim) -> AuditedPod {
         let gpus = gpus.iter().map(|number| name(*number)).collect();
         let key = key(&format!("team/p-{pod}"));
-        AuditedPod { key, node: node(&format!("n-{on}")), gpus, part }
+        AuditedPod {
+            key,
+            node: node(&format!("n-{on}")),
+            gpus,
+            part,
+        }
     }
 
     fn show(&mut self, pod: u8, observed: AuditedPod) {
-        self.conflicts.see(&uid(&format!("u-{pod}")), Some(observed.clone()));
+        self.conflicts
+            .see(&uid(&format!("u-{pod}")), Some(observed.clone()));
         // The record of a pod on the same node stays as it was.
-        let known = self.plain.pods.get_mut(&pod).filter(|known| known.node == observed.node);
-        match (known.map(|known| (known.grant().is_some(), known)), observed.grant()) {
+        let known = self
+            .plain
+            .pods
+            .get_mut(&pod)
+            .filter(|known| known.node == observed.node);
+        match (
+            known.map(|known| (known.grant().is_some(), known)),
+            observed.grant(),
+        ) {
             (Some((true, known)), Some(grant)) => {
-                let GpuClaim::Bound(first) = &mut known.part else { unreachable!("it is bound") };
+                let GpuClaim::Bound(first) = &mut known.part else {
+                    unreachable!("it is bound")
+                };
                 (first.started, first.leaving) = (first.started || grant.started, grant.leaving);
             }
             _ => drop(self.plain.pods.insert(pod, observed)),
@@ -235,7 +301,15 @@ impl Both {
 
     fn step(&mut self, step: ConflictStep) -> Option<BTreeSet<ConflictRow>> {
         match step {
-            ConflictStep::Bound { pod, node, gpus, part, sharing, started, leaving } => {
+            ConflictStep::Bound {
+                pod,
+                node,
+                gpus,
+                part,
+                sharing,
+                started,
+                leaving,
+            } => {
                 let (per_gpu, since) = (Bytes(part), Since::default());
                 let grant = Grant {
                     per_gpu,
@@ -249,25 +323,58 @@ impl Both {
                 };
                 self.show(pod, self.observed(pod, node, &gpus, GpuClaim::Bound(grant)));
             }
-            ConflictStep::Holds { pod, node, gpus, part, sharing, victims, lasts } => {
+            ConflictStep::Holds {
+                pod,
+                node,
+                gpus,
+                part,
+                sharing,
+                victims,
+                lasts,
+            } => {
                 let victims = victims.iter().map(|pod| uid(&format!("u-{pod}"))).collect();
                 let deadline = Moment(self.plain.now + lasts);
-                let kept = ReservedShare { per_gpu: Bytes(part), sharing, victims, deadline };
-                self.show(pod, self.observed(pod, node, &gpus, GpuClaim::Holds(Box::new(kept))));
+                let kept = ReservedShare {
+                    per_gpu: Bytes(part),
+                    sharing,
+                    victims,
+                    deadline,
+                };
+                self.show(
+                    pod,
+                    self.observed(pod, node, &gpus, GpuClaim::Holds(Box::new(kept))),
+                );
             }
             ConflictStep::Gone(pod) => {
                 self.conflicts.forget(&uid(&format!("u-{pod}")));
                 self.plain.pods.remove(&pod);
             }
-            ConflictStep::Gpus { node: on, totals, lost, reported } => {
+            ConflictStep::Gpus {
+                node: on,
+                totals,
+                lost,
+                reported,
+            } => {
                 let device = |(index, total): (usize, &u64)| {
                     let index = index as u32;
-                    let uuid =
-                        if reported { gpu(&format!("GPU-{index}")) } else { GpuUuid::from_index(index) };
-                    let health = if lost && index == 0 { Health::Lost } else { Health::Healthy };
-                    Device { health, ..whole_gpu(uuid, index, Bytes(*total)) }
+                    let uuid = if reported {
+                        gpu(&format!("GPU-{index}"))
+                    } else {
+                        GpuUuid::from_index(index)
+                    };
+                    let health = if lost && index == 0 {
+                        Health::Lost
+                    } else {
+                        Health::Healthy
+                    };
+                    Device {
+                        health,
+                        ..whole_gpu(uuid, index, Bytes(*total))
+                    }
                 };
-                self.plain.devices.insert(on, totals.iter().enumerate().map(device).collect());
+                self.plain
+                    .devices
+                    .insert(on, totals.iter().enumerate().map(device).collect());
                 // A node is checked again when it changes; a change of its GPUs alone waits for its turn.
                 self.conflicts.queue.add(&node(&format!("n-{on}")));
             }
@@ -285,17 +392,35 @@ impl Both {
         let due = self.conflicts.due(now);
         let devices = |name: &NodeName| {
             let number = name.as_str().trim_start_matches("n-").parse().unwrap();
-            self.plain.devices.get(&number).cloned().unwrap_or_default().into()
+            self.plain
+                .devices
+                .get(&number)
+                .cloned()
+                .unwrap_or_default()
+                .into()
         };
-        let nodes: Vec<_> = due.into_iter().map(|name| (name.clone(), devices(&name))).collect();
+        let nodes: Vec<_> = due
+            .into_iter()
+            .map(|name| (name.clone(), devices(&name)))
+            .collect();
         self.conflicts.look(&nodes, now);
     }
 
     fn counted(&self) -> BTreeSet<ConflictRow> {
         let row = |conflict: &Arc<GpuConflict>| {
-            let pods = conflict.parties.iter().map(|party| party.uid.to_string()).collect();
+            let pods = conflict
+                .parties
+                .iter()
+                .map(|party| party.uid.to_string())
+                .collect();
             let sum = conflict.parties.iter().map(|party| party.bytes.0).sum();
-            (conflict.kind, conflict.node.to_string(), conflict.gpu.to_string(), pods, sum)
+            (
+                conflict.kind,
+                conflict.node.to_string(),
+                conflict.gpu.to_string(),
+                pods,
+                sum,
+            )
         };
         self.conflicts.standing().map(row).collect()
     }

@@ -55,7 +55,10 @@ fn victim<'a>(
     chosen: &mut BTreeSet<&'a PodUid>,
 ) -> Option<ConflictVictim> {
     let kind = standing.conflict.kind;
-    if !matches!(kind, GpuConflictKind::Overcommitted | GpuConflictKind::ExclusiveShared) {
+    if !matches!(
+        kind,
+        GpuConflictKind::Overcommitted | GpuConflictKind::ExclusiveShared
+    ) {
         return None;
     }
     let parties = standing.conflict.parties.iter().zip(&standing.party_since);
@@ -72,19 +75,34 @@ fn victim<'a>(
         return None;
     }
     let without = |uid: &PodUid| -> Vec<BoundOnGpu<'a>> {
-        remaining.iter().copied().filter(|(other, ..)| *other != uid).collect()
+        remaining
+            .iter()
+            .copied()
+            .filter(|(other, ..)| *other != uid)
+            .collect()
     };
-    let unstarted = remaining.iter().filter(|(_, _, grant)| !grant.started && !grant.is_static);
+    let unstarted = remaining
+        .iter()
+        .filter(|(_, _, grant)| !grant.started && !grant.is_static);
     let rank = |&&(uid, _, grant): &&BoundOnGpu<'a>| -> (bool, Since, &PodUid) {
         (!is_proven(kind, &without(uid)), grant.since, uid)
     };
     let (uid, pod, _) = *unstarted.max_by_key(rank)?;
     let others = without(uid);
-    let (stays_uid, stays, _) = others.iter().max_by_key(|(uid, _, grant)| (grant.per_gpu, *uid))?;
+    let (stays_uid, stays, _) = others
+        .iter()
+        .max_by_key(|(uid, _, grant)| (grant.per_gpu, *uid))?;
     chosen.insert(uid);
     let (node, gpu) = (node.clone(), standing.conflict.gpu.clone());
     let (stays, stays_uid) = (stays.key.clone(), (*stays_uid).clone());
-    Some(ConflictVictim { uid: uid.clone(), key: pod.key.clone(), node, gpu, stays, stays_uid })
+    Some(ConflictVictim {
+        uid: uid.clone(),
+        key: pod.key.clone(),
+        node,
+        gpu,
+        stays,
+        stays_uid,
+    })
 }
 
 /// Whether the records of these Bindings alone contradict each other. A record that has been edited since the conflict was found
@@ -94,11 +112,18 @@ fn is_proven(kind: GpuConflictKind, pods: &[BoundOnGpu<'_>]) -> bool {
         return false;
     }
     if kind == GpuConflictKind::ExclusiveShared
-        && pods.iter().any(|(_, _, grant)| grant.sharing == Sharing::Exclusive)
+        && pods
+            .iter()
+            .any(|(_, _, grant)| grant.sharing == Sharing::Exclusive)
     {
         return true;
     }
     let granted: Bytes = pods.iter().map(|(_, _, grant)| grant.per_gpu).sum();
-    let largest: Option<Vec<Bytes>> = pods.iter().map(|(_, _, grant)| grant.largest_gpu()).collect();
-    largest.and_then(|all| all.into_iter().max()).is_some_and(|largest| granted > largest)
+    let largest: Option<Vec<Bytes>> = pods
+        .iter()
+        .map(|(_, _, grant)| grant.largest_gpu())
+        .collect();
+    largest
+        .and_then(|all| all.into_iter().max())
+        .is_some_and(|largest| granted > largest)
 }

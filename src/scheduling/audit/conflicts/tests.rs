@@ -49,7 +49,12 @@ fn bound(name: &str, gpus: &[&str], grant: Grant) -> (PodUid, AuditedPod) {
 fn reservations(name: &str, gib: u64, victims: &[&str], until: u64) -> (PodUid, AuditedPod) {
     let victims = victims.iter().map(|name| uid(name)).collect();
     let (per_gpu, deadline) = (Bytes(gib * GIB), seconds(until));
-    let kept = ReservedShare { per_gpu, sharing: Sharing::Shared, victims, deadline };
+    let kept = ReservedShare {
+        per_gpu,
+        sharing: Sharing::Shared,
+        victims,
+        deadline,
+    };
     on(name, &["GPU-0"], GpuClaim::Holds(Box::new(kept)))
 }
 
@@ -61,7 +66,10 @@ struct ConflictFixture {
 
 impl ConflictFixture {
     fn of(pods: impl IntoIterator<Item = (PodUid, AuditedPod)>) -> Self {
-        let mut bench = Self { conflicts: Conflicts::default(), devices: devices() };
+        let mut bench = Self {
+            conflicts: Conflicts::default(),
+            devices: devices(),
+        };
         pods.into_iter().for_each(|pod| bench.see(pod));
         bench
     }
@@ -73,25 +81,37 @@ impl ConflictFixture {
     fn look(&mut self, at: u64) -> AuditRound {
         let now = seconds(at);
         let due = self.conflicts.due(now);
-        let nodes: Vec<_> = due.into_iter().map(|name| (name, self.devices.clone().into())).collect();
+        let nodes: Vec<_> = due
+            .into_iter()
+            .map(|name| (name, self.devices.clone().into()))
+            .collect();
         self.conflicts.look(&nodes, now)
     }
 
     /// What counts after it has stood for long enough, in words.
     fn settled(&mut self) -> Vec<String> {
         [0, 60, 120].into_iter().for_each(|at| drop(self.look(at)));
-        self.conflicts.standing().map(|conflict| conflict.to_string()).collect()
+        self.conflicts
+            .standing()
+            .map(|conflict| conflict.to_string())
+            .collect()
     }
 
     fn victims(&self, at: u64) -> Vec<String> {
-        self.conflicts.victims(seconds(at)).iter().map(|leaver| leaver.key.name.to_string()).collect()
+        self.conflicts
+            .victims(seconds(at))
+            .iter()
+            .map(|leaver| leaver.key.name.to_string())
+            .collect()
     }
 }
 
 #[test]
 fn allocations_beyond_a_gpus_capacity_are_a_conflict_and_headroom_is_not() {
-    let mut bench =
-        ConflictFixture::of([bound("a", &["GPU-0"], grant(50, 1)), bound("b", &["GPU-0"], grant(30, 2))]);
+    let mut bench = ConflictFixture::of([
+        bound("a", &["GPU-0"], grant(50, 1)),
+        bound("b", &["GPU-0"], grant(30, 2)),
+    ]);
     assert!(bench.settled().is_empty(), "80 of 80 GiB");
     bench.devices[0].reserved = Bytes(GIB);
     assert_eq!(
@@ -100,9 +120,24 @@ fn allocations_beyond_a_gpus_capacity_are_a_conflict_and_headroom_is_not() {
             "GPU GPU-0 of node n is overcommitted: team/a (50.0 GiB), team/b (30.0 GiB) were granted 80.0 GiB of 79.0 GiB."
         ]
     );
-    let told = |reader| bench.conflicts.standing().next().unwrap().told_to(&key(reader));
-    assert!(told("team/a").contains(": team/a (50.0 GiB), team/b (30.0 GiB) were"), "{}", told("team/a"));
-    assert!(told("else/c").contains(": 2 pods of others (80.0 GiB) were"), "{}", told("else/c"));
+    let told = |reader| {
+        bench
+            .conflicts
+            .standing()
+            .next()
+            .unwrap()
+            .told_to(&key(reader))
+    };
+    assert!(
+        told("team/a").contains(": team/a (50.0 GiB), team/b (30.0 GiB) were"),
+        "{}",
+        told("team/a")
+    );
+    assert!(
+        told("else/c").contains(": 2 pods of others (80.0 GiB) were"),
+        "{}",
+        told("else/c")
+    );
 }
 
 #[test]
@@ -121,18 +156,33 @@ fn pods_of_other_namespaces_are_counted_before_those_that_are_named() {
         capacity: None,
     };
     for (reader, told) in [
-        ("a/x", "overlap: 3 pods of others (30.0 GiB), a/x (10.0 GiB, reserved) reserve 40.0 GiB."),
-        ("c/x", "overlap: 4 pods of others (40.0 GiB) reserve 40.0 GiB."),
+        (
+            "a/x",
+            "overlap: 3 pods of others (30.0 GiB), a/x (10.0 GiB, reserved) reserve 40.0 GiB.",
+        ),
+        (
+            "c/x",
+            "overlap: 4 pods of others (40.0 GiB) reserve 40.0 GiB.",
+        ),
     ] {
-        assert!(conflict.told_to(&key(reader)).ends_with(told), "{}", conflict.told_to(&key(reader)));
+        assert!(
+            conflict.told_to(&key(reader)).ends_with(told),
+            "{}",
+            conflict.told_to(&key(reader))
+        );
     }
 }
 
 #[test]
 fn a_pod_that_terminates_counts_until_it_is_gone() {
-    let leaving = Grant { leaving: true, ..grant(50, 1) };
-    let mut bench =
-        ConflictFixture::of([bound("a", &["GPU-0"], leaving), bound("b", &["GPU-0"], grant(50, 2))]);
+    let leaving = Grant {
+        leaving: true,
+        ..grant(50, 1)
+    };
+    let mut bench = ConflictFixture::of([
+        bound("a", &["GPU-0"], leaving),
+        bound("b", &["GPU-0"], grant(50, 2)),
+    ]);
     assert_eq!(bench.settled().len(), 1);
     assert!(bench.victims(120).is_empty(), "its end ends the conflict");
     bench.conflicts.forget(&uid("a"));
@@ -141,45 +191,77 @@ fn a_pod_that_terminates_counts_until_it_is_gone() {
 
 #[test]
 fn a_second_pod_on_an_exclusive_gpu_is_a_conflict_whatever_its_vram() {
-    let exclusive = Grant { sharing: Sharing::Exclusive, ..grant(10, 1) };
-    let mut bench =
-        ConflictFixture::of([bound("a", &["GPU-0"], exclusive), bound("b", &["GPU-0"], grant(1, 2))]);
+    let exclusive = Grant {
+        sharing: Sharing::Exclusive,
+        ..grant(10, 1)
+    };
+    let mut bench = ConflictFixture::of([
+        bound("a", &["GPU-0"], exclusive),
+        bound("b", &["GPU-0"], grant(1, 2)),
+    ]);
     assert_eq!(
         bench.settled(),
         [
             "GPU GPU-0 of node n is exclusive to one pod and has 2 pods: team/a (10.0 GiB, exclusive), team/b (1.0 GiB)."
         ]
     );
-    let elsewhere =
-        ConflictFixture::of([bound("a", &["GPU-0"], exclusive), bound("b", &["GPU-1"], grant(1, 2))]);
+    let elsewhere = ConflictFixture::of([
+        bound("a", &["GPU-0"], exclusive),
+        bound("b", &["GPU-1"], grant(1, 2)),
+    ]);
     assert!({ elsewhere }.settled().is_empty());
 }
 
 #[test]
 fn a_gpu_index_and_a_uuid_name_one_gpu_once_the_node_reports() {
-    let pods = || [bound("a", &["index-0"], grant(50, 1)), bound("b", &["GPU-0"], grant(50, 2))];
+    let pods = || {
+        [
+            bound("a", &["index-0"], grant(50, 1)),
+            bound("b", &["GPU-0"], grant(50, 2)),
+        ]
+    };
     assert_eq!(ConflictFixture::of(pods()).settled().len(), 1);
     let mut unreported = ConflictFixture::of(pods());
-    unreported.devices.iter_mut().for_each(|device| device.uuid = GpuUuid::from_index(device.index));
-    assert!(unreported.settled().is_empty(), "nobody can say which GPU the UUID means");
+    unreported
+        .devices
+        .iter_mut()
+        .for_each(|device| device.uuid = GpuUuid::from_index(device.index));
+    assert!(
+        unreported.settled().is_empty(),
+        "nobody can say which GPU the UUID means"
+    );
 }
 
 #[test]
 fn an_index_names_the_gpu_of_today_and_not_a_lost_one_of_an_earlier_machine() {
-    let pods = || [bound("a", &["index-0"], grant(50, 1)), bound("b", &["GPU-0"], grant(50, 2))];
+    let pods = || {
+        [
+            bound("a", &["index-0"], grant(50, 1)),
+            bound("b", &["GPU-0"], grant(50, 2)),
+        ]
+    };
     let mut bench = ConflictFixture::of(pods());
-    let earlier = Device { health: Health::Lost, ..whole_gpu(gpu("GPU-00"), 0, Bytes(80 * GIB)) };
+    let earlier = Device {
+        health: Health::Lost,
+        ..whole_gpu(gpu("GPU-00"), 0, Bytes(80 * GIB))
+    };
     bench.devices.insert(0, earlier);
     assert_eq!(bench.settled().len(), 1);
     let mut all_lost = ConflictFixture::of(pods());
     all_lost.devices[0].health = Health::Lost;
-    assert!(all_lost.settled().is_empty(), "where no other has the index, it is the lost one");
+    assert!(
+        all_lost.settled().is_empty(),
+        "where no other has the index, it is the lost one"
+    );
 }
 
 #[test]
 fn a_gpu_that_the_node_does_not_have_is_a_conflict_once_the_node_reports() {
     let mut bench = ConflictFixture::of([bound("a", &["GPU-9"], grant(50, 1))]);
-    assert_eq!(bench.settled(), ["Node n has no GPU GPU-9, which its Binding granted to team/a (50.0 GiB)."]);
+    assert_eq!(
+        bench.settled(),
+        ["Node n has no GPU GPU-9, which its Binding granted to team/a (50.0 GiB)."]
+    );
     assert!(bench.victims(120).is_empty());
     let mut unreported = ConflictFixture::of([bound("a", &["GPU-9"], grant(50, 1))]);
     unreported.devices.clear();
@@ -188,16 +270,20 @@ fn a_gpu_that_the_node_does_not_have_is_a_conflict_once_the_node_reports() {
 
 #[test]
 fn pods_on_a_lost_gpu_are_not_a_conflict() {
-    let mut bench =
-        ConflictFixture::of([bound("a", &["GPU-0"], grant(50, 1)), bound("b", &["GPU-0"], grant(50, 2))]);
+    let mut bench = ConflictFixture::of([
+        bound("a", &["GPU-0"], grant(50, 1)),
+        bound("b", &["GPU-0"], grant(50, 2)),
+    ]);
     bench.devices[0].health = Health::Lost;
     assert!(bench.settled().is_empty());
 }
 
 #[test]
 fn reservations_beyond_a_gpus_capacity_conflict_until_one_ends() {
-    let mut bench =
-        ConflictFixture::of([reservations("a", 50, &["v"], 1000), reservations("b", 50, &[], 130)]);
+    let mut bench = ConflictFixture::of([
+        reservations("a", 50, &["v"], 1000),
+        reservations("b", 50, &[], 130),
+    ]);
     bench.see(bound("v", &["GPU-0"], grant(80, 0)));
     assert_eq!(
         bench.settled(),
@@ -205,7 +291,11 @@ fn reservations_beyond_a_gpus_capacity_conflict_until_one_ends() {
             "Reservations on GPU GPU-0 of node n overlap: team/a (50.0 GiB, reserved), team/b (50.0 GiB, reserved) reserve 100.0 GiB of 80.0 GiB."
         ]
     );
-    assert_eq!(bench.look(130).ended.len(), 1, "the deadline of one has passed, and no pod changed");
+    assert_eq!(
+        bench.look(130).ended.len(),
+        1,
+        "the deadline of one has passed, and no pod changed"
+    );
 }
 
 #[test]
@@ -216,16 +306,24 @@ fn a_reservation_conflicts_with_a_bound_pod_unless_it_is_its_victim() {
     bench.see(bound("late", &["GPU-0"], grant(30, 1)));
     assert!(bench.look(121).begun.is_empty());
     // The victim and the late pod conflict already: that is what is reported.
-    assert_eq!(bench.look(123).begun[0].kind, GpuConflictKind::Overcommitted);
+    assert_eq!(
+        bench.look(123).begun[0].kind,
+        GpuConflictKind::Overcommitted
+    );
     bench.conflicts.forget(&uid("v"));
     bench.look(124);
-    assert_eq!(bench.look(134).begun[0].kind, GpuConflictKind::ReservationOverBound);
+    assert_eq!(
+        bench.look(134).begun[0].kind,
+        GpuConflictKind::ReservationOverBound
+    );
 }
 
 #[test]
 fn a_conflict_counts_once_a_later_check_finds_it_again() {
-    let mut bench =
-        ConflictFixture::of([bound("a", &["GPU-0"], grant(50, 1)), bound("b", &["GPU-0"], grant(50, 2))]);
+    let mut bench = ConflictFixture::of([
+        bound("a", &["GPU-0"], grant(50, 1)),
+        bound("b", &["GPU-0"], grant(50, 2)),
+    ]);
     assert_eq!((bench.look(0), bench.look(1)), Default::default());
     assert_eq!(bench.look(2).begun.len(), 1);
     assert_eq!(bench.conflicts.count(GpuConflictKind::Overcommitted), 1);
@@ -238,8 +336,10 @@ fn a_conflict_counts_once_a_later_check_finds_it_again() {
 
 #[test]
 fn nothing_is_checked_while_pods_are_listed() {
-    let mut bench =
-        ConflictFixture::of([bound("gone", &["GPU-0"], grant(50, 1)), bound("b", &["GPU-0"], grant(50, 2))]);
+    let mut bench = ConflictFixture::of([
+        bound("gone", &["GPU-0"], grant(50, 1)),
+        bound("b", &["GPU-0"], grant(50, 2)),
+    ]);
     bench.conflicts.begin_list();
     assert_eq!((bench.look(0), bench.look(60)), Default::default());
     bench.conflicts.forget(&uid("gone"));
@@ -249,18 +349,36 @@ fn nothing_is_checked_while_pods_are_listed() {
 
 #[test]
 fn an_edited_gpu_annotation_causes_no_conflict() {
-    let mut bench =
-        ConflictFixture::of([bound("a", &["GPU-0"], grant(50, 1)), bound("b", &["GPU-1"], grant(50, 2))]);
-    bench.see(bound("b", &["GPU-0"], Grant { sharing: Sharing::Exclusive, ..grant(50, 2) }));
+    let mut bench = ConflictFixture::of([
+        bound("a", &["GPU-0"], grant(50, 1)),
+        bound("b", &["GPU-1"], grant(50, 2)),
+    ]);
+    bench.see(bound(
+        "b",
+        &["GPU-0"],
+        Grant {
+            sharing: Sharing::Exclusive,
+            ..grant(50, 2)
+        },
+    ));
     assert!(bench.settled().is_empty());
-    let mut bench = ConflictFixture::of([bound("a", &["GPU-0"], grant(50, 1)), bound("b", &[], grant(0, 2))]);
+    let mut bench = ConflictFixture::of([
+        bound("a", &["GPU-0"], grant(50, 1)),
+        bound("b", &[], grant(0, 2)),
+    ]);
     bench.see(bound("b", &["GPU-0"], grant(50, 2)));
-    assert!(bench.settled().is_empty(), "it recorded nothing when it was bound");
+    assert!(
+        bench.settled().is_empty(),
+        "it recorded nothing when it was bound"
+    );
 }
 
 #[test]
 fn the_audit_evicts_the_pod_that_has_not_started_or_was_bound_later() {
-    let started = |grant: Grant| Grant { started: true, ..grant };
+    let started = |grant: Grant| Grant {
+        started: true,
+        ..grant
+    };
     for (first, second, leaver) in [
         (grant(50, 1), grant(50, 2), &["b"][..]),
         (grant(50, 2), grant(50, 1), &["a"]),
@@ -269,7 +387,10 @@ fn the_audit_evicts_the_pod_that_has_not_started_or_was_bound_later() {
         (started(grant(50, 1)), grant(50, 2), &["b"]),
         (started(grant(50, 1)), started(grant(50, 2)), &[]),
     ] {
-        let mut bench = ConflictFixture::of([bound("a", &["GPU-0"], first), bound("b", &["GPU-0"], second)]);
+        let mut bench = ConflictFixture::of([
+            bound("a", &["GPU-0"], first),
+            bound("b", &["GPU-0"], second),
+        ]);
         assert_eq!(bench.settled().len(), 1);
         assert_eq!(bench.victims(120), leaver, "{first:?} {second:?}");
     }
@@ -278,7 +399,14 @@ fn the_audit_evicts_the_pod_that_has_not_started_or_was_bound_later() {
 #[test]
 fn the_audit_prefers_a_victim_whose_eviction_ends_the_conflict() {
     let pods = [
-        bound("a", &["GPU-0"], Grant { started: true, ..grant(60, 1) }),
+        bound(
+            "a",
+            &["GPU-0"],
+            Grant {
+                started: true,
+                ..grant(60, 1)
+            },
+        ),
         bound("b", &["GPU-0"], grant(60, 2)),
         bound("c", &["GPU-0"], grant(1, 3)),
     ];
@@ -291,8 +419,22 @@ fn the_audit_prefers_a_victim_whose_eviction_ends_the_conflict() {
 fn a_pod_in_conflict_on_two_gpus_is_evicted_once() {
     let both = &["GPU-0", "GPU-1"];
     let pods = [
-        bound("a", &["GPU-0"], Grant { started: true, ..grant(60, 1) }),
-        bound("b", &["GPU-1"], Grant { started: true, ..grant(60, 1) }),
+        bound(
+            "a",
+            &["GPU-0"],
+            Grant {
+                started: true,
+                ..grant(60, 1)
+            },
+        ),
+        bound(
+            "b",
+            &["GPU-1"],
+            Grant {
+                started: true,
+                ..grant(60, 1)
+            },
+        ),
         bound("c", both, grant(60, 2)),
     ];
     let mut bench = ConflictFixture::of(pods);
@@ -302,30 +444,50 @@ fn a_pod_in_conflict_on_two_gpus_is_evicted_once() {
 
 #[test]
 fn a_smaller_reported_gpu_evicts_no_pod() {
-    let mut bench =
-        ConflictFixture::of([bound("a", &["GPU-0"], grant(40, 1)), bound("b", &["GPU-0"], grant(39, 2))]);
+    let mut bench = ConflictFixture::of([
+        bound("a", &["GPU-0"], grant(40, 1)),
+        bound("b", &["GPU-0"], grant(39, 2)),
+    ]);
     bench.devices[0].total = Bytes(10 * GIB);
     assert_eq!(bench.settled().len(), 1, "it is told");
     assert!(bench.victims(120).is_empty());
     // Nor if one of them was bound while the agent said so: the largest GPU that a record allows counts.
-    let small = Grant { fraction: MemoryFraction::of(Bytes(9), Bytes(10)), ..grant(9, 1) };
-    let mut bench =
-        ConflictFixture::of([bound("a", &["GPU-0"], small), bound("b", &["GPU-0"], grant(70, 2))]);
+    let small = Grant {
+        fraction: MemoryFraction::of(Bytes(9), Bytes(10)),
+        ..grant(9, 1)
+    };
+    let mut bench = ConflictFixture::of([
+        bound("a", &["GPU-0"], small),
+        bound("b", &["GPU-0"], grant(70, 2)),
+    ]);
     bench.devices[0].total = Bytes(10 * GIB);
     assert_eq!(bench.settled().len(), 1);
     assert!(bench.victims(120).is_empty());
-    let unknown = Grant { fraction: MemoryFraction::ZERO, ..grant(70, 1) };
-    let mut bench =
-        ConflictFixture::of([bound("a", &["GPU-0"], unknown), bound("b", &["GPU-0"], grant(70, 2))]);
+    let unknown = Grant {
+        fraction: MemoryFraction::ZERO,
+        ..grant(70, 1)
+    };
+    let mut bench = ConflictFixture::of([
+        bound("a", &["GPU-0"], unknown),
+        bound("b", &["GPU-0"], grant(70, 2)),
+    ]);
     assert_eq!(bench.settled().len(), 1);
-    assert!(bench.victims(120).is_empty(), "a record that says nothing of the GPU proves nothing");
+    assert!(
+        bench.victims(120).is_empty(),
+        "a record that says nothing of the GPU proves nothing"
+    );
 }
 
 #[test]
 fn a_pod_that_has_just_joined_a_conflict_is_not_evicted_yet() {
-    let started = |gib, at| Grant { started: true, ..grant(gib, at) };
-    let mut bench =
-        ConflictFixture::of([bound("a", &["GPU-0"], started(50, 1)), bound("b", &["GPU-0"], started(50, 2))]);
+    let started = |gib, at| Grant {
+        started: true,
+        ..grant(gib, at)
+    };
+    let mut bench = ConflictFixture::of([
+        bound("a", &["GPU-0"], started(50, 1)),
+        bound("b", &["GPU-0"], started(50, 2)),
+    ]);
     bench.settled();
     bench.see(bound("c", &["GPU-0"], grant(50, 3)));
     bench.look(121);
@@ -353,15 +515,30 @@ fn at_5000_nodes_one_check_visits_the_changed_nodes_and_250_others() {
     let mut conflicts = large();
     let visits: Vec<usize> = (0..6).map(|at| conflicts.due(seconds(at)).len()).collect();
     let AuditPace { changed, in_turn } = AuditPace::default();
-    assert!(visits.iter().all(|visits| *visits <= changed + in_turn), "{visits:?}");
-    assert_eq!((conflicts.waiting(), visits[5]), (0, in_turn), "all were visited once");
+    assert!(
+        visits.iter().all(|visits| *visits <= changed + in_turn),
+        "{visits:?}"
+    );
+    assert_eq!(
+        (conflicts.waiting(), visits[5]),
+        (0, in_turn),
+        "all were visited once"
+    );
     for n in [7, 4711, 4999] {
         conflicts.forget(&uid(&format!("u-{n}")));
     }
     assert_eq!(conflicts.waiting(), 3);
     let due = conflicts.due(seconds(7));
-    assert!(due.len() >= in_turn && due.len() <= in_turn + 3, "{}", due.len());
-    assert!([7, 4711, 4999].iter().all(|n| due.contains(&node(&format!("n-{n}")))));
+    assert!(
+        due.len() >= in_turn && due.len() <= in_turn + 3,
+        "{}",
+        due.len()
+    );
+    assert!(
+        [7, 4711, 4999]
+            .iter()
+            .all(|n| due.contains(&node(&format!("n-{n}"))))
+    );
     // The status that a kubelet writes every few seconds changes nothing here.
     let observed = conflicts.nodes[&node("n-8")].pods[&uid("u-8")].clone();
     conflicts.see(&uid("u-8"), Some(observed));
@@ -384,19 +561,35 @@ fn every_node_is_checked_in_turn() {
 
 #[test]
 fn an_audited_pod_takes_few_bytes_and_shares_its_names() {
-    assert!(size_of::<AuditedPod>() <= 112, "{}", size_of::<AuditedPod>());
+    assert!(
+        size_of::<AuditedPod>() <= 112,
+        "{}",
+        size_of::<AuditedPod>()
+    );
     let conflicts = large();
     let pods = &conflicts.nodes[&node("n-8")].pods;
-    let same: Vec<&AuditedPod> = pods.values().filter(|pod| *pod.gpus == [gpu("GPU-8-0")]).collect();
+    let same: Vec<&AuditedPod> = pods
+        .values()
+        .filter(|pod| *pod.gpus == [gpu("GPU-8-0")])
+        .collect();
     assert_eq!(same.len(), 2);
     assert!(Arc::ptr_eq(&same[0].gpus, &same[1].gpus));
 }
 
 #[test]
 fn a_static_pod_is_not_evicted_to_end_a_conflict() {
-    let later = Grant { is_static: true, ..grant(50, 9) };
-    let mut bench =
-        ConflictFixture::of([bound("a", &["GPU-0"], grant(50, 1)), bound("b", &["GPU-0"], later)]);
+    let later = Grant {
+        is_static: true,
+        ..grant(50, 9)
+    };
+    let mut bench = ConflictFixture::of([
+        bound("a", &["GPU-0"], grant(50, 1)),
+        bound("b", &["GPU-0"], later),
+    ]);
     bench.settled();
-    assert_eq!(bench.victims(120), ["a"], "an eviction of the other one would end nothing");
+    assert_eq!(
+        bench.victims(120),
+        ["a"],
+        "an eviction of the other one would end nothing"
+    );
 }

@@ -84,24 +84,35 @@ impl FleetChanges {
 
     /// Nothing differs but the time.
     pub fn is_empty(&self) -> bool {
-        *self == Self { now: self.now, ..Self::default() }
+        *self
+            == Self {
+                now: self.now,
+                ..Self::default()
+            }
     }
 }
 
 impl NodeChanges {
     /// `None` if the node has other GPUs now.
     fn between(before: &FleetNode, after: &FleetNode) -> Option<Self> {
-        let uuids = |node: &FleetNode| -> Vec<_> { node.gpus.iter().map(|gpu| gpu.uuid.clone()).collect() };
+        let uuids =
+            |node: &FleetNode| -> Vec<_> { node.gpus.iter().map(|gpu| gpu.uuid.clone()).collect() };
         if uuids(before) != uuids(after) {
             return None;
         }
-        let alone = |node: &FleetNode| FleetNode { gpus: Vec::new(), pods: Vec::new(), ..node.clone() };
+        let alone = |node: &FleetNode| FleetNode {
+            gpus: Vec::new(),
+            pods: Vec::new(),
+            ..node.clone()
+        };
         let gpus = before.gpus.iter().zip(&after.gpus).enumerate();
         let gpus = gpus.filter(|(_, (before, after))| before != after);
         let mut changes = Self {
             name: after.name.clone(),
             node: fields(&alone(before), &alone(after)),
-            gpus: gpus.map(|(place, (before, after))| (place, fields::<FleetGpu>(before, after))).collect(),
+            gpus: gpus
+                .map(|(place, (before, after))| (place, fields::<FleetGpu>(before, after)))
+                .collect(),
             pods: Vec::new(),
             left: Vec::new(),
         };
@@ -157,7 +168,11 @@ fn in_step<'a, T, K: Ord + 'a>(
             (None, Some(_)) => Ordering::Greater,
             (Some(before), Some(after)) => key(before).cmp(key(after)),
         };
-        match (order, before.next_if(|_| order.is_le()), after.next_if(|_| order.is_ge())) {
+        match (
+            order,
+            before.next_if(|_| order.is_le()),
+            after.next_if(|_| order.is_ge()),
+        ) {
             (_, Some(before), Some(after)) => step(Step::Both(before, after)),
             (_, Some(before), None) => step(Step::Gone(before)),
             (_, None, Some(after)) => step(Step::New(after)),

@@ -37,7 +37,10 @@ struct KvCaches {
 
 impl FleetSums {
     pub fn of(fleet: &Fleet) -> Self {
-        let classes = fleet.classes.iter().map(|class| (class.name.clone(), class.allocated_bytes));
+        let classes = fleet
+            .classes
+            .iter()
+            .map(|class| (class.name.clone(), class.allocated_bytes));
         let sums = Self {
             at: fleet.now,
             pending: fleet.pending_count,
@@ -53,21 +56,36 @@ impl FleetSums {
         let mut by_class = vec![Bytes::ZERO; policy.classes().len()];
         for node_state in ledger.all_node_states() {
             let gpus = &node_state.view().gpus;
-            for pod in node_state.residents().iter().filter(|pod| pod.placed || pod.bound.is_none()) {
+            for pod in node_state
+                .residents()
+                .iter()
+                .filter(|pod| pod.placed || pod.bound.is_none())
+            {
                 let charges = pod.gpus.iter().filter_map(|place| gpus.get(place));
-                let charged = charges.map(|gpu| gpu.charge_for(pod.per_gpu, pod.sharing)).sum();
-                by_class.get_mut(pod.class.place()).into_iter().for_each(|sum| *sum += charged);
+                let charged = charges
+                    .map(|gpu| gpu.charge_for(pod.per_gpu, pod.sharing))
+                    .sum();
+                by_class
+                    .get_mut(pod.class.place())
+                    .into_iter()
+                    .for_each(|sum| *sum += charged);
             }
         }
         let names = policy.classes().iter().map(|class| class.name.clone());
-        let waiting = ledger.pods_in_no_order().filter(|(_, pod)| matches!(pod.phase, PodPhase::Waiting(_)));
+        let waiting = ledger
+            .pods_in_no_order()
+            .filter(|(_, pod)| matches!(pod.phase, PodPhase::Waiting(_)));
         let sums = Self {
             at: ledger.now(),
             pending: waiting.count() as u64,
             classes: names.zip(by_class).collect(),
             ..Self::default()
         };
-        sums.with(ledger.node_states().flat_map(|(_, node)| fleet_gpus(ledger, node)))
+        sums.with(
+            ledger
+                .node_states()
+                .flat_map(|(_, node)| fleet_gpus(ledger, node)),
+        )
     }
 
     /// The same with the sums over these GPUs.
@@ -82,7 +100,10 @@ impl FleetSums {
             self.unaccounted_bytes += gpu.unaccounted_bytes;
             self.queue += u64::from(gpu.queue.unwrap_or(0));
             // A GPU without engines has an empty KV cache, which says nothing of the engines.
-            if let Some(percent) = gpu.kv_cache_percent.filter(|_| gpu.allocated_bytes > Bytes::ZERO) {
+            if let Some(percent) = gpu
+                .kv_cache_percent
+                .filter(|_| gpu.allocated_bytes > Bytes::ZERO)
+            {
                 self.kv_cache_max_percent = self.kv_cache_max_percent.max(Some(percent.get()));
                 kv_caches.percent += u64::from(percent.get());
                 kv_caches.count += 1;
@@ -105,12 +126,18 @@ pub struct FleetHistory {
 impl FleetHistory {
     /// At most so many sums, one in `every`.
     pub fn new(most: usize, every: Millis) -> Self {
-        Self { every, most, sums: VecDeque::new() }
+        Self {
+            every,
+            most,
+            sums: VecDeque::new(),
+        }
     }
 
     /// How long until the next sums are due.
     pub fn due_in(&self, now: Moment) -> Millis {
-        self.sums.back().map_or(Millis(0), |latest| (latest.at + self.every).since(now))
+        self.sums
+            .back()
+            .map_or(Millis(0), |latest| (latest.at + self.every).since(now))
     }
 
     /// Keeps the sums if they are due, and forgets the oldest beyond the limit. Answers whether it kept them.
@@ -139,18 +166,36 @@ mod tests {
     #[test]
     fn sums_are_over_all_gpus_and_kv_caches_over_those_with_pods() {
         let cluster = ExplainedCluster::new(Policy::default()).node("a", 3);
-        let mut cluster = cluster.runs(&pod("x", "40Gi"), "a", &[0]).runs(&pod("y", "10Gi"), "a", &[1]);
+        let mut cluster =
+            cluster
+                .runs(&pod("x", "40Gi"), "a", &[0])
+                .runs(&pod("y", "10Gi"), "a", &[1]);
         cluster.report("a", &[(0, 80, 3), (1, 40, 4)], &[]);
         cluster.wait(&pod("waits", "100Gi"));
         let sums = FleetSums::of(&Fleet::of(&cluster.ledger, 0));
-        assert_eq!((sums.gpus, sums.healthy_gpus, sums.pending, sums.queue), (3, 3, 1, 7));
-        assert_eq!((sums.allocatable_bytes, sums.allocated_bytes), (Bytes::gib(3 * 72), Bytes::gib(50)));
-        assert_eq!((sums.kv_cache_mean_percent, sums.kv_cache_max_percent), (Some(60), Some(80)));
-        assert_eq!(sums.classes.values().copied().sum::<Bytes>(), Bytes::gib(50));
+        assert_eq!(
+            (sums.gpus, sums.healthy_gpus, sums.pending, sums.queue),
+            (3, 3, 1, 7)
+        );
+        assert_eq!(
+            (sums.allocatable_bytes, sums.allocated_bytes),
+            (Bytes::gib(3 * 72), Bytes::gib(50))
+        );
+        assert_eq!(
+            (sums.kv_cache_mean_percent, sums.kv_cache_max_percent),
+            (Some(60), Some(80))
+        );
+        assert_eq!(
+            sums.classes.values().copied().sum::<Bytes>(),
+            Bytes::gib(50)
+        );
         assert_eq!(FleetSums::of_ledger(&cluster.ledger), sums);
         let empty = ExplainedCluster::new(Policy::default()).node("a", 1);
         let empty = FleetSums::of(&Fleet::of(&empty.ledger, 0));
-        assert_eq!((empty.kv_cache_mean_percent, empty.kv_cache_max_percent), (None, None));
+        assert_eq!(
+            (empty.kv_cache_mean_percent, empty.kv_cache_max_percent),
+            (None, None)
+        );
     }
 
     #[test]
@@ -158,7 +203,12 @@ mod tests {
         let mut history = FleetHistory::new(3, Millis::seconds(10));
         let at = |seconds: u64| Moment(seconds * 1000);
         let kept: Vec<u64> = (0..60)
-            .filter(|second| history.keep(FleetSums { at: at(*second), ..FleetSums::default() }))
+            .filter(|second| {
+                history.keep(FleetSums {
+                    at: at(*second),
+                    ..FleetSums::default()
+                })
+            })
             .collect();
         assert_eq!(kept, [0, 10, 20, 30, 40, 50]);
         let left: Vec<Moment> = history.sums().iter().map(|sums| sums.at).collect();

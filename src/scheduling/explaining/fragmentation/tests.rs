@@ -25,7 +25,13 @@ fn what_is_free_counts_by_the_share_of_pods_that_it_is_too_small_for() {
     cluster.wait("p", shared(40, 1));
     assert_eq!(fragmented_gib(&cluster), 0);
     // One of them runs: 32 + 72 are free. Of the 32 a pod of 40 GiB can use nothing.
-    cluster.run("p", ("a", 0), shared(40, 1), None, ObservedDisruptionInfo::default());
+    cluster.run(
+        "p",
+        ("a", 0),
+        shared(40, 1),
+        None,
+        ObservedDisruptionInfo::default(),
+    );
     assert_eq!(fragmented_gib(&cluster), 32);
     // Half of the pods now ask for 40 GiB on each of two GPUs: to them none of the 104 GiB is of use. (32 + 104) ÷ 2.
     cluster.wait("q", shared(40, 2));

@@ -23,9 +23,19 @@ fn engine() -> Demand {
 
 fn bind(cluster: &mut LedgerCluster, pod: &str, on: &str) {
     cluster.wait(pod, engine());
-    cluster.apply(BindAsked { uid: uid(pod), key: key(pod), node: node(on) }).unwrap();
+    cluster
+        .apply(BindAsked {
+            uid: uid(pod),
+            key: key(pod),
+            node: node(on),
+        })
+        .unwrap();
     let devices = cluster.pod_state(&uid(pod)).unwrap().devices().cloned();
-    cluster.apply(BindingWritten { uid: uid(pod), node: node(on), devices });
+    cluster.apply(BindingWritten {
+        uid: uid(pod),
+        node: node(on),
+        devices,
+    });
 }
 
 /// Three engines start where nothing of the model is, and take three times as long as the policy says.
@@ -33,7 +43,12 @@ fn learn(cluster: &mut LedgerCluster, on: &str) {
     for _ in 0..3 {
         bind(cluster, "pod", on);
         cluster.pass(180);
-        cluster.apply(EngineStartObserved { uid: uid("pod"), progress: StartProgress::Ready }).unwrap();
+        cluster
+            .apply(EngineStartObserved {
+                uid: uid("pod"),
+                progress: StartProgress::Ready,
+            })
+            .unwrap();
         cluster.apply(PodDeleted(uid("pod")));
     }
 }
@@ -53,22 +68,41 @@ fn report(
         reusable_in: None,
         seen: sampled,
     };
-    let holding = |tier| NodeModel { model: ModelId::parse("m").unwrap(), tier, bytes: WEIGHTS };
+    let holding = |tier| NodeModel {
+        model: ModelId::parse("m").unwrap(),
+        tier,
+        bytes: WEIGHTS,
+    };
     let reading = NodeReading {
         sampled,
         holdings: tier.into_iter().map(holding).collect(),
         engines: states.iter().map(engine).collect(),
         ..NodeReading::default()
     };
-    cluster.apply(ReadingReported { node: node(on), reading: reading.into() });
+    cluster.apply(ReadingReported {
+        node: node(on),
+        reading: reading.into(),
+    });
 }
 
 fn located(cluster: &LedgerCluster) -> ModelLocations {
-    locate(cluster, &ModelId::parse("m").unwrap(), &Page { limit: 100, after: None })
+    locate(
+        cluster,
+        &ModelId::parse("m").unwrap(),
+        &Page {
+            limit: 100,
+            after: None,
+        },
+    )
 }
 
 fn ready_on(located: &ModelLocations, on: &str) -> Option<Millis> {
-    located.places.iter().find(|place| place.node == node(on)).unwrap().ready_in_millis
+    located
+        .places
+        .iter()
+        .find(|place| place.node == node(on))
+        .unwrap()
+        .ready_in_millis
 }
 
 #[test]
@@ -85,12 +119,19 @@ fn what_was_learned_of_starts_is_told_as_nodes_are_ranked_by_it() {
         "no pod says which engine it will be"
     );
     bind(&mut cluster, "loads", "slow");
-    report(&mut cluster, "slow", Some(ModelTier::Resident), &[("loads", EngineModelState::Loading)]);
+    report(
+        &mut cluster,
+        "slow",
+        Some(ModelTier::Resident),
+        &[("loads", EngineModelState::Loading)],
+    );
     let learned = located(&cluster);
     let snapshot = cluster.snapshot();
     let ranked = |on: &str| {
         let (view, starts) = (snapshot.node(on).unwrap(), snapshot.start_model());
-        rank::ready(view, &engine(), starts, &cluster.policy().loading).unwrap().total()
+        rank::ready(view, &engine(), starts, &cluster.policy().loading)
+            .unwrap()
+            .total()
     };
     let absent = learned.absent_ready_in_millis.unwrap();
     assert!((150_000..=180_000).contains(&absent.0), "{absent:?}");
@@ -103,13 +144,33 @@ fn an_engine_that_loads_answers_when_its_start_was_expected_to_end() {
     let mut cluster = LedgerCluster::new(&[("slow", 4)]);
     learn(&mut cluster, "slow");
     bind(&mut cluster, "loads", "slow");
-    let expected = cluster.pod_state(&uid("loads")).unwrap().start.clone().unwrap().expected;
+    let expected = cluster
+        .pod_state(&uid("loads"))
+        .unwrap()
+        .start
+        .clone()
+        .unwrap()
+        .expected;
     assert!(expected.time.total() > expected.prior.total() && cluster.now() > START);
     cluster.pass(50);
-    report(&mut cluster, "slow", Some(ModelTier::Loading), &[("loads", EngineModelState::Loading)]);
+    report(
+        &mut cluster,
+        "slow",
+        Some(ModelTier::Loading),
+        &[("loads", EngineModelState::Loading)],
+    );
     let left = Millis(expected.time.total().0 - 50_000);
     assert_eq!(ready_on(&located(&cluster), "slow"), Some(left));
     cluster.pass(500);
-    report(&mut cluster, "slow", Some(ModelTier::Loading), &[("loads", EngineModelState::Loading)]);
-    assert_eq!(ready_on(&located(&cluster), "slow"), Some(Millis(0)), "it is late");
+    report(
+        &mut cluster,
+        "slow",
+        Some(ModelTier::Loading),
+        &[("loads", EngineModelState::Loading)],
+    );
+    assert_eq!(
+        ready_on(&located(&cluster), "slow"),
+        Some(Millis(0)),
+        "it is late"
+    );
 }

@@ -8,19 +8,30 @@ use crate::placing::fit::{Misfit, check_node_admission};
 use crate::vocabulary::device_plugin::{Ask, PluginResource, PluginShare};
 
 pub(crate) fn other_devices(facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
-    let Ask::Plugin { resource, count } = &facts.demand().ask else { return Vec::new() };
-    let all = [fewer(facts, resource, *count), free_some(facts, outline, resource, *count)];
+    let Ask::Plugin { resource, count } = &facts.demand().ask else {
+        return Vec::new();
+    };
+    let all = [
+        fewer(facts, resource, *count),
+        free_some(facts, outline, resource, *count),
+    ];
     all.into_iter().flatten().collect()
 }
 
 /// The greatest number of devices that a node has left.
 fn fewer(facts: &Facts, resource: &PluginResource, asked: u32) -> Option<RemedyChange> {
-    let open = facts.open_places().map(|place| &facts.snapshot.nodes()[place]);
+    let open = facts
+        .open_places()
+        .map(|place| &facts.snapshot.nodes()[place]);
     let open = open.filter(|node| check_node_admission(node, facts.demand()).is_ok());
-    let most = open.filter_map(|node| node.share_of(resource)).map(PluginShare::left).max()?;
+    let most = open
+        .filter_map(|node| node.share_of(resource))
+        .map(PluginShare::left)
+        .max()?;
     let devices = most.min(asked - 1);
     let other = with_devices(facts.demand(), &facts.policy, resource, devices);
-    let (place, gpus) = best_gpu_candidate(facts, &other, facts.allowance).filter(|_| devices > 0)?;
+    let (place, gpus) =
+        best_gpu_candidate(facts, &other, facts.allowance).filter(|_| devices > 0)?;
     let gpu_candidate = gpu_candidate(&facts.snapshot.nodes()[place], gpus);
     Some(RemedyChange::FewerDevices {
         gpu_candidate,
@@ -38,10 +49,19 @@ fn free_some(
     asked: u32,
 ) -> Option<RemedyChange> {
     let lacking = |(place, misfit)| {
-        let Misfit::DevicesInUse { left, .. } = misfit else { return None };
+        let Misfit::DevicesInUse { left, .. } = misfit else {
+            return None;
+        };
         Some((asked - left, place))
     };
     let (missing, place) = outline.refused_and_open(facts).filter_map(lacking).min()?;
-    let gpu_candidate = GpuCandidate { node: facts.snapshot.nodes()[place].name.clone(), gpus: Vec::new() };
-    Some(RemedyChange::FreeDevices { gpu_candidate, resource: resource.to_string(), missing })
+    let gpu_candidate = GpuCandidate {
+        node: facts.snapshot.nodes()[place].name.clone(),
+        gpus: Vec::new(),
+    };
+    Some(RemedyChange::FreeDevices {
+        gpu_candidate,
+        resource: resource.to_string(),
+        missing,
+    })
 }

@@ -18,12 +18,26 @@ pub struct Impasse {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "code")]
+#[serde(
+    rename_all = "kebab-case",
+    rename_all_fields = "camelCase",
+    tag = "code"
+)]
 pub enum ImpasseKind {
     /// No GPU would fit the pod even if it were empty.
-    NoGpuLargeEnough { needs_bytes: Bytes, largest_bytes: Bytes, node: NodeName, model: Option<GpuModel> },
+    NoGpuLargeEnough {
+        needs_bytes: Bytes,
+        largest_bytes: Bytes,
+        node: NodeName,
+        model: Option<GpuModel>,
+    },
     /// No device plugin offers as many on one node; `node` offers the most.
-    NoNodeWithDevices { resource: String, asked: u32, most: u32, node: Option<NodeName> },
+    NoNodeWithDevices {
+        resource: String,
+        asked: u32,
+        most: u32,
+        node: Option<NodeName>,
+    },
 }
 
 /// The impasse of a pod that fits nowhere; `None` where time or an eviction may help.
@@ -32,15 +46,23 @@ pub fn impasse(facts: &Facts) -> Option<Impasse> {
         Ask::Plugin { resource, count } => too_many_for_any(facts, resource, *count),
         _ => no_gpu_large_enough(facts),
     }?;
-    Some(Impasse { text: kind.to_string(), kind })
+    Some(Impasse {
+        text: kind.to_string(),
+        kind,
+    })
 }
 
 /// The largest GPU is too small.
 fn no_gpu_large_enough(facts: &Facts) -> Option<ImpasseKind> {
     let nodes = facts.snapshot.nodes().iter();
-    let gpus = nodes
-        .flat_map(|node| node.gpus.iter().enumerate().map(move |(place, gpu)| (gpu.capacity, node, place)));
-    let (largest, node, place) = gpus.min_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.name.cmp(&b.1.name)))?;
+    let gpus = nodes.flat_map(|node| {
+        node.gpus
+            .iter()
+            .enumerate()
+            .map(move |(place, gpu)| (gpu.capacity, node, place))
+    });
+    let (largest, node, place) =
+        gpus.min_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.name.cmp(&b.1.name)))?;
     (largest < facts.demand().per_gpu).then(|| ImpasseKind::NoGpuLargeEnough {
         needs_bytes: facts.demand().per_gpu,
         largest_bytes: largest,
@@ -53,7 +75,10 @@ fn no_gpu_large_enough(facts: &Facts) -> Option<ImpasseKind> {
 fn too_many_for_any(facts: &Facts, resource: &PluginResource, asked: u32) -> Option<ImpasseKind> {
     let offers = facts.snapshot.nodes().iter().map(|node| {
         let share = node.share_of(resource);
-        (share.map_or(0, |share| share.allocatable), Reverse(&node.name))
+        (
+            share.map_or(0, |share| share.allocatable),
+            Reverse(&node.name),
+        )
     });
     let most: Option<(u32, Reverse<&NodeName>)> = offers.max().filter(|(most, _)| *most > 0);
     let node = most.map(|(_, Reverse(node))| node.clone());
@@ -69,18 +94,33 @@ fn too_many_for_any(facts: &Facts, resource: &PluginResource, asked: u32) -> Opt
 impl fmt::Display for ImpasseKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoGpuLargeEnough { needs_bytes, largest_bytes, node, model } => {
-                let model = model.as_ref().map_or(String::new(), |model| format!(", {model}"));
+            Self::NoGpuLargeEnough {
+                needs_bytes,
+                largest_bytes,
+                node,
+                model,
+            } => {
+                let model = model
+                    .as_ref()
+                    .map_or(String::new(), |model| format!(", {model}"));
                 write!(
                     f,
                     "no GPU of this cluster can allocate {needs_bytes}; the largest ({node}{model}) can allocate {largest_bytes}"
                 )
             }
-            Self::NoNodeWithDevices { resource, asked, most, node } => {
+            Self::NoNodeWithDevices {
+                resource,
+                asked,
+                most,
+                node,
+            } => {
                 write!(f, "no node's device plugin offers {asked} of {resource}")?;
                 match node {
                     Some(node) => write!(f, "; {node} offers most, {most}"),
-                    None => write!(f, "; check that the plugin is running and the resource's name is right"),
+                    None => write!(
+                        f,
+                        "; check that the plugin is running and the resource's name is right"
+                    ),
                 }
             }
         }

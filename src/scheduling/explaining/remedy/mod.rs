@@ -34,8 +34,8 @@ use crate::vocabulary::gpu::GpuSet;
 use crate::vocabulary::node::Node;
 use crate::vocabulary::node_reading::Freshness;
 use sentence::{
-    DESCRIBE, add_gpu_text, gate, not_bound, not_free, on_so_many, others, preempt, pressure, requeued,
-    start_agent,
+    DESCRIBE, add_gpu_text, gate, not_bound, not_free, on_so_many, others, preempt, pressure,
+    requeued, start_agent,
 };
 use serde::{Deserialize, Serialize};
 
@@ -208,13 +208,21 @@ pub fn remedies(
 ) -> Vec<Remedy> {
     let mut changes = match verdict {
         PodVerdict::Bound | PodVerdict::Assumed => Vec::new(),
-        PodVerdict::Fits if outline.fits_where_asked(facts) => next_step(facts).into_iter().collect(),
+        PodVerdict::Fits if outline.fits_where_asked(facts) => {
+            next_step(facts).into_iter().collect()
+        }
         PodVerdict::Fits => ruled_out(cluster, facts, outline),
         PodVerdict::Reserved => victims_leave(facts).into_iter().collect(),
         PodVerdict::DoesNotFit => changes(cluster, facts, outline),
     };
     changes.sort_by_key(|change| change.entry().0);
-    changes.into_iter().map(|change| Remedy { text: change.to_string(), change }).collect()
+    changes
+        .into_iter()
+        .map(|change| Remedy {
+            text: change.to_string(),
+            change,
+        })
+        .collect()
 }
 
 /// The pod fits only where the scheduler did not ask: another plugin would have to accept it there, or something must change
@@ -222,15 +230,27 @@ pub fn remedies(
 fn ruled_out(cluster: &ClusterCopy, facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
     let node = |place: usize| facts.snapshot.nodes()[place].name.clone();
     let nodes = outline.counts.fit;
-    let best = outline.best().map(|place| RemedyChange::RejectedByOthers { node: node(place), nodes });
-    best.into_iter().chain(changes(cluster, facts, outline)).collect()
+    let best = outline.best().map(|place| RemedyChange::RejectedByOthers {
+        node: node(place),
+        nodes,
+    });
+    best.into_iter()
+        .chain(changes(cluster, facts, outline))
+        .collect()
 }
 
 fn changes(cluster: &ClusterCopy, facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
-    let mut changes: Vec<RemedyChange> = victims::preempt(cluster, facts, outline).into_iter().collect();
-    changes.extend(cluster.predecessor_in_the_way(&facts.uid).map(|(pod, node)| {
-        RemedyChange::LetPredecessorLeave { node: node.clone(), pod: facts.names([pod]).concat() }
-    }));
+    let mut changes: Vec<RemedyChange> = victims::preempt(cluster, facts, outline)
+        .into_iter()
+        .collect();
+    changes.extend(
+        cluster
+            .predecessor_in_the_way(&facts.uid)
+            .map(|(pod, node)| RemedyChange::LetPredecessorLeave {
+                node: node.clone(),
+                pod: facts.names([pod]).concat(),
+            }),
+    );
     changes.extend(request::other_requests(facts));
     changes.extend(devices::other_devices(facts, outline));
     changes.extend(raise_limit(facts));
@@ -244,7 +264,9 @@ fn changes(cluster: &ClusterCopy, facts: &Facts, outline: &NodeOutline) -> Vec<R
         use RemedyChange::{FreeVram, Lift, Preempt, WaitForEngines, WaitForStartGate};
         match change {
             Lift { reason, .. } => reason == "class-excluded",
-            FreeVram { .. } | Preempt { .. } | WaitForEngines { .. } | WaitForStartGate { .. } => true,
+            FreeVram { .. } | Preempt { .. } | WaitForEngines { .. } | WaitForStartGate { .. } => {
+                true
+            }
             _ => false,
         }
     };
@@ -261,44 +283,76 @@ const EMPTYING: u8 = 17;
 
 /// Of the change that takes a reason away.
 fn effort_of(reason: &str) -> u8 {
-    LIFTS.iter().find(|(code, _)| *code == reason).map_or(MUCH_LESS, |(_, lift)| lift.effort)
+    LIFTS
+        .iter()
+        .find(|(code, _)| *code == reason)
+        .map_or(MUCH_LESS, |(_, lift)| lift.effort)
 }
 
 impl RemedyChange {
     /// For the pod that is in the way, on its node.
     pub fn of_predecessor((pod, node): (&PodKey, &NodeName)) -> Self {
-        Self::LetPredecessorLeave { node: node.clone(), pod: pod.to_string() }
+        Self::LetPredecessorLeave {
+            node: node.clone(),
+            pod: pod.to_string(),
+        }
     }
 }
 
 fn gpu_candidate(node: &Node, gpus: GpuSet) -> GpuCandidate {
-    let index = |place: usize| node.devices.get(place).map_or(place as u32, |device| device.index);
-    GpuCandidate { node: node.name.clone(), gpus: gpus.iter().map(index).collect() }
+    let index = |place: usize| {
+        node.devices
+            .get(place)
+            .map_or(place as u32, |device| device.index)
+    };
+    GpuCandidate {
+        node: node.name.clone(),
+        gpus: gpus.iter().map(index).collect(),
+    }
 }
 
 /// The GPUs that this demand would get on a node, within the tenant's limit.
 fn gpu_candidates(node: &Node, demand: &Demand, allowance: TenantLimit) -> Option<GpuSet> {
-    fit(node, demand).ok().filter(|gpus| is_allowed(allowance, &node.gpus, demand, *gpus))
+    fit(node, demand)
+        .ok()
+        .filter(|gpus| is_allowed(allowance, &node.gpus, demand, *gpus))
 }
 
 /// The best place in the cluster for this demand.
-fn best_gpu_candidate(facts: &Facts, demand: &Demand, allowance: TenantLimit) -> Option<(usize, GpuSet)> {
-    let attempt =
-        crate::placing::rank::ScheduleAttempt { allowance, reserved_placement: None, ..facts.attempt(1) };
-    let names: Vec<&str> =
-        facts.open_places().map(|place| facts.snapshot.nodes()[place].name.as_str()).collect();
+fn best_gpu_candidate(
+    facts: &Facts,
+    demand: &Demand,
+    allowance: TenantLimit,
+) -> Option<(usize, GpuSet)> {
+    let attempt = crate::placing::rank::ScheduleAttempt {
+        allowance,
+        reserved_placement: None,
+        ..facts.attempt(1)
+    };
+    let names: Vec<&str> = facts
+        .open_places()
+        .map(|place| facts.snapshot.nodes()[place].name.as_str())
+        .collect();
     let list = shortlist(&facts.snapshot, demand, names.into_iter(), attempt);
-    list.best.first().map(|candidate| (candidate.node, candidate.gpus))
+    list.best
+        .first()
+        .map(|candidate| (candidate.node, candidate.gpus))
 }
 
 fn next_step(facts: &Facts) -> Option<RemedyChange> {
-    let PodPhase::Waiting(waiting) = &facts.entry.phase else { return None };
+    let PodPhase::Waiting(waiting) = &facts.entry.phase else {
+        return None;
+    };
     Some(match (&waiting.refused, &waiting.offered) {
         (Some(refused), _) if refused.is_supposed && refused.woken == 0 => RemedyChange::NotAsked,
-        (Some(refused), _) => {
-            RemedyChange::Requeued { woken: refused.woken, ago_millis: facts.now.since(refused.at) }
-        }
-        (None, Some(node)) => RemedyChange::NotBound { node: node.clone(), attempts: waiting.tries },
+        (Some(refused), _) => RemedyChange::Requeued {
+            woken: refused.woken,
+            ago_millis: facts.now.since(refused.at),
+        },
+        (None, Some(node)) => RemedyChange::NotBound {
+            node: node.clone(),
+            attempts: waiting.tries,
+        },
         (None, None) => RemedyChange::NotAsked,
     })
 }
@@ -322,14 +376,21 @@ fn raise_limit(facts: &Facts) -> Option<RemedyChange> {
     let (place, gpus) = best_gpu_candidate(facts, demand, TenantLimit::default())?;
     let node = &facts.snapshot.nodes()[place];
     // It is unknown which devices a device plugin picks: each counts as a whole GPU.
-    let devices = TenantUsage { vram: demand.vram(), milli_gpus: u64::from(demand.gpus) * 1000 };
+    let devices = TenantUsage {
+        vram: demand.vram(),
+        milli_gpus: u64::from(demand.gpus) * 1000,
+    };
     let wanted: TenantUsage = if gpus.is_empty() {
         devices
     } else {
-        gpus.iter().map(|place| node.gpus[place].part_of(demand)).sum()
+        gpus.iter()
+            .map(|place| node.gpus[place].part_of(demand))
+            .sum()
     };
-    let beyond =
-        |wanted: u64, left: Option<u64>| left.map(|left| wanted.saturating_sub(left)).filter(|by| *by > 0);
+    let beyond = |wanted: u64, left: Option<u64>| {
+        left.map(|left| wanted.saturating_sub(left))
+            .filter(|by| *by > 0)
+    };
     let by = ShareAmount {
         vram_bytes: beyond(wanted.vram.0, facts.allowance.vram.map(|left| left.0)).map(Bytes),
         milli_gpus: beyond(wanted.milli_gpus, facts.allowance.milli_gpus),

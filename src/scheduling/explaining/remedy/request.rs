@@ -27,15 +27,22 @@ pub(crate) fn other_requests(facts: &Facts) -> impl Iterator<Item = RemedyChange
 /// The largest amount that fits somewhere now, in whole units that a person would write.
 fn ask_less(facts: &Facts) -> Option<RemedyChange> {
     let demand = facts.demand();
-    let nodes = facts.open_places().map(|place| (place, &facts.snapshot.nodes()[place]));
+    let nodes = facts
+        .open_places()
+        .map(|place| (place, &facts.snapshot.nodes()[place]));
     let offers = nodes
         .filter(|(_, node)| check_node_admission(node, demand).is_ok())
         .filter_map(|(place, node)| Some((most_on_each(&node.gpus, demand)?, Reverse(place))));
     let (per_gpu, Reverse(place)) = offers.max()?;
-    let most = per_gpu.times(demand.gpus.into()).min(facts.allowance.vram.unwrap_or(Bytes(u64::MAX)));
+    let most = per_gpu
+        .times(demand.gpus.into())
+        .min(facts.allowance.vram.unwrap_or(Bytes(u64::MAX)));
     let vram = rounded_down(most);
     let asked = asked_vram(demand);
-    if vram == Bytes::ZERO || vram >= asked || demand.kv_cache.is_some_and(|kv_cache| kv_cache > vram) {
+    if vram == Bytes::ZERO
+        || vram >= asked
+        || demand.kv_cache.is_some_and(|kv_cache| kv_cache > vram)
+    {
         return None;
     }
     let less = with(demand, &facts.policy, vram, demand.gpus, demand.sharing);
@@ -63,7 +70,11 @@ fn most_on_each(gpus: &[Gpu], demand: &Demand) -> Option<Bytes> {
 
 /// Whole GiB, or whole MiB below one.
 fn rounded_down(bytes: Bytes) -> Bytes {
-    let unit = if bytes >= Bytes::gib(1) { 1 << 30 } else { 1 << 20 };
+    let unit = if bytes >= Bytes::gib(1) {
+        1 << 30
+    } else {
+        1 << 20
+    };
     Bytes(bytes.0 / unit * unit)
 }
 
@@ -72,12 +83,19 @@ fn other_count(facts: &Facts) -> Option<RemedyChange> {
     let demand = facts.demand();
     let vram = asked_vram(demand);
     let more = COUNTS.into_iter().filter(|count| *count > demand.gpus);
-    let fewer = COUNTS.into_iter().rev().filter(|count| *count < demand.gpus);
+    let fewer = COUNTS
+        .into_iter()
+        .rev()
+        .filter(|count| *count < demand.gpus);
     more.chain(fewer).find_map(|gpus| {
         let other = with(demand, &facts.policy, vram, gpus, demand.sharing);
         let (place, chosen) = best_gpu_candidate(facts, &other, facts.allowance)?;
         let gpu_candidate = gpu_candidate(&facts.snapshot.nodes()[place], chosen);
-        Some(RemedyChange::ChangeGpuCount { gpu_candidate, gpus, instead_of: demand.gpus })
+        Some(RemedyChange::ChangeGpuCount {
+            gpu_candidate,
+            gpus,
+            instead_of: demand.gpus,
+        })
     })
 }
 
@@ -86,28 +104,80 @@ fn share(facts: &Facts) -> Option<RemedyChange> {
     if !wants_empty(demand) {
         return None;
     }
-    let shared = with(demand, &facts.policy, asked_vram(demand), demand.gpus, Sharing::Shared);
+    let shared = with(
+        demand,
+        &facts.policy,
+        asked_vram(demand),
+        demand.gpus,
+        Sharing::Shared,
+    );
     let (place, gpus) = best_gpu_candidate(facts, &shared, facts.allowance)?;
-    Some(RemedyChange::Share { gpu_candidate: gpu_candidate(&facts.snapshot.nodes()[place], gpus) })
+    Some(RemedyChange::Share {
+        gpu_candidate: gpu_candidate(&facts.snapshot.nodes()[place], gpus),
+    })
 }
 
 /// The same pod with this request instead.
 fn with(demand: &Demand, policy: &Policy, vram: Bytes, gpus: u32, sharing: Sharing) -> Demand {
-    let traits = PodTraits { vram, gpus, sharing, ..(*demand.traits).clone() };
-    reclassified(Demand { per_gpu: vram.split(gpus), gpus, sharing, ..demand.clone() }, traits, policy)
+    let traits = PodTraits {
+        vram,
+        gpus,
+        sharing,
+        ..(*demand.traits).clone()
+    };
+    reclassified(
+        Demand {
+            per_gpu: vram.split(gpus),
+            gpus,
+            sharing,
+            ..demand.clone()
+        },
+        traits,
+        policy,
+    )
 }
 
 /// The same pod with a request for this many devices.
-pub fn with_devices(demand: &Demand, policy: &Policy, resource: &PluginResource, count: u32) -> Demand {
-    let traits = PodTraits { gpus: count, ..(*demand.traits).clone() };
-    let ask = Ask::Plugin { resource: resource.clone(), count };
-    reclassified(Demand { ask, gpus: count, ..demand.clone() }, traits, policy)
+pub fn with_devices(
+    demand: &Demand,
+    policy: &Policy,
+    resource: &PluginResource,
+    count: u32,
+) -> Demand {
+    let traits = PodTraits {
+        gpus: count,
+        ..(*demand.traits).clone()
+    };
+    let ask = Ask::Plugin {
+        resource: resource.clone(),
+        count,
+    };
+    reclassified(
+        Demand {
+            ask,
+            gpus: count,
+            ..demand.clone()
+        },
+        traits,
+        policy,
+    )
 }
 
 /// The same pod with another priority.
 pub(crate) fn with_priority(demand: &Demand, policy: &Policy, priority: i32) -> Demand {
-    let traits = PodTraits { priority, ..(*demand.traits).clone() };
-    reclassified(Demand { priority, may_preempt: true, ..demand.clone() }, traits, policy)
+    let traits = PodTraits {
+        priority,
+        ..(*demand.traits).clone()
+    };
+    reclassified(
+        Demand {
+            priority,
+            may_preempt: true,
+            ..demand.clone()
+        },
+        traits,
+        policy,
+    )
 }
 
 fn reclassified(mut demand: Demand, traits: PodTraits, policy: &Policy) -> Demand {

@@ -23,11 +23,15 @@ impl fmt::Display for GpuCandidate {
 impl GpuCandidate {
     /// `node GPUs 0 and 1 fit`.
     pub(super) fn fits(&self) -> String {
-        format!("{self} {}", if self.gpus.len() > 1 { "fit" } else { "fits" })
+        format!(
+            "{self} {}",
+            if self.gpus.len() > 1 { "fit" } else { "fits" }
+        )
     }
 }
 
-pub(super) const DESCRIBE: &str = "kube-scheduler's own reasons are under Events in `kubectl describe pod`";
+pub(super) const DESCRIBE: &str =
+    "kube-scheduler's own reasons are under Events in `kubectl describe pod`";
 
 pub(super) fn not_bound(node: &NodeName, attempts: u32) -> String {
     match attempts {
@@ -44,7 +48,11 @@ pub(super) fn not_bound(node: &NodeName, attempts: u32) -> String {
 pub(super) fn not_free(node: &NodeName, victims: &[String], left: u32) -> String {
     match victims {
         [] => format!("the GPUs reserved on {node} are not free yet"),
-        _ => format!("{} on {node} not terminated yet, of {}", plural(left, "victim"), list(victims)),
+        _ => format!(
+            "{} on {node} not terminated yet, of {}",
+            plural(left, "victim"),
+            list(victims)
+        ),
     }
 }
 
@@ -76,19 +84,31 @@ pub(super) fn on_so_many(gpus: u32) -> String {
 type Figure<T> = (Option<T>, Option<T>);
 
 /// The figures that are over their limits.
-pub(super) fn pressure((kv_cache, kv_limit): Figure<Percent>, (queue, queue_limit): Figure<u32>) -> String {
+pub(super) fn pressure(
+    (kv_cache, kv_limit): Figure<Percent>,
+    (queue, queue_limit): Figure<u32>,
+) -> String {
     let limit = kv_limit.map_or("no limit".into(), |limit| format!("limit {limit}"));
     let full = kv_cache.map(|kv_cache| format!("the KV cache is at {kv_cache} ({limit})"));
     let long = queue.map(|queue| {
         let wait = if queue == 1 { "waits" } else { "wait" };
-        format!("{} {wait} (limit {})", plural(queue, "request"), queue_limit.unwrap_or(u32::MAX))
+        format!(
+            "{} {wait} (limit {})",
+            plural(queue, "request"),
+            queue_limit.unwrap_or(u32::MAX)
+        )
     });
-    full.into_iter().chain(long).collect::<Vec<_>>().join(" and ")
+    full.into_iter()
+        .chain(long)
+        .collect::<Vec<_>>()
+        .join(" and ")
 }
 
 pub(super) fn start_agent(node: &NodeName, freshness: Freshness) -> String {
     match freshness {
-        Freshness::Unreported => format!("start the agent on {node}: its GPUs are unknown until it reports"),
+        Freshness::Unreported => {
+            format!("start the agent on {node}: its GPUs are unknown until it reports")
+        }
         Freshness::Fresh | Freshness::Stale | Freshness::Expired => format!(
             "check the agent on {node}: its last report shows no GPU that can be used, or is too old for the policy"
         ),
@@ -102,7 +122,11 @@ pub(super) fn add_gpu_text(needs: Bytes, total: Bytes, headroom: Percent, gpus: 
         let devices = if are_several { "devices" } else { "device" };
         return format!("whose device plugin offers {gpus} free {devices}");
     }
-    let empty = if are_several { format!("{gpus} empty GPUs") } else { "an empty GPU".into() };
+    let empty = if are_several {
+        format!("{gpus} empty GPUs")
+    } else {
+        "an empty GPU".into()
+    };
     format!("with {empty} of at least {total} ({needs} and {headroom} headroom)")
 }
 
@@ -113,9 +137,19 @@ pub(super) fn preempt(
     needs: PreemptionNeeds,
 ) -> String {
     let named = |victim: &Victim| {
-        let Victim { pod, class, priority, vram_bytes, eviction_cost, .. } = victim;
+        let Victim {
+            pod,
+            class,
+            priority,
+            vram_bytes,
+            eviction_cost,
+            ..
+        } = victim;
         let lost = lost(eviction_cost);
-        format!("{pod} ({class}, {vram_bytes}, priority {priority}, {lost}{})", with_others(victim))
+        format!(
+            "{pod} ({class}, {vram_bytes}, priority {priority}, {lost}{})",
+            with_others(victim)
+        )
     };
     let others = others.iter().map(ToString::to_string);
     let names = list(&others.chain(victims.iter().map(named)).collect::<Vec<_>>());
@@ -139,14 +173,24 @@ fn with_others(victim: &Victim) -> String {
         )
     });
     match victim.is_kueues {
-        true => format!("{group}; its Workload is not requeued, and replacements wait inside its quota"),
+        true => {
+            format!("{group}; its Workload is not requeued, and replacements wait inside its quota")
+        }
         false => group,
     }
 }
 
 /// `loses 3.6 GPU-seconds: work 3.5, restart 0.1`: the parts that are not zero, the largest first.
 pub fn lost(eviction_cost: &PodEvictionCost) -> String {
-    let PodEvictionCost { restart, work, reload, drain, in_flight, again, stranded } = *eviction_cost;
+    let PodEvictionCost {
+        restart,
+        work,
+        reload,
+        drain,
+        in_flight,
+        again,
+        stranded,
+    } = *eviction_cost;
     let mut parts = [
         (restart, "restart"),
         (work, "work"),
@@ -158,7 +202,9 @@ pub fn lost(eviction_cost: &PodEvictionCost) -> String {
     ];
     parts.sort_by_key(|(amount, _)| std::cmp::Reverse(*amount));
     let said = parts.iter().filter(|(amount, _)| *amount > 0);
-    let said: Vec<String> = said.map(|(amount, what)| format!("{what} {}", gpu_seconds(*amount))).collect();
+    let said: Vec<String> = said
+        .map(|(amount, what)| format!("{what} {}", gpu_seconds(*amount)))
+        .collect();
     let total = gpu_seconds(eviction_cost.total());
     if said.is_empty() {
         "loses nothing".into()
@@ -173,7 +219,10 @@ fn gpu_seconds(thousandths: u64) -> String {
 
 pub(super) fn gate(opens_in: Option<Millis>) -> String {
     match opens_in {
-        Some(opens_in) => format!("its start gate opens when it is ready, in at most {}", length(opens_in)),
+        Some(opens_in) => format!(
+            "its start gate opens when it is ready, in at most {}",
+            length(opens_in)
+        ),
         None => "its start gate opens when it has begun and is ready".into(),
     }
 }
@@ -194,8 +243,19 @@ mod tests {
 
     #[test]
     fn several_gpus_are_named_and_counted() {
-        let gpu_candidate = GpuCandidate { node: NodeName::parse("a").unwrap(), gpus: vec![0, 2] };
-        let text = RemedyChange::ChangeGpuCount { gpu_candidate, gpus: 2, instead_of: 1 }.to_string();
-        assert!(text.ends_with("--tensor-parallel-size 2): a GPUs 0 and 2 fit then"), "{text}");
+        let gpu_candidate = GpuCandidate {
+            node: NodeName::parse("a").unwrap(),
+            gpus: vec![0, 2],
+        };
+        let text = RemedyChange::ChangeGpuCount {
+            gpu_candidate,
+            gpus: 2,
+            instead_of: 1,
+        }
+        .to_string();
+        assert!(
+            text.ends_with("--tensor-parallel-size 2): a GPUs 0 and 2 fit then"),
+            "{text}"
+        );
     }
 }

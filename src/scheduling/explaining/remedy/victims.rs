@@ -19,7 +19,11 @@ const HIGHEST_USER_PRIORITY: i32 = 1_000_000_000;
 
 /// The cheapest pods that the policy allows to evict: for the pod as it is, or, if no pod may be evicted for it, with the lowest
 /// priority for which one may.
-pub fn preempt(cluster: &ClusterCopy, facts: &Facts, outline: &NodeOutline) -> Option<RemedyChange> {
+pub fn preempt(
+    cluster: &ClusterCopy,
+    facts: &Facts,
+    outline: &NodeOutline,
+) -> Option<RemedyChange> {
     let demand = facts.demand();
     if let Some(found) = cheapest(cluster, facts, outline, demand) {
         let needs = match found.limit {
@@ -33,7 +37,12 @@ pub fn preempt(cluster: &ClusterCopy, facts: &Facts, outline: &NodeOutline) -> O
     let found = cheapest(cluster, facts, outline, &highest)?;
     let least = found.highest_priority().saturating_add(1);
     // With another priority it may be in another class: only what was tried is reported.
-    let tried = cheapest(cluster, facts, outline, &with_priority(demand, &facts.policy, least))?;
+    let tried = cheapest(
+        cluster,
+        facts,
+        outline,
+        &with_priority(demand, &facts.policy, least),
+    )?;
     Some(tried.told(cluster, facts, PreemptionNeeds::Priority(least)))
 }
 
@@ -53,43 +62,74 @@ fn cheapest(
     demand: &Demand,
 ) -> Option<FoundVictims> {
     // For a pod that may not preempt, the explanation still shows which pods it would evict.
-    let demand = &Demand { may_preempt: true, ..demand.clone() };
+    let demand = &Demand {
+        may_preempt: true,
+        ..demand.clone()
+    };
     let nodes = facts.snapshot.nodes();
     let could_help = |place: &usize| {
         check_node_admission(&nodes[*place], demand).is_ok()
             && evictions_could_resolve(&nodes[*place].gpus, demand)
     };
-    let places =
-        outline.refused_and_open(facts).map(|(place, _)| place).filter(could_help).take(NODES_FOR_VICTIMS);
+    let places = outline
+        .refused_and_open(facts)
+        .map(|(place, _)| place)
+        .filter(could_help)
+        .take(NODES_FOR_VICTIMS);
     let found = places.filter_map(|place| {
         let name = &nodes[place].name;
-        let candidate = cluster.candidates_for_demand(&facts.preemptor, demand, [name]).pop()?;
+        let candidate = cluster
+            .candidates_for_demand(&facts.preemptor, demand, [name])
+            .pop()?;
         let missing = demand.vram().minus(cluster.sum_left_on(name));
         // What the scheduler itself must see freed, which counts by the node's sum.
         let candidate = PreemptionCandidate {
-            shortfall: Shortfall { vram: missing, ..Shortfall::default() },
+            shortfall: Shortfall {
+                vram: missing,
+                ..Shortfall::default()
+            },
             ..candidate
         };
-        let set =
-            cheapest_victims(&candidate, demand, BudgetRules::Keep).filter(|set| !set.victims.is_empty())?;
+        let set = cheapest_victims(&candidate, demand, BudgetRules::Keep)
+            .filter(|set| !set.victims.is_empty())?;
         let leaves = |resident: &PotentialVictim| set.victims.contains(&resident.uid);
-        let victims = candidate.potential_victims.into_iter().filter(leaves).collect();
+        let victims = candidate
+            .potential_victims
+            .into_iter()
+            .filter(leaves)
+            .collect();
         let limit = cluster.eviction_limit(&set.all_victims());
-        Some(FoundVictims { place, set, victims, gangs: candidate.gangs, limit })
+        Some(FoundVictims {
+            place,
+            set,
+            victims,
+            gangs: candidate.gangs,
+            limit,
+        })
     });
     found.min_by_key(|found| (found.limit.is_some(), found.set.eviction_cost, found.place))
 }
 
 impl FoundVictims {
     fn highest_priority(&self) -> i32 {
-        self.victims.iter().map(|victim| victim.priority).max().unwrap_or(i32::MIN)
+        self.victims
+            .iter()
+            .map(|victim| victim.priority)
+            .max()
+            .unwrap_or(i32::MIN)
     }
 
     fn told(&self, cluster: &ClusterCopy, facts: &Facts, needs: PreemptionNeeds) -> RemedyChange {
-        let known = self.victims.iter().filter_map(|victim| Some((victim, cluster.pod_state(&victim.uid)?)));
-        let (shown, hidden): (Vec<_>, Vec<_>) = known.partition(|(_, entry)| facts.shows(&entry.key));
-        let mut victims: Vec<Victim> =
-            shown.into_iter().map(|(victim, entry)| self.victim(facts, victim, entry)).collect();
+        let known = self
+            .victims
+            .iter()
+            .filter_map(|victim| Some((victim, cluster.pod_state(&victim.uid)?)));
+        let (shown, hidden): (Vec<_>, Vec<_>) =
+            known.partition(|(_, entry)| facts.shows(&entry.key));
+        let mut victims: Vec<Victim> = shown
+            .into_iter()
+            .map(|(victim, entry)| self.victim(facts, victim, entry))
+            .collect();
         victims.sort_by(|a, b| a.pod.cmp(&b.pod));
         let node = &facts.snapshot.nodes()[self.place];
         RemedyChange::Preempt {
@@ -116,9 +156,14 @@ impl FoundVictims {
     fn restart(&self, victim: &PotentialVictim, entry: &PodState) -> Option<GroupRestart> {
         let gang = self.gangs.get(usize::from(victim.gang?))?;
         let here = self.victims.iter().filter(|one| one.gang == victim.gang);
-        let cost =
-            here.map(|one| one.eviction_cost.total()).fold(gang.eviction_cost.cost, u64::saturating_add);
+        let cost = here
+            .map(|one| one.eviction_cost.total())
+            .fold(gang.eviction_cost.cost, u64::saturating_add);
         let name = entry.disruption_info.group.as_ref()?.to_string();
-        Some(GroupRestart { name, pods: gang.members.len() as u32, cost })
+        Some(GroupRestart {
+            name,
+            pods: gang.members.len() as u32,
+            cost,
+        })
     }
 }

@@ -13,16 +13,36 @@ use proptest::prelude::*;
 const GIB: u64 = 1 << 30;
 
 fn tenants() -> Policy {
-    let guarantee = TenantUsage { vram: Bytes::gib(20), milli_gpus: u64::MAX };
-    let limit = TenantLimit { vram: Some(Bytes::gib(60)), milli_gpus: None };
-    let chat = Tenant { guarantee, limit, ..Tenant::named("chat", &["chat"]) };
-    let gpus_only = TenantUsage { vram: Bytes(u64::MAX), milli_gpus: 1000 };
-    let search = Tenant { guarantee: gpus_only, ..Tenant::named("search", &["search"]) };
+    let guarantee = TenantUsage {
+        vram: Bytes::gib(20),
+        milli_gpus: u64::MAX,
+    };
+    let limit = TenantLimit {
+        vram: Some(Bytes::gib(60)),
+        milli_gpus: None,
+    };
+    let chat = Tenant {
+        guarantee,
+        limit,
+        ..Tenant::named("chat", &["chat"])
+    };
+    let gpus_only = TenantUsage {
+        vram: Bytes(u64::MAX),
+        milli_gpus: 1000,
+    };
+    let search = Tenant {
+        guarantee: gpus_only,
+        ..Tenant::named("search", &["search"])
+    };
     Policy::default().with_tenants(vec![chat, search]).unwrap()
 }
 
 fn demand(gib: u64, namespace: &str, priority: i32) -> Demand {
-    in_namespace(demand_of(gib * GIB, 1, Sharing::Shared, priority), namespace, &tenants())
+    in_namespace(
+        demand_of(gib * GIB, 1, Sharing::Shared, priority),
+        namespace,
+        &tenants(),
+    )
 }
 
 fn total(usage: &ClusterUsage) -> (Bytes, u64, u64) {
@@ -37,19 +57,46 @@ fn total(usage: &ClusterUsage) -> (Bytes, u64, u64) {
 #[test]
 fn each_class_and_tenant_has_what_its_pods_have() {
     let mut cluster = LedgerCluster::by(tenants(), &[("a", 2)]);
-    cluster.run("p", ("a", 0), demand(30, "chat", 0), None, ObservedDisruptionInfo::default());
-    cluster.run("q", ("a", 1), demand(10, "search", 0), None, ObservedDisruptionInfo::default());
+    cluster.run(
+        "p",
+        ("a", 0),
+        demand(30, "chat", 0),
+        None,
+        ObservedDisruptionInfo::default(),
+    );
+    cluster.run(
+        "q",
+        ("a", 1),
+        demand(10, "search", 0),
+        None,
+        ObservedDisruptionInfo::default(),
+    );
     cluster.gated("r", demand(5, "chat", 0));
     cluster.pass(7);
     let usage = usage(&cluster);
     assert_eq!(total(&usage), (Bytes::gib(40), 2, 1));
     let oldest = usage.classes.iter().map(|class| class.oldest_pending).max();
     assert_eq!(oldest, Some(Millis::seconds(7)));
-    let [chat, search] = &usage.tenants[..] else { panic!("{usage:?}") };
-    assert_eq!((chat.allocated, chat.borrowed, chat.pending), (Bytes::gib(30), Bytes::gib(10), 1));
-    assert_eq!((chat.guarantee, chat.limit), (Some(Bytes::gib(20)), Some(Bytes::gib(60))));
-    assert_eq!((search.allocated, search.borrowed), (Bytes::gib(10), Bytes::ZERO));
-    assert_eq!((search.guarantee, search.limit), (None, None), "its guarantee is in GPUs");
+    let [chat, search] = &usage.tenants[..] else {
+        panic!("{usage:?}")
+    };
+    assert_eq!(
+        (chat.allocated, chat.borrowed, chat.pending),
+        (Bytes::gib(30), Bytes::gib(10), 1)
+    );
+    assert_eq!(
+        (chat.guarantee, chat.limit),
+        (Some(Bytes::gib(20)), Some(Bytes::gib(60)))
+    );
+    assert_eq!(
+        (search.allocated, search.borrowed),
+        (Bytes::gib(10), Bytes::ZERO)
+    );
+    assert_eq!(
+        (search.guarantee, search.limit),
+        (None, None),
+        "its guarantee is in GPUs"
+    );
     assert_eq!(usage.oldest_reservation, Millis::default());
 }
 
@@ -72,7 +119,10 @@ fn a_reservation_ages_until_it_ends_and_counts_as_allocated() {
     assert_eq!(total(&reserved), (Bytes::gib(30), 0, 1));
     cluster.pass(120);
     let over = usage(&cluster);
-    assert_eq!((over.oldest_reservation, total(&over)), (Millis::default(), (Bytes::ZERO, 0, 1)));
+    assert_eq!(
+        (over.oldest_reservation, total(&over)),
+        (Millis::default(), (Bytes::ZERO, 0, 1))
+    );
 }
 
 #[test]
@@ -82,8 +132,13 @@ fn a_pod_has_no_place_since_its_first_refusal_or_since_it_was_seen_behind_the_ga
     cluster.wait("p", demand(30, "chat", 0));
     cluster.gated("q", demand(30, "chat", 0));
     let begun = cluster.now();
-    let since = |cluster: &LedgerCluster, name: &str| cluster.pod_state(&uid(name)).unwrap().unplaced_since();
-    assert_eq!((since(&cluster, "p"), since(&cluster, "q")), (None, Some(begun)));
+    let since = |cluster: &LedgerCluster, name: &str| {
+        cluster.pod_state(&uid(name)).unwrap().unplaced_since()
+    };
+    assert_eq!(
+        (since(&cluster, "p"), since(&cluster, "q")),
+        (None, Some(begun))
+    );
     cluster.pass(5);
     cluster.note_refused(&uid("p"), None);
     cluster.pass(5);
@@ -91,9 +146,16 @@ fn a_pod_has_no_place_since_its_first_refusal_or_since_it_was_seen_behind_the_ga
     // Its gate is lifted, and it is seen again.
     cluster.wait("q", demand(30, "chat", 0));
     let first = begun + Millis::seconds(5);
-    assert_eq!((since(&cluster, "p"), since(&cluster, "q")), (Some(first), Some(begun)));
     assert_eq!(
-        usage(&cluster).classes.iter().map(|class| class.oldest_pending).max(),
+        (since(&cluster, "p"), since(&cluster, "q")),
+        (Some(first), Some(begun))
+    );
+    assert_eq!(
+        usage(&cluster)
+            .classes
+            .iter()
+            .map(|class| class.oldest_pending)
+            .max(),
         Some(Millis::seconds(10))
     );
 }
@@ -101,9 +163,17 @@ fn a_pod_has_no_place_since_its_first_refusal_or_since_it_was_seen_behind_the_ga
 #[test]
 fn each_gpu_shows_what_the_decisions_see() {
     let mut cluster = LedgerCluster::by(tenants(), &[("a", 2)]);
-    cluster.run("p", ("a", 1), demand(30, "chat", 0), None, ObservedDisruptionInfo::default());
+    cluster.run(
+        "p",
+        ("a", 1),
+        demand(30, "chat", 0),
+        None,
+        ObservedDisruptionInfo::default(),
+    );
     let seen: Vec<_> = nodes(&cluster)
-        .flat_map(|(node, _)| devices(node).map(|one| (one.device.index, one.gpu.charged, one.gpu.tenants)))
+        .flat_map(|(node, _)| {
+            devices(node).map(|one| (one.device.index, one.gpu.charged, one.gpu.tenants))
+        })
         .collect();
     assert_eq!(seen, [(0, Bytes::ZERO, 0), (1, Bytes::gib(30), 1)]);
 }

@@ -2,7 +2,9 @@
 
 use crate::kube_filters::requirements::{NodeFootprint, Requirements};
 use crate::kube_filters::volumes::*;
-use crate::kube_filters::{Amounts, AssumedNodeChange, ClusterFilters, FilterReason, FilterVerdict};
+use crate::kube_filters::{
+    Amounts, AssumedNodeChange, ClusterFilters, FilterReason, FilterVerdict,
+};
 use crate::testkit::{node, uid};
 use crate::vocabulary::label_selector::Requirement;
 
@@ -12,8 +14,11 @@ const ZONE: &str = "topology.kubernetes.io/zone";
 fn filters() -> ClusterFilters {
     let mut filters = ClusterFilters::default();
     for name in ["east", "west", "bare"] {
-        let labels =
-            if name == "bare" { Default::default() } else { [(ZONE.to_owned(), name.to_owned())].into() };
+        let labels = if name == "bare" {
+            Default::default()
+        } else {
+            [(ZONE.to_owned(), name.to_owned())].into()
+        };
         filters.set_machine(FilterNode {
             name: node(name),
             labels: Arc::new(labels),
@@ -26,35 +31,64 @@ fn filters() -> ClusterFilters {
 }
 
 fn term(label: &str, value: &str) -> NodeTerm {
-    NodeTerm { labels: vec![Requirement::is(label, value)], name: Vec::new() }
+    NodeTerm {
+        labels: vec![Requirement::is(label, value)],
+        name: Vec::new(),
+    }
 }
 
 fn claim(filters: &mut ClusterFilters, binding: ClaimBinding) {
-    filters.set_storage("team/data".into(), StorageObject::Claim(VolumeClaim { binding, of_one_pod: false }));
+    filters.set_storage(
+        "team/data".into(),
+        StorageObject::Claim(VolumeClaim {
+            binding,
+            of_one_pod: false,
+        }),
+    );
 }
 
 fn bound(filters: &mut ClusterFilters, place: VolumePlace) {
-    claim(filters, ClaimBinding::Bound { volume: "pv".into() });
+    claim(
+        filters,
+        ClaimBinding::Bound {
+            volume: "pv".into(),
+        },
+    );
     filters.set_storage("pv".into(), StorageObject::Volume(place));
 }
 
 fn unbound(filters: &mut ClusterFilters, class: StorageClass, selected_node: Option<NodeName>) {
-    claim(filters, ClaimBinding::Unbound { class: Some("disks".into()), selected_node });
+    claim(
+        filters,
+        ClaimBinding::Unbound {
+            class: Some("disks".into()),
+            selected_node,
+        },
+    );
     filters.set_storage("disks".into(), StorageObject::Class(class));
 }
 
-const WAITS: StorageClass = StorageClass { waits: true, provisions: true, topologies: None };
+const WAITS: StorageClass = StorageClass {
+    waits: true,
+    provisions: true,
+    topologies: None,
+};
 
 /// `+` accepts, `-` refuses because of a volume, and otherwise what is not supported; for east, west and bare.
 fn verdicts(filters: &ClusterFilters) -> [String; 3] {
-    let wants =
-        Requirements { namespace: "team".into(), claims: ["data".into()].into(), ..Requirements::default() };
+    let wants = Requirements {
+        namespace: "team".into(),
+        claims: ["data".into()].into(),
+        ..Requirements::default()
+    };
     let query = filters.ask(None, &wants);
-    ["east", "west", "bare"].map(|name| match query.verdict(&node(name), &AssumedNodeChange::default()) {
-        FilterVerdict::Accepts => "+".into(),
-        FilterVerdict::Rejects(FilterReason::VolumeElsewhere) => "-".into(),
-        FilterVerdict::Rejects(other) => panic!("{other}"),
-        FilterVerdict::Unsupported(rule) => rule.code().to_owned(),
+    ["east", "west", "bare"].map(|name| {
+        match query.verdict(&node(name), &AssumedNodeChange::default()) {
+            FilterVerdict::Accepts => "+".into(),
+            FilterVerdict::Rejects(FilterReason::VolumeElsewhere) => "-".into(),
+            FilterVerdict::Rejects(other) => panic!("{other}"),
+            FilterVerdict::Unsupported(rule) => rule.code().to_owned(),
+        }
     })
 }
 
@@ -63,11 +97,30 @@ fn a_bound_claim_goes_where_its_volume_is() {
     let mut filters = filters();
     bound(&mut filters, VolumePlace::default());
     assert_eq!(verdicts(&filters), ["+", "+", "+"]);
-    bound(&mut filters, VolumePlace { terms: Some(vec![term(ZONE, "west")]), ..VolumePlace::default() });
+    bound(
+        &mut filters,
+        VolumePlace {
+            terms: Some(vec![term(ZONE, "west")]),
+            ..VolumePlace::default()
+        },
+    );
     assert_eq!(verdicts(&filters), ["-", "+", "-"]);
-    let zones = BTreeMap::from([(TopologyLabel::Zone, ["east", "north"].map(str::to_owned).into())]);
-    bound(&mut filters, VolumePlace { zones, ..VolumePlace::default() });
-    assert_eq!(verdicts(&filters), ["+", "-", "+"], "a node in no zone is kept out by none");
+    let zones = BTreeMap::from([(
+        TopologyLabel::Zone,
+        ["east", "north"].map(str::to_owned).into(),
+    )]);
+    bound(
+        &mut filters,
+        VolumePlace {
+            zones,
+            ..VolumePlace::default()
+        },
+    );
+    assert_eq!(
+        verdicts(&filters),
+        ["+", "-", "+"],
+        "a node in no zone is kept out by none"
+    );
 }
 
 #[test]
@@ -75,35 +128,109 @@ fn an_unbound_claim_goes_where_its_class_provisions() {
     let mut filters = filters();
     unbound(&mut filters, WAITS, None);
     assert_eq!(verdicts(&filters), ["+", "+", "+"]);
-    let in_east = StorageClass { topologies: Some(vec![term(ZONE, "east")]), ..WAITS };
+    let in_east = StorageClass {
+        topologies: Some(vec![term(ZONE, "east")]),
+        ..WAITS
+    };
     unbound(&mut filters, in_east, None);
     assert_eq!(verdicts(&filters), ["+", "-", "-"]);
     unbound(&mut filters, WAITS, Some(node("bare")));
-    assert_eq!(verdicts(&filters), ["-", "-", "+"], "its volume is being made for that node");
+    assert_eq!(
+        verdicts(&filters),
+        ["-", "-", "+"],
+        "its volume is being made for that node"
+    );
 }
 
 #[test]
 fn what_is_not_supported_is_named() {
     let mut filters = filters();
-    assert_eq!(verdicts(&filters), ["volume-unknown"; 3], "the claim was not shown");
-    claim(&mut filters, ClaimBinding::Bound { volume: "pv".into() });
-    assert_eq!(verdicts(&filters), ["volume-unknown"; 3], "its volume was not shown");
-    claim(&mut filters, ClaimBinding::Unbound { class: Some("disks".into()), selected_node: None });
-    assert_eq!(verdicts(&filters), ["volume-unknown"; 3], "its class was not shown");
-    unbound(&mut filters, StorageClass { waits: false, ..WAITS }, None);
+    assert_eq!(
+        verdicts(&filters),
+        ["volume-unknown"; 3],
+        "the claim was not shown"
+    );
+    claim(
+        &mut filters,
+        ClaimBinding::Bound {
+            volume: "pv".into(),
+        },
+    );
+    assert_eq!(
+        verdicts(&filters),
+        ["volume-unknown"; 3],
+        "its volume was not shown"
+    );
+    claim(
+        &mut filters,
+        ClaimBinding::Unbound {
+            class: Some("disks".into()),
+            selected_node: None,
+        },
+    );
+    assert_eq!(
+        verdicts(&filters),
+        ["volume-unknown"; 3],
+        "its class was not shown"
+    );
+    unbound(
+        &mut filters,
+        StorageClass {
+            waits: false,
+            ..WAITS
+        },
+        None,
+    );
     assert_eq!(verdicts(&filters), ["volume-unbound"; 3]);
-    unbound(&mut filters, StorageClass { provisions: false, ..WAITS }, None);
+    unbound(
+        &mut filters,
+        StorageClass {
+            provisions: false,
+            ..WAITS
+        },
+        None,
+    );
     assert_eq!(verdicts(&filters), ["volume-not-provisioned"; 3]);
-    claim(&mut filters, ClaimBinding::Unbound { class: None, selected_node: None });
+    claim(
+        &mut filters,
+        ClaimBinding::Unbound {
+            class: None,
+            selected_node: None,
+        },
+    );
     assert_eq!(verdicts(&filters), ["volume-unbound"; 3]);
     claim(&mut filters, ClaimBinding::Unusable);
     assert_eq!(verdicts(&filters), ["volume-unbound"; 3]);
-    bound(&mut filters, VolumePlace { unreadable: true, ..VolumePlace::default() });
+    bound(
+        &mut filters,
+        VolumePlace {
+            unreadable: true,
+            ..VolumePlace::default()
+        },
+    );
     assert_eq!(verdicts(&filters), ["unreadable"; 3]);
-    bound(&mut filters, VolumePlace { terms: Some(vec![term(ZONE, "west")]), ..VolumePlace::default() });
-    let binding = ClaimBinding::Bound { volume: "pv".into() };
-    filters.set_storage("team/data".into(), StorageObject::Claim(VolumeClaim { binding, of_one_pod: true }));
-    assert_eq!(verdicts(&filters), ["-", "read-write-once-pod", "-"], "a refusal is certain all the same");
+    bound(
+        &mut filters,
+        VolumePlace {
+            terms: Some(vec![term(ZONE, "west")]),
+            ..VolumePlace::default()
+        },
+    );
+    let binding = ClaimBinding::Bound {
+        volume: "pv".into(),
+    };
+    filters.set_storage(
+        "team/data".into(),
+        StorageObject::Claim(VolumeClaim {
+            binding,
+            of_one_pod: true,
+        }),
+    );
+    assert_eq!(
+        verdicts(&filters),
+        ["-", "read-write-once-pod", "-"],
+        "a refusal is certain all the same"
+    );
 }
 
 #[test]
@@ -122,19 +249,32 @@ fn a_node_with_many_volumes_may_attach_no_more() {
     assert_eq!(verdicts(&filters), ["+", "+", "+"]);
     filters.set_pod(uid("other"), footprint(8));
     assert_eq!(verdicts(&filters), ["attach-limit", "+", "+"]);
-    let wants =
-        Requirements { namespace: "team".into(), claims: ["data".into()].into(), ..Requirements::default() };
+    let wants = Requirements {
+        namespace: "team".into(),
+        claims: ["data".into()].into(),
+        ..Requirements::default()
+    };
     let leaving = [uid("other")];
-    let verdict = filters
-        .ask(None, &wants)
-        .verdict(&node("east"), &AssumedNodeChange { leaving: &leaving, coming: &[] });
+    let verdict = filters.ask(None, &wants).verdict(
+        &node("east"),
+        &AssumedNodeChange {
+            leaving: &leaving,
+            coming: &[],
+        },
+    );
     assert_eq!(verdict, FilterVerdict::Accepts);
 }
 
 #[test]
 fn what_is_gone_is_not_known_any_more_and_a_loaded_view_answers_the_same() {
     let mut filters = filters();
-    bound(&mut filters, VolumePlace { terms: Some(vec![term(ZONE, "west")]), ..VolumePlace::default() });
+    bound(
+        &mut filters,
+        VolumePlace {
+            terms: Some(vec![term(ZONE, "west")]),
+            ..VolumePlace::default()
+        },
+    );
     let stored = serde_json::to_string(&filters.snapshot().export()).unwrap();
     let loaded = ClusterFilters::load(serde_json::from_str(&stored).unwrap());
     assert_eq!(verdicts(&loaded), ["-", "+", "-"]);
@@ -147,15 +287,25 @@ fn what_is_gone_is_not_known_any_more_and_a_loaded_view_answers_the_same() {
 fn a_change_while_a_plan_reads_copies_a_small_part_of_many_claims() {
     let mut filters = filters();
     for number in 0..2000 {
-        let binding = ClaimBinding::Bound { volume: format!("pv-{number}").into() };
-        let object = StorageObject::Claim(VolumeClaim { binding, of_one_pod: false });
+        let binding = ClaimBinding::Bound {
+            volume: format!("pv-{number}").into(),
+        };
+        let object = StorageObject::Claim(VolumeClaim {
+            binding,
+            of_one_pod: false,
+        });
         filters.set_storage(format!("team/data-{number}").into(), object);
     }
     let before = filters.snapshot();
     filters.remove_storage(StorageKind::Claim, "team/data-7");
     let after = filters.snapshot();
     let shards = before.volumes.claims.0.iter().zip(&after.volumes.claims.0);
-    assert_eq!(shards.filter(|(before, after)| !Arc::ptr_eq(before, after)).count(), 1);
+    assert_eq!(
+        shards
+            .filter(|(before, after)| !Arc::ptr_eq(before, after))
+            .count(),
+        1
+    );
     assert_eq!(before.volumes.names(StorageKind::Claim).len(), 2000);
     assert_eq!(after.volumes.names(StorageKind::Claim).len(), 1999);
 }

@@ -94,21 +94,40 @@ impl NodeState {
             return None;
         }
         if pod_state.demand.asks_plugin() {
-            return Some(PodCharge { gpus: GpuSet::EMPTY, placed: true });
+            return Some(PodCharge {
+                gpus: GpuSet::EMPTY,
+                placed: true,
+            });
         }
-        let gpus = pod_state.devices().and_then(|devices| self.places_of(devices));
+        let gpus = pod_state
+            .devices()
+            .and_then(|devices| self.places_of(devices));
         let everywhere = GpuSet::first(self.devices.len());
-        Some(PodCharge { gpus: gpus.unwrap_or(everywhere), placed: gpus.is_some() })
+        Some(PodCharge {
+            gpus: gpus.unwrap_or(everywhere),
+            placed: gpus.is_some(),
+        })
     }
 
     /// Adds up again what pods take, after any change of a pod or a device here. Answers what tenants used before.
-    pub(in crate::ledger) fn recount(&mut self, pod_states: &PodStates, policy: &Policy) -> TenantsOnNode {
+    pub(in crate::ledger) fn recount(
+        &mut self,
+        pod_states: &PodStates,
+        policy: &Policy,
+    ) -> TenantsOnNode {
         self.charges.reserved = self.reserved(pod_states, policy, None);
-        self.charges.residents =
-            self.pods.iter().filter_map(|uid| self.resident(uid, &pod_states[uid], policy)).collect();
+        self.charges.residents = self
+            .pods
+            .iter()
+            .filter_map(|uid| self.resident(uid, &pod_states[uid], policy))
+            .collect();
         self.settle_lenders();
-        self.charges.coming =
-            self.pods.iter().filter(|uid| pod_states[*uid].comes_to(&self.view.name)).cloned().collect();
+        self.charges.coming = self
+            .pods
+            .iter()
+            .filter(|uid| pod_states[*uid].comes_to(&self.view.name))
+            .cloned()
+            .collect();
         self.charges.plugin = self.plugin_shares(pod_states);
         self.charges.asked_for = self.asked_for_by_pods(pod_states);
         let tenants = self.count_tenants(pod_states, policy);
@@ -126,7 +145,11 @@ impl NodeState {
     }
 
     pub(super) fn resident_of(&self, uid: &PodUid) -> Option<&ResidentPod> {
-        let found = self.charges.residents.binary_search_by(|resident| resident.uid.cmp(uid)).ok()?;
+        let found = self
+            .charges
+            .residents
+            .binary_search_by(|resident| resident.uid.cmp(uid))
+            .ok()?;
         Some(&self.charges.residents[found])
     }
 
@@ -183,22 +206,34 @@ impl NodeState {
     pub(super) fn replicas(&self, pod_states: &PodStates) -> Vec<(ModelId, u16)> {
         let mut counts: BTreeMap<&ModelId, u16> = BTreeMap::new();
         let here = self.pods.iter().map(|uid| &pod_states[uid]);
-        for model in
-            here.filter_map(|pod_state| self.charge_of(pod_state).and(pod_state.demand.model.as_ref()))
-        {
+        for model in here.filter_map(|pod_state| {
+            self.charge_of(pod_state)
+                .and(pod_state.demand.model.as_ref())
+        }) {
             *counts.entry(model).or_default() += 1;
         }
-        counts.into_iter().map(|(model, count)| (model.clone(), count)).collect()
+        counts
+            .into_iter()
+            .map(|(model, count)| (model.clone(), count))
+            .collect()
     }
 
     /// CPU and memory that pods may still have, once those that are on their way have come.
     pub(super) fn free_host(&self, pod_states: &PodStates) -> Option<HostResources> {
         let here = self.pods.iter().map(|uid| &pod_states[uid]);
-        let coming =
-            here.filter(|pod_state| pod_state.is_assumed() && pod_state.node() == Some(&self.view.name));
+        let coming = here.filter(|pod_state| {
+            pod_state.is_assumed() && pod_state.node() == Some(&self.view.name)
+        });
         let less = |free_host: HostResources, pod_state: &PodState| HostResources {
-            cpu: MilliCpu(free_host.cpu.0.saturating_sub(pod_state.demand.host_resources.cpu.0)),
-            memory: free_host.memory.minus(pod_state.demand.host_resources.memory),
+            cpu: MilliCpu(
+                free_host
+                    .cpu
+                    .0
+                    .saturating_sub(pod_state.demand.host_resources.cpu.0),
+            ),
+            memory: free_host
+                .memory
+                .minus(pod_state.demand.host_resources.memory),
         };
         self.unbound.map(|unbound| coming.fold(unbound, less))
     }
@@ -210,7 +245,9 @@ impl NodeState {
         pod_states: &PodStates,
     ) -> Vec<ClassExclusion> {
         let others = self.pods.iter().filter(|uid| *uid != except);
-        others.filter_map(|uid| self.class_exclusion(uid, &pod_states[uid])).collect()
+        others
+            .filter_map(|uid| self.class_exclusion(uid, &pod_states[uid]))
+            .collect()
     }
 
     /// The classes that a pod excludes from the GPUs that it has or that are reserved for it here, if there are any.
@@ -220,13 +257,22 @@ impl NodeState {
             return None;
         }
         let reserved = || self.resolve(&self.reservation_here(pod_state)?.devices);
-        let gpus = self.charge_of(pod_state).map(|charge| charge.gpus).or_else(reserved)?;
-        Some(ClassExclusion { uid: uid.clone(), gpus, classes })
+        let gpus = self
+            .charge_of(pod_state)
+            .map(|charge| charge.gpus)
+            .or_else(reserved)?;
+        Some(ClassExclusion {
+            uid: uid.clone(),
+            gpus,
+            classes,
+        })
     }
 
     fn asked_for_by_pods(&self, pod_states: &PodStates) -> Bytes {
         let here = self.pods.iter().map(|uid| &pod_states[uid]);
-        here.filter(|pod_state| pod_state.node() == Some(&self.view.name)).map(|pod| pod.demand.vram()).sum()
+        here.filter(|pod_state| pod_state.node() == Some(&self.view.name))
+            .map(|pod| pod.demand.vram())
+            .sum()
     }
 
     fn count_tenants(&self, pod_states: &PodStates, policy: &Policy) -> TenantsOnNode {
@@ -236,14 +282,28 @@ impl NodeState {
         let (mut usage, mut bound_pods) = (BTreeMap::<TenantId, TenantUsage>::new(), Vec::new());
         for (uid, pod_state) in self.pods.iter().map(|uid| (uid, &pod_states[uid])) {
             let demand = &pod_state.demand;
-            let Some((tenant, used)) = demand.tenant.zip(self.use_of(pod_state)) else { continue };
+            let Some((tenant, used)) = demand.tenant.zip(self.use_of(pod_state)) else {
+                continue;
+            };
             *usage.entry(tenant).or_default() += used;
-            if let Some(bound) = pod_state.bound().filter(|bound| bound.node == self.view.name) {
+            if let Some(bound) = pod_state
+                .bound()
+                .filter(|bound| bound.node == self.view.name)
+            {
                 let (uid, priority, started) = (uid.clone(), demand.priority, bound.started);
-                bound_pods.push(BoundPodOfTenant { tenant, uid, priority, started, used });
+                bound_pods.push(BoundPodOfTenant {
+                    tenant,
+                    uid,
+                    priority,
+                    started,
+                    used,
+                });
             }
         }
-        TenantsOnNode { usage: usage.into_iter().collect(), bound: bound_pods }
+        TenantsOnNode {
+            usage: usage.into_iter().collect(),
+            bound: bound_pods,
+        }
     }
 
     /// What a pod takes or has reserved of this node; `None` if it is not here.
@@ -253,13 +313,25 @@ impl NodeState {
             Some(charge) if charge.placed => charge.gpus,
             // A pod that could be anywhere is charged everywhere, and uses what it asks for.
             Some(_) => GpuSet::first(self.devices.len().min(demand.gpus as usize)),
-            None => self.resolve(&self.reservation_here(pod_state)?.devices).unwrap_or_default(),
+            None => self
+                .resolve(&self.reservation_here(pod_state)?.devices)
+                .unwrap_or_default(),
         };
         // Beside the GPUs that are left it uses what it asked for on those that are lost.
-        let lost = if gpus.is_empty() { 0 } else { demand.gpus.saturating_sub(gpus.iter().count() as u32) };
-        let on_lost =
-            TenantUsage { vram: demand.per_gpu.times(u64::from(lost)), milli_gpus: 1000 * u64::from(lost) };
-        Some([used_on(&self.charges.reserved, demand, gpus), on_lost].into_iter().sum())
+        let lost = if gpus.is_empty() {
+            0
+        } else {
+            demand.gpus.saturating_sub(gpus.iter().count() as u32)
+        };
+        let on_lost = TenantUsage {
+            vram: demand.per_gpu.times(u64::from(lost)),
+            milli_gpus: 1000 * u64::from(lost),
+        };
+        Some(
+            [used_on(&self.charges.reserved, demand, gpus), on_lost]
+                .into_iter()
+                .sum(),
+        )
     }
 
     /// What a pod takes of this node that is placed on these GPUs.
@@ -273,7 +345,12 @@ impl NodeState {
             return used_on(&self.charges.reserved, demand, GpuSet::EMPTY);
         }
         let could_fit = |gpu: &&Gpu| usable(gpu, demand) && gpu.capacity >= demand.per_gpu;
-        let parts = self.charges.reserved.iter().filter(could_fit).map(|gpu| gpu.part_of(demand));
+        let parts = self
+            .charges
+            .reserved
+            .iter()
+            .filter(could_fit)
+            .map(|gpu| gpu.part_of(demand));
         let on_one = parts.fold(TenantUsage::default(), TenantUsage::most);
         (0..demand.gpus).map(|_| on_one).sum()
     }
@@ -296,7 +373,9 @@ impl NodeState {
             wanted_on: is_sought.then_some(pod_state.demand.gpus),
             priority: pod_state.demand.priority,
             class: pod_state.demand.class,
-            grace: policy.class(pod_state.demand.class).grace_period(pod_state.demand.grace),
+            grace: policy
+                .class(pod_state.demand.class)
+                .grace_period(pod_state.demand.grace),
             milli_gpus: self.use_on(pod_state, gpus).milli_gpus,
             unsaved_since: pod_state.unsaved_since(),
             is_leaving: pod_state.is_leaving(),
@@ -308,21 +387,30 @@ impl NodeState {
                 && bound.is_some_and(|bound| bound.is_recorded() && !bound.borrows),
             is_waking: bound.is_some_and(|bound| bound.wake.is_open()),
             is_unanswered: bound.is_some_and(|bound| bound.wake.request != bound.wake.told),
-            sleeps_from: bound.map(|bound| bound.wake.over.max(bound.since)).unwrap_or_default(),
+            sleeps_from: bound
+                .map(|bound| bound.wake.over.max(bound.since))
+                .unwrap_or_default(),
         })
     }
 
     /// What the pod's disruption depends on has changed, and nothing that it takes. Answers whether it begins to leave, or stays
     /// after all: an engine that leaves lends nothing more, and serves no other pod.
-    pub(in crate::ledger) fn note_disruption_info(&mut self, uid: &PodUid, pod_state: &PodState) -> bool {
+    pub(in crate::ledger) fn note_disruption_info(
+        &mut self,
+        uid: &PodUid,
+        pod_state: &PodState,
+    ) -> bool {
         if let Some(bound) = pod_state.bound() {
             self.charges.tenants.note_running_since(uid, bound.started);
         }
         let residents = &mut self.charges.residents;
-        let Ok(found) = residents.binary_search_by(|resident| resident.uid.cmp(uid)) else { return false };
+        let Ok(found) = residents.binary_search_by(|resident| resident.uid.cmp(uid)) else {
+            return false;
+        };
         let resident = &mut residents[found];
         resident.unsaved_since = pod_state.unsaved_since();
-        std::mem::replace(&mut resident.is_leaving, pod_state.is_leaving()) != pod_state.is_leaving()
+        std::mem::replace(&mut resident.is_leaving, pod_state.is_leaving())
+            != pod_state.is_leaving()
     }
 
     /// What device plugins offer here, beside what pods that are here or on their way use.
@@ -340,18 +428,32 @@ impl NodeState {
     }
 
     /// What allocations, reservations and soft reservations leave of each GPU.
-    fn reserved(&self, pod_states: &PodStates, policy: &Policy, except: Option<&PodUid>) -> Vec<Gpu> {
-        let mut gpus: Vec<Gpu> =
-            self.devices.iter().map(|device| Gpu::of(device, &policy.headroom)).collect();
+    fn reserved(
+        &self,
+        pod_states: &PodStates,
+        policy: &Policy,
+        except: Option<&PodUid>,
+    ) -> Vec<Gpu> {
+        let mut gpus: Vec<Gpu> = self
+            .devices
+            .iter()
+            .map(|device| Gpu::of(device, &policy.headroom))
+            .collect();
         GpuTraits::tell_apart(&self.devices, &mut gpus);
-        let here = || self.pods.iter().filter(|uid| Some(*uid) != except).map(|uid| &pod_states[uid]);
+        let here = || {
+            self.pods
+                .iter()
+                .filter(|uid| Some(*uid) != except)
+                .map(|uid| &pod_states[uid])
+        };
         for pod_state in here() {
             if let Some(charge) = self.charge_of(pod_state) {
                 charge.gpus.iter().for_each(|g| {
                     gpus[g].charge(pod_state.demand.per_gpu, pod_state.demand.sharing);
                     gpus[g].starting |= pod_state.starting.is_some();
-                    gpus[g].excluded_classes =
-                        gpus[g].excluded_classes.with(pod_state.demand.terms.class_exclusions);
+                    gpus[g].excluded_classes = gpus[g]
+                        .excluded_classes
+                        .with(pod_state.demand.terms.class_exclusions);
                 });
             }
         }
@@ -364,20 +466,32 @@ impl NodeState {
 
     /// A reservation takes what its victims do not take already: their VRAM becomes its own as they leave.
     fn charge_reservation(&self, preemptor: &PodState, pod_states: &PodStates, gpus: &mut [Gpu]) {
-        let Some(reservation) = self.reservation_here(preemptor) else { return };
-        let Some(reserved) = self.resolve(&reservation.devices) else { return };
+        let Some(reservation) = self.reservation_here(preemptor) else {
+            return;
+        };
+        let Some(reserved) = self.resolve(&reservation.devices) else {
+            return;
+        };
         for place in reserved.iter() {
             let gpu = &mut gpus[place];
-            let on_this = |victim: &&PodState| self.charge_of(victim).is_some_and(|c| c.gpus.contains(place));
-            let victims: Bytes =
-                (reservation.victims.iter().filter_map(|uid| pod_states.get(uid)).filter(on_this))
-                    .map(|victim| gpu.charge_for(victim.demand.per_gpu, victim.demand.sharing))
-                    .sum();
+            let on_this = |victim: &&PodState| {
+                self.charge_of(victim)
+                    .is_some_and(|c| c.gpus.contains(place))
+            };
+            let victims: Bytes = (reservation
+                .victims
+                .iter()
+                .filter_map(|uid| pod_states.get(uid))
+                .filter(on_this))
+            .map(|victim| gpu.charge_for(victim.demand.per_gpu, victim.demand.sharing))
+            .sum();
             let wanted = gpu.charge_for(preemptor.demand.per_gpu, preemptor.demand.sharing);
             gpu.charged += wanted.minus(victims);
             gpu.tenants += 1;
             gpu.exclusive |= preemptor.demand.sharing == Sharing::Exclusive;
-            gpu.excluded_classes = gpu.excluded_classes.with(preemptor.demand.terms.class_exclusions);
+            gpu.excluded_classes = gpu
+                .excluded_classes
+                .with(preemptor.demand.terms.class_exclusions);
             // It will start as soon as the last victim has left: an engine that began to start now would be in its way.
             gpu.starting |= preemptor.demand.terms.engine;
         }
@@ -390,7 +504,11 @@ impl NodeState {
         policy: &Policy,
         except: Option<&PodUid>,
     ) -> Vec<(GpuSet, Option<i32>)> {
-        let others = self.pods.iter().filter(|uid| Some(*uid) != except).map(|uid| &pod_states[uid]);
+        let others = self
+            .pods
+            .iter()
+            .filter(|uid| Some(*uid) != except)
+            .map(|uid| &pod_states[uid]);
         let reserved = others.filter_map(|pod_state| {
             let places = self.resolve(&self.reservation_here(pod_state)?.devices)?;
             let borrows = may_borrow(&pod_state.demand, Some(pod_state), policy);
@@ -400,21 +518,26 @@ impl NodeState {
     }
 
     fn reservation_here<'p>(&self, pod_state: &'p PodState) -> Option<&'p Reservation> {
-        pod_state.reservation().filter(|reservation| reservation.node == self.view.name)
+        pod_state
+            .reservation()
+            .filter(|reservation| reservation.node == self.view.name)
     }
 
     fn add_soft_reservation(&self, preemptor: &PodState, gpus: &mut [Gpu]) {
-        let Some(soft_reservation) =
-            preemptor.soft_reservation().filter(|soft_reservation| soft_reservation.node == self.view.name)
+        let Some(soft_reservation) = preemptor
+            .soft_reservation()
+            .filter(|soft_reservation| soft_reservation.node == self.view.name)
         else {
             return;
         };
         for place in soft_reservation.gpus.iter() {
             let gpu = &mut gpus[place];
-            gpu.softly_reserved += gpu.charge_for(preemptor.demand.per_gpu, preemptor.demand.sharing);
+            gpu.softly_reserved +=
+                gpu.charge_for(preemptor.demand.per_gpu, preemptor.demand.sharing);
             gpu.engine_softly_reserved |= preemptor.demand.terms.engine;
-            gpu.excluded_by_soft_reservations =
-                gpu.excluded_by_soft_reservations.with(preemptor.demand.terms.class_exclusions);
+            gpu.excluded_by_soft_reservations = gpu
+                .excluded_by_soft_reservations
+                .with(preemptor.demand.terms.class_exclusions);
         }
     }
 }

@@ -34,16 +34,30 @@ const FIRST_REPORT_WITHIN: Millis = Millis::seconds(10);
 
 impl NodeState {
     /// A pod has ended here. Where no agent has ever reported, none will say that its memory is free: then its end has to do.
-    pub(in crate::ledger) fn note_departed(&mut self, uid: &PodUid, pod_state: &PodState, at: Moment) {
+    pub(in crate::ledger) fn note_departed(
+        &mut self,
+        uid: &PodUid,
+        pod_state: &PodState,
+        at: Moment,
+    ) {
         if self.freshness != Freshness::Unreported {
             let devices = pod_state.devices().cloned().unwrap_or_default();
-            let (borrowed, had) =
-                if pod_state.borrows() { (devices, Arc::default()) } else { (Arc::default(), devices) };
+            let (borrowed, had) = if pod_state.borrows() {
+                (devices, Arc::default())
+            } else {
+                (Arc::default(), devices)
+            };
             let granted = match pod_state.demand.sharing {
                 Sharing::Shared => pod_state.demand.per_gpu,
                 Sharing::Exclusive => Bytes(u64::MAX),
             };
-            self.add_departed(DepartedPod { uid: uid.clone(), at, borrowed, had, granted });
+            self.add_departed(DepartedPod {
+                uid: uid.clone(),
+                at,
+                borrowed,
+                had,
+                granted,
+            });
         }
     }
 
@@ -72,13 +86,19 @@ impl NodeState {
     /// deleted by force runs on for its grace, and may use its grant again.
     pub(super) fn kept_by_departed(&self, uid: &PodUid, place: usize) -> Bytes {
         let device = &self.devices[place];
-        let is_it = |departed: &&DepartedPod| departed.uid == *uid && departed.had.contains(&device.uuid);
-        self.departed.iter().find(is_it).map_or(Bytes::ZERO, |departed| departed.granted.min(device.total))
+        let is_it =
+            |departed: &&DepartedPod| departed.uid == *uid && departed.had.contains(&device.uuid);
+        self.departed
+            .iter()
+            .find(is_it)
+            .map_or(Bytes::ZERO, |departed| departed.granted.min(device.total))
     }
 
     /// Whether a pod that borrowed on this GPU and has ended may still have memory there.
     pub(super) fn may_be_occupied_by_borrowers(&self, gpu: &GpuUuid) -> bool {
-        self.departed.iter().any(|departed| departed.borrowed.contains(gpu))
+        self.departed
+            .iter()
+            .any(|departed| departed.borrowed.contains(gpu))
     }
 
     /// Pods that have ended here since then, and whose memory a fresh reading still shows: on which GPUs, and how much they keep of
@@ -87,9 +107,14 @@ impl NodeState {
         &self,
         since: Moment,
     ) -> impl Iterator<Item = (&PodUid, GpuSet, Bytes)> {
-        let reading = self.reading.as_deref().filter(|_| self.freshness == Freshness::Fresh);
-        let ended =
-            self.departed.iter().filter(move |departed| departed.at >= since && departed.borrowed.is_empty());
+        let reading = self
+            .reading
+            .as_deref()
+            .filter(|_| self.freshness == Freshness::Fresh);
+        let ended = self
+            .departed
+            .iter()
+            .filter(move |departed| departed.at >= since && departed.borrowed.is_empty());
         ended.filter_map(move |departed| {
             let used_on = |place: usize| {
                 let observation = observation(reading?, place, &self.devices[place].uuid)?;
@@ -101,20 +126,29 @@ impl NodeState {
             };
             let used = (0..self.devices.len()).filter_map(|place| Some((place, used_on(place)?)));
             let gpus: GpuSet = used.clone().map(|(place, _)| place).collect();
-            let least = used.map(|(_, used)| used).min().filter(|least| *least > Bytes::ZERO)?;
-            self.resident_of(&departed.uid).is_none().then_some((&departed.uid, gpus, least))
+            let least = used
+                .map(|(_, used)| used)
+                .min()
+                .filter(|least| *least > Bytes::ZERO)?;
+            self.resident_of(&departed.uid)
+                .is_none()
+                .then_some((&departed.uid, gpus, least))
         })
     }
 
     /// Forgets pods that a reading shows to be gone.
     pub(super) fn look_after_departed(&mut self, reading: &NodeReading) {
-        self.departed.retain(|departed| reading.sampled < departed.at || reading.shows(&departed.uid));
+        self.departed
+            .retain(|departed| reading.sampled < departed.at || reading.shows(&departed.uid));
     }
 
     /// Whether a pod that has ended here may still have memory: nothing that was sampled since says otherwise, or it is seen
     /// there still.
     pub(in crate::ledger) fn may_have_memory(&self, uid: &PodUid, now: Moment) -> bool {
-        let is_seen = || self.believed_reading().is_some_and(|reading| reading.shows(uid));
+        let is_seen = || {
+            self.believed_reading()
+                .is_some_and(|reading| reading.shows(uid))
+        };
         let awaits_a_reading =
             |at: Moment| self.freshness != Freshness::Unreported || now < at + FIRST_REPORT_WITHIN;
         let departed = self.departed.iter().find(|departed| departed.uid == *uid);

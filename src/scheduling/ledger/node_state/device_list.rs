@@ -67,7 +67,10 @@ impl NodeState {
         if merged > MAX_GPUS as usize {
             return Err(merged);
         }
-        let gains = reported.iter().filter(|device| is_gain(&self.devices, device)).count();
+        let gains = reported
+            .iter()
+            .filter(|device| is_gain(&self.devices, device))
+            .count();
         let is_kept_back = self.reported && gains > 0 && !self.gain_limit.take(now);
         let is_first = !std::mem::replace(&mut self.reported, true);
         Ok(match is_kept_back {
@@ -76,7 +79,11 @@ impl NodeState {
                 waiting: gains,
                 is_first,
             },
-            false => DeviceReport { devices: Some(reported.to_vec()), waiting: 0, is_first },
+            false => DeviceReport {
+                devices: Some(reported.to_vec()),
+                waiting: 0,
+                is_first,
+            },
         })
     }
 
@@ -147,11 +154,17 @@ impl NodeState {
         });
         let lost: Vec<Device> = missing
             .filter(|(place, _)| self.is_recorded_on(*place, pod_states))
-            .map(|(_, device)| Device { health: Health::Lost, ..device.clone() })
+            .map(|(_, device)| Device {
+                health: Health::Lost,
+                ..device.clone()
+            })
             .collect();
         // A GPU that was cut again while pods have parts of it is one card still: what they have cannot be given again.
         let cards: BTreeSet<GpuUuid> = lost.iter().map(card).cloned().collect();
-        for device in reported.iter_mut().filter(|device| cards.contains(card(device))) {
+        for device in reported
+            .iter_mut()
+            .filter(|device| cards.contains(card(device)))
+        {
             device.health = device.health.max(Health::Draining);
         }
         reported.extend(lost);
@@ -169,9 +182,23 @@ impl NodeState {
 
 /// Whether a reported device is new, or anything but worse than what is known of it.
 fn is_gain(known: &[Device], reported: &Device) -> bool {
-    let Some(known) = known.iter().find(|known| known.uuid == reported.uuid) else { return true };
-    let Device { health, total, reserved, exclusive_process, .. } = reported.clone();
-    let is_like = Device { health, total, reserved, exclusive_process, ..known.clone() } == *reported;
+    let Some(known) = known.iter().find(|known| known.uuid == reported.uuid) else {
+        return true;
+    };
+    let Device {
+        health,
+        total,
+        reserved,
+        exclusive_process,
+        ..
+    } = reported.clone();
+    let is_like = Device {
+        health,
+        total,
+        reserved,
+        exclusive_process,
+        ..known.clone()
+    } == *reported;
     let is_worse = health >= known.health
         && total <= known.total
         && reserved >= known.reserved
@@ -182,7 +209,10 @@ fn is_gain(known: &[Device], reported: &Device) -> bool {
 /// The reported devices, with those that gain something as they are known, if they are known.
 fn without_gains(known: &[Device], reported: Vec<Device>) -> Vec<Device> {
     let as_known = |device: Device| match is_gain(known, &device) {
-        true => known.iter().find(|known| known.uuid == device.uuid).cloned(),
+        true => known
+            .iter()
+            .find(|known| known.uuid == device.uuid)
+            .cloned(),
         false => Some(device),
     };
     reported.into_iter().filter_map(as_known).collect()
@@ -203,7 +233,9 @@ mod tests {
 
     fn gpus(count: u32) -> Vec<Device> {
         let uuid = |index| GpuUuid::parse(&format!("GPU-{index}")).unwrap();
-        (0..count).map(|index| whole_gpu(uuid(index), index, Bytes(100))).collect()
+        (0..count)
+            .map(|index| whole_gpu(uuid(index), index, Bytes(100)))
+            .collect()
     }
 
     fn report(ledger: &mut Ledger, count: u32) -> (usize, usize) {
@@ -215,9 +247,17 @@ mod tests {
     fn b12_gpus_that_come_and_go_with_every_report_come_a_few_times_and_then_wait() {
         let mut ledger = Ledger::new(Arc::new(Policy::default()));
         ledger.set_node(&name(), NodeKind::Stowage, None);
-        assert_eq!(report(&mut ledger, 2), (0, 2), "the first report is no change");
+        assert_eq!(
+            report(&mut ledger, 2),
+            (0, 2),
+            "the first report is no change"
+        );
         for _ in 0..GAINS_AT_ONCE {
-            assert_eq!(report(&mut ledger, 1), (0, 1), "what is lost is lost at once");
+            assert_eq!(
+                report(&mut ledger, 1),
+                (0, 1),
+                "what is lost is lost at once"
+            );
             assert_eq!(report(&mut ledger, 2), (0, 2));
         }
         assert_eq!(report(&mut ledger, 1), (0, 1));
@@ -226,7 +266,11 @@ mod tests {
             assert_eq!(report(&mut ledger, 2), (1, 1), "it waits");
             assert_eq!(report(&mut ledger, 1), (0, 1));
         }
-        assert_eq!(ledger.generation(), generation, "no cached result of the node is void");
+        assert_eq!(
+            ledger.generation(),
+            generation,
+            "no cached result of the node is void"
+        );
         ledger.set_now(Moment::default() + GAIN_EVERY);
         assert_eq!(report(&mut ledger, 2), (0, 2), "its time has come");
         assert_eq!(report(&mut ledger, 1), (0, 1));
@@ -242,10 +286,18 @@ mod tests {
             is_gain(&known, &device)
         };
         assert!(!with(|_| {}) && !with(|device| device.health = Health::Lost));
-        assert!(!with(|device| device.total = Bytes(90)) && !with(|device| device.reserved = Bytes(1)));
+        assert!(
+            !with(|device| device.total = Bytes(90)) && !with(|device| device.reserved = Bytes(1))
+        );
         assert!(!with(|device| device.exclusive_process = true));
         assert!(with(|device| device.total = Bytes(101)) && with(|device| device.index = 7));
-        assert!(is_gain(&[Device { health: Health::Lost, ..known[0].clone() }], &known[0]));
+        assert!(is_gain(
+            &[Device {
+                health: Health::Lost,
+                ..known[0].clone()
+            }],
+            &known[0]
+        ));
         assert!(is_gain(&[], &known[0]));
     }
 }

@@ -102,28 +102,40 @@ impl NodeLending {
 
     /// What a pod keeps of a GPU while it lends.
     fn kept(&self, uid: &PodUid, gpu: &GpuUuid) -> Option<Bytes> {
-        self.lenders.get(uid)?.sleep.as_ref().filter(|sleep| sleep.lends)?.kept_of(gpu)
+        self.lenders
+            .get(uid)?
+            .sleep
+            .as_ref()
+            .filter(|sleep| sleep.lends)?
+            .kept_of(gpu)
     }
 }
 
 impl Sleep {
     fn kept_of(&self, gpu: &GpuUuid) -> Option<Bytes> {
-        self.kept.iter().find(|(uuid, _)| uuid == gpu).map(|(_, kept)| *kept)
+        self.kept
+            .iter()
+            .find(|(uuid, _)| uuid == gpu)
+            .map(|(_, kept)| *kept)
     }
 
     /// Whether it still uses no more than it keeps, and, as long as it does not lend, not much less either: an engine that goes
     /// to sleep gives its memory back step by step.
     fn goes_on_with(&self, used: &[(GpuUuid, Bytes)], margin: Bytes) -> bool {
         used.iter().all(|(gpu, used)| {
-            self.kept_of(gpu)
-                .is_some_and(|kept| *used <= kept && (self.lends || kept <= *used + margin.times(2)))
+            self.kept_of(gpu).is_some_and(|kept| {
+                *used <= kept && (self.lends || kept <= *used + margin.times(2))
+            })
         })
     }
 }
 
 impl Lender {
     fn end_loan(&mut self) {
-        if let Some(Sleep { lends: true, last, .. }) = self.sleep.take() {
+        if let Some(Sleep {
+            lends: true, last, ..
+        }) = self.sleep.take()
+        {
             self.ended.push(last);
             let beyond = self.ended.len().saturating_sub(MOST_REMEMBERED);
             self.ended.drain(..beyond);
@@ -132,7 +144,11 @@ impl Lender {
 
     /// How long it sleeps before it lends.
     fn pause(&self, now: Moment, rules: &LendingRules) -> Millis {
-        let recent = self.ended.iter().filter(|ended| now.since(**ended) < REMEMBERED).count();
+        let recent = self
+            .ended
+            .iter()
+            .filter(|ended| now.since(**ended) < REMEMBERED)
+            .count();
         match recent {
             0 => rules.after,
             // However short the policy's time is, an engine that flaps costs few evictions.
@@ -142,11 +158,25 @@ impl Lender {
 
     fn see_asleep(&mut self, sampled: Moment, used: &[(GpuUuid, Bytes)], rules: &LendingRules) {
         self.is_awake = false;
-        if !self.sleep.as_ref().is_some_and(|sleep| sleep.goes_on_with(used, rules.margin)) {
+        if !self
+            .sleep
+            .as_ref()
+            .is_some_and(|sleep| sleep.goes_on_with(used, rules.margin))
+        {
             self.end_loan();
-            let kept = used.iter().map(|(gpu, used)| (gpu.clone(), *used + rules.margin)).collect();
+            let kept = used
+                .iter()
+                .map(|(gpu, used)| (gpu.clone(), *used + rules.margin))
+                .collect();
             let (since, last) = (sampled, sampled);
-            self.sleep = Some(Sleep { since, last, reports: 0, kept, lends: false, is_silent: false });
+            self.sleep = Some(Sleep {
+                since,
+                last,
+                reports: 0,
+                kept,
+                lends: false,
+                is_silent: false,
+            });
         }
         let pause = self.pause(sampled, rules);
         let Some(sleep) = &mut self.sleep else { return };
@@ -167,9 +197,16 @@ impl NodeState {
                 continue;
             }
             let lender = lending.lenders.entry(resident.uid.clone()).or_default();
-            let is_gone = state.is_none() && self.shows_nothing_of(resident, lender, reading, rules.margin);
-            lender.gone = if is_gone { lender.gone.saturating_add(1) } else { 0 };
-            let used = (state == Some(SleepState::Asleep)).then(|| self.used_by(resident, reading)).flatten();
+            let is_gone =
+                state.is_none() && self.shows_nothing_of(resident, lender, reading, rules.margin);
+            lender.gone = if is_gone {
+                lender.gone.saturating_add(1)
+            } else {
+                0
+            };
+            let used = (state == Some(SleepState::Asleep))
+                .then(|| self.used_by(resident, reading))
+                .flatten();
             match (state, used) {
                 (Some(SleepState::Awake), _) => {
                     let was_awake = std::mem::replace(&mut lender.is_awake, true);
@@ -193,7 +230,10 @@ impl NodeState {
                     lender.end_loan();
                 }
                 (Some(SleepState::Asleep), None) | (None, _) => {
-                    lender.sleep.iter_mut().for_each(|sleep| sleep.is_silent = true);
+                    lender
+                        .sleep
+                        .iter_mut()
+                        .for_each(|sleep| sleep.is_silent = true);
                 }
             }
         }
@@ -209,7 +249,10 @@ impl NodeState {
         let mut lenders = std::mem::take(&mut self.lending.lenders);
         lenders.retain(|uid, _| self.resident_of(uid).is_some_and(|resident| resident.lends));
         for (uid, lender) in &mut lenders {
-            if self.resident_of(uid).is_some_and(|resident| resident.is_waking) {
+            if self
+                .resident_of(uid)
+                .is_some_and(|resident| resident.is_waking)
+            {
                 lender.end_loan();
                 lender.is_recalled = false;
             }
@@ -220,8 +263,12 @@ impl NodeState {
     /// A pod whose engine sleeps gets back what it lent, or need not any more: then it begins to sleep again. Answers whether that
     /// is new.
     fn set_recalled(&mut self, uid: &PodUid, is_recalled: bool) -> bool {
-        let is_waking = self.resident_of(uid).is_none_or(|resident| resident.is_waking);
-        let Some(lender) = self.lending.lenders.get_mut(uid) else { return false };
+        let is_waking = self
+            .resident_of(uid)
+            .is_none_or(|resident| resident.is_waking);
+        let Some(lender) = self.lending.lenders.get_mut(uid) else {
+            return false;
+        };
         let may_begin = lender.sleep.is_some() && !is_waking;
         if lender.is_recalled == is_recalled || is_recalled && !may_begin {
             return false;
@@ -243,12 +290,17 @@ impl NodeState {
     }
 
     pub(crate) fn is_recalled(&self, uid: &PodUid) -> bool {
-        self.lending.lenders.get(uid).is_some_and(|lender| lender.is_recalled)
+        self.lending
+            .lenders
+            .get(uid)
+            .is_some_and(|lender| lender.is_recalled)
     }
 
     /// Whether anything here borrows, or waits for an answer to its request.
     pub(in crate::ledger) fn has_loans(&self) -> bool {
-        self.residents().iter().any(|resident| resident.borrows || resident.is_unanswered)
+        self.residents()
+            .iter()
+            .any(|resident| resident.borrows || resident.is_unanswered)
     }
 
     /// Engines that have woken over VRAM that they had lent, since this was last asked.
@@ -257,7 +309,11 @@ impl NodeState {
     }
 
     /// What a pod uses of each of its GPUs; `None` if a process of it is missing on one.
-    fn used_by(&self, resident: &ResidentPod, reading: &NodeReading) -> Option<Vec<(GpuUuid, Bytes)>> {
+    fn used_by(
+        &self,
+        resident: &ResidentPod,
+        reading: &NodeReading,
+    ) -> Option<Vec<(GpuUuid, Bytes)>> {
         let used = |place: usize| {
             let uuid = &self.devices[place].uuid;
             let used = observation(reading, place, uuid)?.attributed_to(&resident.uid)?;
@@ -278,12 +334,16 @@ impl NodeState {
         resident.bound.is_some_and(|since| since <= reading.sampled)
             && resident.gpus.iter().all(|place| {
                 let uuid = &self.devices[place].uuid;
-                let Some(observed) = observation(reading, place, uuid) else { return false };
+                let Some(observed) = observation(reading, place, uuid) else {
+                    return false;
+                };
                 let kept = lender.sleep.as_ref().and_then(|sleep| sleep.kept_of(uuid));
                 let had = kept.map_or(margin, |kept| kept.minus(margin));
                 let attributed: Bytes = observed.attributed.iter().map(|(_, bytes)| *bytes).sum();
                 observed.attributed_to(&resident.uid).unwrap_or_default() == Bytes::ZERO
-                    && observed.used.is_some_and(|used| used.minus(attributed) < had)
+                    && observed
+                        .used
+                        .is_some_and(|used| used.minus(attributed) < had)
             })
     }
 }

@@ -207,7 +207,9 @@ impl NodeState {
         for uuid in devices {
             let is_it = |device: &Device| match uuid.index() {
                 Some(index) => {
-                    device.index == index && device.parent.is_none() && device.health != Health::Lost
+                    device.index == index
+                        && device.parent.is_none()
+                        && device.health != Health::Lost
                 }
                 None => device.uuid == *uuid,
             };
@@ -256,7 +258,12 @@ impl NodeState {
     }
 
     /// An engine has started here; `known` is what the cluster knows of such starts.
-    pub(super) fn learn_start(&mut self, kind: StartKind, sample: StartSample, known: StartFactors) {
+    pub(super) fn learn_start(
+        &mut self,
+        kind: StartKind,
+        sample: StartSample,
+        known: StartFactors,
+    ) {
         self.starts_mut().learn(kind, sample, known);
     }
 
@@ -275,13 +282,20 @@ impl NodeState {
 
     /// Answers whether another machine bears the name now.
     pub(super) fn identify(&mut self, identity: NodeIdentity) -> bool {
-        let is_other = self.identity.as_ref().is_some_and(|known| !known.is_same_machine(&identity));
+        let is_other = self
+            .identity
+            .as_ref()
+            .is_some_and(|known| !known.is_same_machine(&identity));
         self.identity = Some(identity);
         is_other
     }
 
     /// Answers whether the labels are others than before.
-    pub(super) fn set_labels(&mut self, labels: Arc<BTreeMap<String, String>>, policy: &Policy) -> bool {
+    pub(super) fn set_labels(
+        &mut self,
+        labels: Arc<BTreeMap<String, String>>,
+        policy: &Policy,
+    ) -> bool {
         let is_new = self.labels != labels;
         if is_new {
             self.labels = labels;
@@ -306,7 +320,9 @@ impl NodeState {
 
     /// Brings its warnings to its signs, its devices and the policy.
     pub(super) fn note_warnings(&mut self, policy: &Policy) {
-        let warnings = policy.nodes.warnings(&self.signs, &self.devices, self.reported);
+        let warnings = policy
+            .nodes
+            .warnings(&self.signs, &self.devices, self.reported);
         if warnings != self.warnings {
             self.warnings = warnings;
         }
@@ -362,7 +378,11 @@ impl NodeState {
     pub(super) fn view_by(&self, pods: &PodStates, policy: &Policy) -> Node {
         let (known, gpus) = (&self.view, self.gpus(pods, policy));
         let unseen = matches!(self.freshness, Freshness::Unreported | Freshness::Expired);
-        let replicas = if policy.scoring.weights.spread > 0 { self.replicas(pods) } else { Vec::new() };
+        let replicas = if policy.scoring.weights.spread > 0 {
+            self.replicas(pods)
+        } else {
+            Vec::new()
+        };
         Node {
             name: known.name.clone(),
             kind: self.kind_by(policy),
@@ -380,7 +400,9 @@ impl NodeState {
             warnings: self.warnings.clone(),
             classes: self.admission.classes,
             holdings: self.holdings(),
-            reusable: known.reusable.kept_or_new(self.reusable_engines(pods, policy, None)),
+            reusable: known
+                .reusable
+                .kept_or_new(self.reusable_engines(pods, policy, None)),
             images: self.images.clone(),
             start_factors: self.starts.factors().clone(),
             replicas: kept_or_new(&known.replicas, replicas),
@@ -404,7 +426,11 @@ impl NodeState {
     }
 
     /// CPU and memory without the pods that are bound here. Answers whether decisions see that.
-    pub(super) fn set_free_host(&mut self, unbound: Option<HostResources>, pods: &PodStates) -> bool {
+    pub(super) fn set_free_host(
+        &mut self,
+        unbound: Option<HostResources>,
+        pods: &PodStates,
+    ) -> bool {
         self.unbound = unbound;
         let free_host = self.free_host(pods);
         let is_new = self.view.free_host != free_host;
@@ -415,7 +441,12 @@ impl NodeState {
     /// Counts again what it adds to the sums over all nodes. Answers what it added before, and what now. On a node on which Stowage
     /// places no pod, no GPU is free for the rules of `planning.spare`.
     pub(super) fn count(&mut self) -> (CountedNode, CountedNode) {
-        let Node { kind, closed, miscut, .. } = self.view;
+        let Node {
+            kind,
+            closed,
+            miscut,
+            ..
+        } = self.view;
         let mut now = CountedNode::default();
         if self.exists {
             now.whole = self.view.whole();
@@ -459,12 +490,18 @@ impl NodeState {
 
     /// What its agent found of models, as long as it may be believed at all.
     fn holdings(&self) -> NodeModelSet {
-        self.believed_reading().map(|reading| reading.holdings.clone()).unwrap_or_default()
+        self.believed_reading()
+            .map(|reading| reading.holdings.clone())
+            .unwrap_or_default()
     }
 
     /// Whether its GPUs are cut otherwise than its pool expects. Only an agent sees how they are cut.
     fn is_miscut(&self, policy: &Policy) -> bool {
-        let pool = self.admission.pool.and_then(|id| policy.pool(id)).filter(|_| self.reported);
+        let pool = self
+            .admission
+            .pool
+            .and_then(|id| policy.pool(id))
+            .filter(|_| self.reported);
         pool.is_some_and(|pool| !pool.is_cut_as_expected(&self.devices))
     }
 }
@@ -478,12 +515,21 @@ mod view_version {
         (&view.name, view.generation).serialize(serializer)
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Node, D::Error> {
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Node, D::Error> {
         let (name, generation) = <(NodeName, u64)>::deserialize(deserializer)?;
-        Ok(Node { generation, ..Node::named(name) })
+        Ok(Node {
+            generation,
+            ..Node::named(name)
+        })
     }
 }
 
 fn kept_or_new<T: PartialEq>(known: &Arc<[T]>, new: Vec<T>) -> Arc<[T]> {
-    if **known == *new { known.clone() } else { new.into() }
+    if **known == *new {
+        known.clone()
+    } else {
+        new.into()
+    }
 }

@@ -51,16 +51,23 @@ impl NodeStarts {
     /// An engine has started here; `known` is what the cluster knows of that kind.
     pub(crate) fn learn(&mut self, kind: StartKind, sample: StartSample, known: StartFactors) {
         let place = self.samples.iter().position(|(of, _)| *of == kind);
-        let (_, mut samples) =
-            place.map(|place| self.samples.remove(place)).unwrap_or((kind, StartSamples::default()));
+        let (_, mut samples) = place
+            .map(|place| self.samples.remove(place))
+            .unwrap_or((kind, StartSamples::default()));
         samples.add(sample, SAMPLES);
         let factors = samples.fit(known, LEAST_SAMPLES);
         self.samples.push((kind, samples));
         if self.samples.len() > KINDS {
             self.samples.remove(0);
         }
-        let is_kept = |of: &StartKind| *of != kind && self.samples.iter().any(|(kept, _)| kept == of);
-        let mut all: Vec<_> = self.factors.iter().filter(|(of, _)| is_kept(of)).copied().collect();
+        let is_kept =
+            |of: &StartKind| *of != kind && self.samples.iter().any(|(kept, _)| kept == of);
+        let mut all: Vec<_> = self
+            .factors
+            .iter()
+            .filter(|(of, _)| is_kept(of))
+            .copied()
+            .collect();
         all.extend(factors.map(|factors| (kind, factors)));
         all.sort_unstable_by_key(|(of, _)| *of);
         self.factors = Arc::from(all);
@@ -75,30 +82,51 @@ impl NodeStarts {
         (held, ended): (Millis, Moment),
         is_ready: bool,
     ) {
-        self.past.retain(|past| past.uid != *uid && ended.since(past.ended) < COUNTS_FOR);
+        self.past
+            .retain(|past| past.uid != *uid && ended.since(past.ended) < COUNTS_FOR);
         let (uid, name, held) = (uid.clone(), name.into(), held.max(LEAST_HELD));
-        self.past.push(PastStart { uid, gpus, is_tenant, name, ended, held, is_ready });
+        self.past.push(PastStart {
+            uid,
+            gpus,
+            is_tenant,
+            name,
+            ended,
+            held,
+            is_ready,
+        });
     }
 
     /// Whether the pod's engine counts as one that did not become ready.
     pub(crate) fn has_failed(&self, uid: &PodUid) -> bool {
-        self.past.iter().any(|past| past.uid == *uid && !past.is_ready)
+        self.past
+            .iter()
+            .any(|past| past.uid == *uid && !past.is_ready)
     }
 
     /// It has become ready after all.
     pub(crate) fn note_ready(&mut self, uid: &PodUid) {
-        self.past.iter_mut().filter(|past| past.uid == *uid).for_each(|past| past.is_ready = true);
+        self.past
+            .iter_mut()
+            .filter(|past| past.uid == *uid)
+            .for_each(|past| past.is_ready = true);
     }
 
     /// For how long engines of the starter have kept others from one of these GPUs, or from any if none is named: those that did
     /// not become ready, and all.
-    pub(crate) fn held(&self, starter: Starter<'_>, gpus: &[GpuUuid], now: Moment) -> (Millis, Millis) {
+    pub(crate) fn held(
+        &self,
+        starter: Starter<'_>,
+        gpus: &[GpuUuid],
+        now: Moment,
+    ) -> (Millis, Millis) {
         let is_its = |past: &&PastStart| {
             (past.is_tenant, &*past.name) == starter && now.since(past.ended) < COUNTS_FOR
         };
         let its: Vec<&PastStart> = self.past.iter().filter(is_its).collect();
         let sum = |gpu: Option<&GpuUuid>, failed_only: bool| {
-            let on_it = its.iter().filter(|past| gpu.is_none_or(|gpu| past.gpus.contains(gpu)));
+            let on_it = its
+                .iter()
+                .filter(|past| gpu.is_none_or(|gpu| past.gpus.contains(gpu)));
             let counted = on_it.filter(|past| !failed_only || !past.is_ready);
             counted.fold(Millis::default(), |sum, past| sum + past.held)
         };

@@ -18,8 +18,11 @@ impl NodeState {
         policy: &Policy,
         except: Option<&PodUid>,
     ) -> Vec<ReusableEngine> {
-        let Some(reading) = self.believed_reading() else { return Vec::new() };
-        let is_recent = |engine: &&EngineReading| reading.sampled.since(engine.seen) < policy.telemetry.fresh;
+        let Some(reading) = self.believed_reading() else {
+            return Vec::new();
+        };
+        let is_recent =
+            |engine: &&EngineReading| reading.sampled.since(engine.seen) < policy.telemetry.fresh;
         let mut left: Vec<ReusableEngine> = reading
             .engines
             .iter()
@@ -30,8 +33,9 @@ impl NodeState {
             return left;
         }
         for uid in self.pods().iter().filter(|uid| Some(*uid) != except) {
-            if let Some(taken) =
-                left.iter().position(|engine| self.takes(uid, engine, &reading.engines, pods))
+            if let Some(taken) = left
+                .iter()
+                .position(|engine| self.takes(uid, engine, &reading.engines, pods))
             {
                 left.remove(taken);
             }
@@ -45,13 +49,20 @@ impl NodeState {
         pods: &PodStates,
         policy: &Policy,
     ) -> Option<ReusableEngine> {
-        let EngineModelState::Asleep(level) = engine.state else { return None };
+        let EngineModelState::Asleep(level) = engine.state else {
+            return None;
+        };
         // It must ask before it wakes, and the pod that woke it would not: its borrowers would lose their VRAM.
-        if self.resident_of(&engine.pod).is_some_and(|resident| resident.lends) {
+        if self
+            .resident_of(&engine.pod)
+            .is_some_and(|resident| resident.lends)
+        {
             return None;
         }
-        let namespace =
-            engine.reusable_in.clone().or_else(|| self.opened_by_class(&engine.pod, pods, policy))?;
+        let namespace = engine
+            .reusable_in
+            .clone()
+            .or_else(|| self.opened_by_class(&engine.pod, pods, policy))?;
         Some(ReusableEngine {
             model: engine.model.clone(),
             namespace,
@@ -69,17 +80,42 @@ impl NodeState {
 
     /// Whether a pod that is here or on its way has come for this engine: it is of the same model on the same GPUs, and runs no
     /// engine of its own that the agent sees.
-    fn takes(&self, uid: &PodUid, engine: &ReusableEngine, seen: &[EngineReading], pods: &PodStates) -> bool {
+    fn takes(
+        &self,
+        uid: &PodUid,
+        engine: &ReusableEngine,
+        seen: &[EngineReading],
+        pods: &PodStates,
+    ) -> bool {
         let pod_state = &pods[uid];
-        if !engine.suits(&pod_state.demand) || seen.binary_search_by(|seen| seen.pod.cmp(uid)).is_ok() {
+        if !engine.suits(&pod_state.demand)
+            || seen.binary_search_by(|seen| seen.pod.cmp(uid)).is_ok()
+        {
             return false;
         }
-        let charged = self.charge_of(pod_state).filter(|charge| charge.placed).map(|charge| charge.gpus);
-        let reserved =
-            || self.resolve(&pod_state.reservation().filter(|at| at.node == self.view().name)?.devices);
-        let offered =
-            || pod_state.soft_reservation().filter(|at| at.node == self.view().name).map(|at| at.gpus);
-        charged.or_else(reserved).or_else(offered).unwrap_or(GpuSet::EMPTY) == engine.gpus
+        let charged = self
+            .charge_of(pod_state)
+            .filter(|charge| charge.placed)
+            .map(|charge| charge.gpus);
+        let reserved = || {
+            self.resolve(
+                &pod_state
+                    .reservation()
+                    .filter(|at| at.node == self.view().name)?
+                    .devices,
+            )
+        };
+        let offered = || {
+            pod_state
+                .soft_reservation()
+                .filter(|at| at.node == self.view().name)
+                .map(|at| at.gpus)
+        };
+        charged
+            .or_else(reserved)
+            .or_else(offered)
+            .unwrap_or(GpuSet::EMPTY)
+            == engine.gpus
     }
 }
 

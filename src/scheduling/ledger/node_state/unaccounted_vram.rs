@@ -35,7 +35,11 @@ impl UnaccountedVram {
 impl NodeState {
     /// How far the reading may be believed at `now`.
     pub(super) fn freshness_at(&self, now: Moment, rules: &TelemetryRules) -> Freshness {
-        match self.reading.as_ref().map(|reading| now.since(reading.sampled)) {
+        match self
+            .reading
+            .as_ref()
+            .map(|reading| now.since(reading.sampled))
+        {
             None => Freshness::Unreported,
             Some(age) if age < rules.fresh => Freshness::Fresh,
             Some(age) if age < rules.stale => Freshness::Stale,
@@ -67,19 +71,23 @@ impl NodeState {
     pub(super) fn add_measured(&self, rules: &TelemetryRules, gpus: &mut [Gpu]) {
         for (place, (gpu, device)) in gpus.iter_mut().zip(self.devices.iter()).enumerate() {
             let margin = rules.margin.of(device.total);
-            let observation =
-                self.reading.as_ref().and_then(|reading| observation(reading, place, &device.uuid));
+            let observation = self
+                .reading
+                .as_ref()
+                .and_then(|reading| observation(reading, place, &device.uuid));
             match (self.freshness, observation) {
                 (Freshness::Unreported, _) => {}
                 (Freshness::Fresh, Some(observation)) => {
-                    gpu.unaccounted_vram = self.unaccounted_vram(place, observation, gpu.capacity, margin);
+                    gpu.unaccounted_vram =
+                        self.unaccounted_vram(place, observation, gpu.capacity, margin);
                     gpu.engine_load = self
                         .smoothed_load(&device.uuid, place)
                         .map_or(observation.engine_load, SmoothedLoad::counted);
                 }
                 (Freshness::Stale, Some(observation)) => {
-                    gpu.unaccounted_vram =
-                        self.unaccounted_vram(place, observation, gpu.capacity, margin).max(margin);
+                    gpu.unaccounted_vram = self
+                        .unaccounted_vram(place, observation, gpu.capacity, margin)
+                        .max(margin);
                 }
                 (Freshness::Expired, _) | (_, None) => gpu.unaccounted_vram = margin,
             }
@@ -100,44 +108,71 @@ impl NodeState {
             kept.minus(self.reserved_by(uid, place, capacity))
         };
         let used_beyond_grant: Bytes = observation.attributed.iter().map(used_beyond_grant).sum();
-        let least = if observation.used.is_none() { margin } else { Bytes::ZERO };
+        let least = if observation.used.is_none() {
+            margin
+        } else {
+            Bytes::ZERO
+        };
         (used_beyond_grant + self.unaccounted_on(place).believed()).max(least)
     }
 
     /// What a pod's processes have beyond its grant on each of these GPUs, at least.
-    pub(in crate::ledger) fn used_beyond_grant(&self, uid: &PodUid, per_gpu: Bytes, gpus: GpuSet) -> Bytes {
-        let Some(reading) = self.believed_reading() else { return Bytes::ZERO };
+    pub(in crate::ledger) fn used_beyond_grant(
+        &self,
+        uid: &PodUid,
+        per_gpu: Bytes,
+        gpus: GpuSet,
+    ) -> Bytes {
+        let Some(reading) = self.believed_reading() else {
+            return Bytes::ZERO;
+        };
         let on = |place: usize| {
             let observation = observation(reading, place, &self.devices[place].uuid)?;
             Some(observation.attributed_to(uid)?.minus(per_gpu))
         };
-        gpus.iter().map(|place| on(place).unwrap_or_default()).min().unwrap_or_default()
+        gpus.iter()
+            .map(|place| on(place).unwrap_or_default())
+            .min()
+            .unwrap_or_default()
     }
 
     /// VRAM of a GPU that a believed reading shows with pods to which nothing is allocated on the node: they have ended, most
     /// often.
     pub(in crate::ledger) fn used_without_grant(&self, place: usize) -> Bytes {
         let reading = self.believed_reading();
-        let observation = reading.and_then(|reading| observation(reading, place, &self.devices[place].uuid));
-        let attributed = observation.into_iter().flat_map(|observation| &observation.attributed);
+        let observation =
+            reading.and_then(|reading| observation(reading, place, &self.devices[place].uuid));
+        let attributed = observation
+            .into_iter()
+            .flat_map(|observation| &observation.attributed);
         let ended = attributed.filter(|(uid, _)| self.resident_of(uid).is_none());
-        ended.map(|(uid, used)| self.kept_by_departed(uid, place).max(*used)).sum()
+        ended
+            .map(|(uid, used)| self.kept_by_departed(uid, place).max(*used))
+            .sum()
     }
 
     /// What is allocated to a pod on a GPU; nothing, if it is not charged there.
     fn reserved_by(&self, uid: &PodUid, place: usize, capacity: Bytes) -> Bytes {
-        self.resident_of(uid).map_or(Bytes::ZERO, |resident| resident.reserved_on(place, capacity))
+        self.resident_of(uid).map_or(Bytes::ZERO, |resident| {
+            resident.reserved_on(place, capacity)
+        })
     }
 
     /// How busy the engines on a GPU are, over its readings.
-    pub(in crate::ledger) fn smoothed_load(&self, uuid: &GpuUuid, place: usize) -> Option<&SmoothedLoad> {
+    pub(in crate::ledger) fn smoothed_load(
+        &self,
+        uuid: &GpuUuid,
+        place: usize,
+    ) -> Option<&SmoothedLoad> {
         near(&self.engine_loads, place, |(known, _)| known == uuid).map(|(_, load)| load)
     }
 
     pub(super) fn unaccounted_on(&self, place: usize) -> UnaccountedVram {
         let uuid = &self.devices[place].uuid;
         let known = near(&self.unaccounted, place, |(known, _)| known == uuid);
-        known.map(|(_, unaccounted)| *unaccounted).unwrap_or_default()
+        known
+            .map(|(_, unaccounted)| *unaccounted)
+            .unwrap_or_default()
     }
 
     /// Takes in a reading: what of each GPU's use it leaves unexplained, and where it shows pods of which no record says on
@@ -151,7 +186,9 @@ impl NodeState {
         let mut unaccounted = Vec::with_capacity(self.devices.len());
         let mut engine_loads = Vec::with_capacity(self.devices.len());
         for (place, device) in self.devices.iter().enumerate() {
-            let Some(observation) = observation(&reading, place, &device.uuid) else { continue };
+            let Some(observation) = observation(&reading, place, &device.uuid) else {
+                continue;
+            };
             let mut known = self.unaccounted_on(place);
             // A figure that is missing once takes nothing back.
             if let Some(used) = observation.used {
@@ -161,10 +198,18 @@ impl NodeState {
             let load = self.smoothed_load(&device.uuid, place).copied();
             let load = load.map(|mut load| {
                 let smoothing = policy.telemetry.smoothing;
-                load.add(observation.engine_load, reading.sampled, smoothing, policy.terms());
+                load.add(
+                    observation.engine_load,
+                    reading.sampled,
+                    smoothing,
+                    policy.terms(),
+                );
                 load
             });
-            let load = load.unwrap_or(SmoothedLoad::first(observation.engine_load, reading.sampled));
+            let load = load.unwrap_or(SmoothedLoad::first(
+                observation.engine_load,
+                reading.sampled,
+            ));
             engine_loads.push((device.uuid.clone(), load));
         }
         self.unaccounted = unaccounted;
@@ -181,7 +226,9 @@ impl NodeState {
     fn count_unread(&self, reading: &mut Arc<NodeReading>, policy: &Policy) {
         let may_be_engine = |unread: &UnreadPod| {
             unread.declares_port
-                || self.resident_of(&unread.pod).is_none_or(|resident| policy.class(resident.class).engine)
+                || self
+                    .resident_of(&unread.pod)
+                    .is_none_or(|resident| policy.class(resident.class).engine)
         };
         if reading.unread.is_empty() {
             return;
@@ -222,7 +269,11 @@ impl NodeState {
                 *uid = resident.uid.clone();
             }
         }
-        if let Some(known) = self.reading.as_ref().filter(|known| known.holdings == reading.holdings) {
+        if let Some(known) = self
+            .reading
+            .as_ref()
+            .filter(|known| known.holdings == reading.holdings)
+        {
             reading.holdings = known.holdings.clone();
         }
     }
@@ -239,8 +290,12 @@ impl NodeState {
     ) -> Bytes {
         let attributed: Bytes = observation.attributed.iter().map(|(_, bytes)| *bytes).sum();
         let capacity = self.devices[place].capacity(&policy.headroom);
-        let bound_before = |resident: &&ResidentPod| resident.bound.is_some_and(|since| since <= sampled);
-        let here = self.residents().iter().filter(|resident| resident.gpus.contains(place));
+        let bound_before =
+            |resident: &&ResidentPod| resident.bound.is_some_and(|since| since <= sampled);
+        let here = self
+            .residents()
+            .iter()
+            .filter(|resident| resident.gpus.contains(place));
         let growing = here.filter(bound_before).map(|resident| {
             let reserved = resident.reserved_on(place, capacity);
             reserved.minus(observation.attributed_to(&resident.uid).unwrap_or_default())
@@ -252,8 +307,13 @@ impl NodeState {
     fn locate(&self, reading: &NodeReading) -> Vec<(PodUid, Arc<[GpuUuid]>)> {
         let mut found = Vec::new();
         for resident in self.residents() {
-            let Some(wanted) = resident.wanted_on else { continue };
-            let gpus = reading.gpus.iter().filter(|gpu| gpu.attributed_to(&resident.uid).is_some());
+            let Some(wanted) = resident.wanted_on else {
+                continue;
+            };
+            let gpus = reading
+                .gpus
+                .iter()
+                .filter(|gpu| gpu.attributed_to(&resident.uid).is_some());
             let gpus: Vec<GpuUuid> = gpus.map(|gpu| gpu.uuid.clone()).collect();
             if gpus.len() >= wanted as usize && self.resolve(&gpus).is_some() {
                 found.push((resident.uid.clone(), gpus.into()));
@@ -284,7 +344,9 @@ pub(super) fn observation<'a>(
 
 /// The one that is meant: that at `place`, or else any.
 fn near<T>(all: &[T], place: usize, is_it: impl Fn(&T) -> bool) -> Option<&T> {
-    all.get(place).filter(|one| is_it(one)).or_else(|| all.iter().find(|one| is_it(one)))
+    all.get(place)
+        .filter(|one| is_it(one))
+        .or_else(|| all.iter().find(|one| is_it(one)))
 }
 
 #[cfg(test)]

@@ -14,11 +14,21 @@ use std::sync::Arc;
 impl NodeStates {
     /// All nodes under another policy, with sums and a snapshot of their own. Their generations stay: what is remembered of a
     /// node is remembered with the policy's version, too.
-    pub(in crate::ledger) fn under_policy(&self, change: &PolicyChange<'_>, pods: &PodStates) -> Self {
+    pub(in crate::ledger) fn under_policy(
+        &self,
+        change: &PolicyChange<'_>,
+        pods: &PodStates,
+    ) -> Self {
         let publication = Publication::at(self.publication.generation(), self.publication.epoch());
-        let mut changed = Self { nodes: self.nodes.clone(), publication, ..Self::default() };
+        let mut changed = Self {
+            nodes: self.nodes.clone(),
+            publication,
+            ..Self::default()
+        };
         let names: Vec<NodeName> = changed.nodes.iter().map(|(name, _)| name.clone()).collect();
-        names.iter().for_each(|name| changed.bring_under_policy(name, change, pods));
+        names
+            .iter()
+            .for_each(|name| changed.bring_under_policy(name, change, pods));
         changed
     }
 
@@ -45,7 +55,10 @@ impl NodeStates {
         change: &PolicyChange<'_>,
         pods: &PodStates,
     ) -> Self {
-        let since = self.nodes.changed_since(&earlier.nodes).chain(earlier.nodes.changed_since(&self.nodes));
+        let since = self
+            .nodes
+            .changed_since(&earlier.nodes)
+            .chain(earlier.nodes.changed_since(&self.nodes));
         let since: BTreeSet<NodeName> = since.cloned().collect();
         changed.publication.follow(&self.publication, &since);
         for name in &since {
@@ -88,19 +101,34 @@ impl NodeStates {
         }
         node_state.admit_by(policy);
         node_state.recount(pods, policy);
-        self.usages.replace(&TenantsOnNode::default(), node_state.tenants(), policy);
+        self.usages
+            .replace(&TenantsOnNode::default(), node_state.tenants(), policy);
         note(&mut self.with_loans, name, node_state.has_loans());
         self.bring_view_under_policy(name, change, pods);
     }
 
-    fn bring_view_under_policy(&mut self, name: &NodeName, change: &PolicyChange<'_>, pods: &PodStates) {
-        let PolicyChange { policy, ages_at, .. } = *change;
+    fn bring_view_under_policy(
+        &mut self,
+        name: &NodeName,
+        change: &PolicyChange<'_>,
+        pods: &PodStates,
+    ) {
+        let PolicyChange {
+            policy, ages_at, ..
+        } = *change;
         if let Some(now) = ages_at {
             self.note_age(name, now, policy);
         }
         let node_state = self.nodes.get_mut(name).expect("it was just listed");
-        note(&mut self.with_lenders, name, node_state.has_sleeping_lenders());
-        let (view, generation) = (node_state.view_by(pods, policy), node_state.view().generation);
+        note(
+            &mut self.with_lenders,
+            name,
+            node_state.has_sleeping_lenders(),
+        );
+        let (view, generation) = (
+            node_state.view_by(pods, policy),
+            node_state.view().generation,
+        );
         if view != *node_state.view() {
             node_state.set_view(view, generation);
             self.publication.publish(node_state.view());
@@ -110,8 +138,11 @@ impl NodeStates {
 
     /// Takes a node out, and what it adds to the sums.
     fn take_out(&mut self, name: &NodeName, policy: &Policy) {
-        let Some(node_state) = self.nodes.get(name) else { return };
-        self.usages.replace(node_state.tenants(), &TenantsOnNode::default(), policy);
+        let Some(node_state) = self.nodes.get(name) else {
+            return;
+        };
+        self.usages
+            .replace(node_state.tenants(), &TenantsOnNode::default(), policy);
         let counted = *node_state.counted();
         if let Some(due) = node_state.ages_at(&policy.telemetry) {
             self.aging.remove(&(due, name.clone()));

@@ -21,17 +21,26 @@ fn evicting() -> Policy {
 /// Another policy of this process, in force.
 fn set_to(version: u64, mut policy: Policy) -> PolicySet {
     policy.version = version;
-    PolicySet { policy, prepared: None }
+    PolicySet {
+        policy,
+        prepared: None,
+    }
 }
 
 fn with_class(policy: Policy, name: &str, change: fn(&mut Class)) -> Policy {
     let mut classes = policy.classes().to_vec();
-    classes.iter_mut().filter(|class| class.name == name).for_each(change);
+    classes
+        .iter_mut()
+        .filter(|class| class.name == name)
+        .for_each(change);
     policy.with_classes(classes).unwrap()
 }
 
 fn disruption_info(info: DisruptionInfo) -> ObservedDisruptionInfo {
-    ObservedDisruptionInfo { disruption_info: info, ..ObservedDisruptionInfo::default() }
+    ObservedDisruptionInfo {
+        disruption_info: info,
+        ..ObservedDisruptionInfo::default()
+    }
 }
 
 /// Node `n` with two GPUs, and a pod with a grant of 10 GiB on one of them.
@@ -43,17 +52,34 @@ fn cluster(policy: Policy, name: &str, priority: i32) -> LedgerCluster {
 
 fn add(cluster: &mut LedgerCluster, name: &str, priority: i32, info: DisruptionInfo) {
     let demand = demand_of(10 << 30, 1, Sharing::Shared, priority);
-    cluster.run(name, ("n", 0), demand, Some(Millis::seconds(600)), disruption_info(info));
+    cluster.run(
+        name,
+        ("n", 0),
+        demand,
+        Some(Millis::seconds(600)),
+        disruption_info(info),
+    );
 }
 
 fn over(pod: &str, used_gib: u64) -> OverGrant {
-    OverGrant { pod: uid(pod), granted: Bytes::gib(10), used: Bytes::gib(used_gib), ungranted: None }
+    OverGrant {
+        pod: uid(pod),
+        granted: Bytes::gib(10),
+        used: Bytes::gib(used_gib),
+        ungranted: None,
+    }
 }
 
 fn report(cluster: &mut LedgerCluster, over_grant: &[OverGrant]) {
-    let reading =
-        NodeReading { sampled: cluster.now(), over_grant: over_grant.to_vec(), ..NodeReading::default() };
-    cluster.apply(ReadingReported { node: node("n"), reading: reading.into() });
+    let reading = NodeReading {
+        sampled: cluster.now(),
+        over_grant: over_grant.to_vec(),
+        ..NodeReading::default()
+    };
+    cluster.apply(ReadingReported {
+        node: node("n"),
+        reading: reading.into(),
+    });
 }
 
 /// What is due, in words.
@@ -62,7 +88,10 @@ fn due(cluster: &mut Cluster) -> Vec<String> {
         OveruseAction::Announce { evicted_in } => {
             let (used, granted) = (step.used.0 >> 30, step.granted.0 >> 30);
             let (lasted, left) = (step.lasted.0 / 1000, evicted_in.0 / 1000);
-            format!("{} told: {used} of {granted} for {lasted} s, {left} s left", step.uid)
+            format!(
+                "{} told: {used} of {granted} for {lasted} s, {left} s left",
+                step.uid
+            )
         }
         OveruseAction::Evict => format!("{} evicted", step.uid),
     };
@@ -75,7 +104,11 @@ fn watch(cluster: &mut LedgerCluster, seconds: u64, over_grant: &[OverGrant]) ->
     for second in 1..=seconds {
         cluster.pass(1);
         report(cluster, over_grant);
-        all.extend(due(cluster).into_iter().map(|what| format!("{second}: {what}")));
+        all.extend(
+            due(cluster)
+                .into_iter()
+                .map(|what| format!("{second}: {what}")),
+        );
     }
     all
 }
@@ -84,38 +117,72 @@ fn watch(cluster: &mut LedgerCluster, seconds: u64, over_grant: &[OverGrant]) ->
 fn a_pod_over_its_grant_is_told_with_figures_and_evicted_as_long_after_that() {
     let mut cluster = cluster(evicting(), "job", -5);
     let told = watch(&mut cluster, 130, &[over("job", 12)]);
-    assert_eq!(told, ["61: job told: 12 of 10 for 60 s, 60 s left", "121: job evicted"]);
+    assert_eq!(
+        told,
+        [
+            "61: job told: 12 of 10 for 60 s, 60 s left",
+            "121: job evicted"
+        ]
+    );
 }
 
 #[test]
 fn by_default_a_pod_over_its_grant_is_only_reported() {
     let mut cluster = cluster(Policy::default(), "job", -5);
-    assert_eq!(watch(&mut cluster, 300, &[over("job", 70)]), Vec::<String>::new());
-    assert_eq!(cluster.overuse_of(&uid("job")).map(Overuse::excess), Some(Bytes::gib(60)));
+    assert_eq!(
+        watch(&mut cluster, 300, &[over("job", 70)]),
+        Vec::<String>::new()
+    );
+    assert_eq!(
+        cluster.overuse_of(&uid("job")).map(Overuse::excess),
+        Some(Bytes::gib(60))
+    );
 }
 
 #[test]
 fn a_pod_of_a_protected_class_is_evicted_only_if_its_class_says_so() {
     let mut protected = cluster(evicting(), "chat", 100);
-    assert_eq!(watch(&mut protected, 300, &[over("chat", 70)]), Vec::<String>::new());
+    assert_eq!(
+        watch(&mut protected, 300, &[over("chat", 70)]),
+        Vec::<String>::new()
+    );
     let own = with_class(Policy::default(), "serving", |class| {
         class.overuse = Some(OveruseRule::Evict);
         class.overuse_after = Some(Millis::seconds(10));
     });
     let mut own = cluster(own, "chat", 100);
     let told = watch(&mut own, 25, &[over("chat", 70)]);
-    assert_eq!(told, ["11: chat told: 70 of 10 for 10 s, 10 s left", "21: chat evicted"]);
+    assert_eq!(
+        told,
+        [
+            "11: chat told: 70 of 10 for 10 s, 10 s left",
+            "21: chat evicted"
+        ]
+    );
 }
 
 #[test]
 fn a_report_without_the_pod_and_a_pause_between_reports_begin_anew() {
     let mut cluster = cluster(evicting(), "job", -5);
-    assert_eq!(watch(&mut cluster, 59, &[over("job", 12)]), Vec::<String>::new());
+    assert_eq!(
+        watch(&mut cluster, 59, &[over("job", 12)]),
+        Vec::<String>::new()
+    );
     report(&mut cluster, &[]);
-    assert_eq!(watch(&mut cluster, 60, &[over("job", 12)]), Vec::<String>::new());
+    assert_eq!(
+        watch(&mut cluster, 60, &[over("job", 12)]),
+        Vec::<String>::new()
+    );
     cluster.pass(6);
-    assert_eq!(due(&mut cluster), Vec::<String>::new(), "nothing fresh is known");
-    assert_eq!(watch(&mut cluster, 60, &[over("job", 12)]), Vec::<String>::new());
+    assert_eq!(
+        due(&mut cluster),
+        Vec::<String>::new(),
+        "nothing fresh is known"
+    );
+    assert_eq!(
+        watch(&mut cluster, 60, &[over("job", 12)]),
+        Vec::<String>::new()
+    );
     assert_eq!(watch(&mut cluster, 1, &[over("job", 12)]).len(), 1);
 }
 
@@ -131,25 +198,43 @@ fn a_pod_that_keeps_to_its_grant_after_it_was_told_stays() {
 fn what_an_agent_claims_of_other_pods_and_of_grants_the_ledger_knows_better_does_not_count() {
     let mut cluster = cluster(evicting(), "job", -5);
     cluster.wait("waits", demand_of(10 << 30, 1, Sharing::Shared, -5));
-    let small = OverGrant { granted: Bytes::gib(1), used: Bytes::gib(9), ..over("job", 9) };
+    let small = OverGrant {
+        granted: Bytes::gib(1),
+        used: Bytes::gib(9),
+        ..over("job", 9)
+    };
     let claims = [over("nobody", 70), over("waits", 70), small];
     assert_eq!(watch(&mut cluster, 300, &claims), Vec::<String>::new());
-    assert!(cluster.overuse.nodes.is_empty(), "nothing is remembered of them");
+    assert!(
+        cluster.overuse.nodes.is_empty(),
+        "nothing is remembered of them"
+    );
 }
 
 #[test]
 fn the_same_sample_counts_once_and_an_old_one_not_at_all() {
-    let quick =
-        with_class(evicting(), "opportunistic", |class| class.overuse_after = Some(Millis::default()));
+    let quick = with_class(evicting(), "opportunistic", |class| {
+        class.overuse_after = Some(Millis::default())
+    });
     let mut cluster = cluster(quick, "job", -5);
     cluster.pass(1);
     (0..10).for_each(|_| report(&mut cluster, &[over("job", 12)]));
-    assert_eq!(due(&mut cluster), Vec::<String>::new(), "one sample is no proof");
+    assert_eq!(
+        due(&mut cluster),
+        Vec::<String>::new(),
+        "one sample is no proof"
+    );
     let old = cluster.now().before(Millis::seconds(10));
     for _ in 0..5 {
-        let reading =
-            NodeReading { sampled: old, over_grant: vec![over("job", 12)], ..NodeReading::default() };
-        cluster.apply(ReadingReported { node: node("n"), reading: reading.into() });
+        let reading = NodeReading {
+            sampled: old,
+            over_grant: vec![over("job", 12)],
+            ..NodeReading::default()
+        };
+        cluster.apply(ReadingReported {
+            node: node("n"),
+            reading: reading.into(),
+        });
     }
     assert_eq!(cluster.overuse_of(&uid("job")), None);
     assert_eq!(watch(&mut cluster, 3, &[over("job", 12)]).len(), 1);
@@ -158,36 +243,88 @@ fn the_same_sample_counts_once_and_an_old_one_not_at_all() {
 #[test]
 fn an_agent_that_accuses_every_pod_is_bounded_by_the_eviction_rates() {
     let mut policy = evicting();
-    policy.preemption.evictions_per_minute = EvictionRates { cluster: 60, node: 2, tenant: 30 };
+    policy.preemption.evictions_per_minute = EvictionRates {
+        cluster: 60,
+        node: 2,
+        tenant: 30,
+    };
     let mut cluster = cluster(policy, "job-0", -5);
     let names: Vec<String> = (0..6).map(|n| format!("job-{n}")).collect();
-    names.iter().for_each(|name| add(&mut cluster, name, -5, DisruptionInfo::default()));
+    names
+        .iter()
+        .for_each(|name| add(&mut cluster, name, -5, DisruptionInfo::default()));
     let claims: Vec<OverGrant> = names.iter().map(|name| over(name, 70)).collect();
     let evicted = |all: &[String]| all.iter().filter(|what| what.ends_with("evicted")).count();
     let all = watch(&mut cluster, 300, &claims);
-    assert_eq!(evicted(&all[..8]), 2, "six were told, and two are evicted: {all:?}");
+    assert_eq!(
+        evicted(&all[..8]),
+        2,
+        "six were told, and two are evicted: {all:?}"
+    );
     assert_eq!(evicted(&all), 6, "two a minute from the third on: {all:?}");
-    let named = |name: &String| all.iter().any(|what| what.ends_with(&format!("{name} evicted")));
-    assert!(names.iter().all(named), "those that stay do not keep the others from their turn: {all:?}");
+    let named = |name: &String| {
+        all.iter()
+            .any(|what| what.ends_with(&format!("{name} evicted")))
+    };
+    assert!(
+        names.iter().all(named),
+        "those that stay do not keep the others from their turn: {all:?}"
+    );
 }
 
 #[test]
 fn members_of_groups_and_protected_pods_are_only_reported() {
-    let group = GroupKey { namespace: "ns".into(), kind: GroupKind::SchedulingGroup, name: "g".into() };
-    let member = DisruptionInfo { group: Some(group), ..DisruptionInfo::default() };
+    let group = GroupKey {
+        namespace: "ns".into(),
+        kind: GroupKind::SchedulingGroup,
+        name: "g".into(),
+    };
+    let member = DisruptionInfo {
+        group: Some(group),
+        ..DisruptionInfo::default()
+    };
     let mut cluster = cluster(evicting(), "job", -5);
     add(&mut cluster, "a", -5, member.clone());
     add(&mut cluster, "b", -5, member);
-    add(&mut cluster, "kept", -5, DisruptionInfo { do_not_disrupt: true, ..DisruptionInfo::default() });
-    add(&mut cluster, "queued", -5, DisruptionInfo { queue_managed: true, ..DisruptionInfo::default() });
+    add(
+        &mut cluster,
+        "kept",
+        -5,
+        DisruptionInfo {
+            do_not_disrupt: true,
+            ..DisruptionInfo::default()
+        },
+    );
+    add(
+        &mut cluster,
+        "queued",
+        -5,
+        DisruptionInfo {
+            queue_managed: true,
+            ..DisruptionInfo::default()
+        },
+    );
     let replacement = Replacement::Static;
-    add(&mut cluster, "static", -5, DisruptionInfo { replacement, ..DisruptionInfo::default() });
+    add(
+        &mut cluster,
+        "static",
+        -5,
+        DisruptionInfo {
+            replacement,
+            ..DisruptionInfo::default()
+        },
+    );
     let claims = ["a", "kept", "queued", "static"].map(|name| over(name, 12));
     assert_eq!(watch(&mut cluster, 200, &claims), Vec::<String>::new());
-    let ignoring = with_class(evicting(), "opportunistic", |class| class.do_not_disrupt = Protection::Ignore);
+    let ignoring = with_class(evicting(), "opportunistic", |class| {
+        class.do_not_disrupt = Protection::Ignore
+    });
     cluster.apply(set_to(1, ignoring));
     let told = watch(&mut cluster, 1, &claims);
-    assert!(matches!(&told[..], [one] if one.starts_with("1: kept told")), "{told:?}");
+    assert!(
+        matches!(&told[..], [one] if one.starts_with("1: kept told")),
+        "{told:?}"
+    );
 }
 
 #[test]
@@ -195,12 +332,20 @@ fn a_policy_that_only_reports_again_takes_the_announcement_back() {
     let mut cluster = cluster(evicting(), "job", -5);
     assert_eq!(watch(&mut cluster, 100, &[over("job", 12)]).len(), 1);
     // Another class evicts, so that pods are looked at all the same.
-    let reporting = with_class(Policy::default(), "batch", |class| class.overuse = Some(OveruseRule::Evict));
+    let reporting = with_class(Policy::default(), "batch", |class| {
+        class.overuse = Some(OveruseRule::Evict)
+    });
     cluster.apply(set_to(1, reporting));
-    assert_eq!(watch(&mut cluster, 100, &[over("job", 12)]), Vec::<String>::new());
+    assert_eq!(
+        watch(&mut cluster, 100, &[over("job", 12)]),
+        Vec::<String>::new()
+    );
     cluster.apply(set_to(2, evicting()));
     let told = watch(&mut cluster, 59, &[over("job", 12)]);
-    assert!(matches!(&told[..], [one] if one.starts_with("1: job told")), "a new announcement: {told:?}");
+    assert!(
+        matches!(&told[..], [one] if one.starts_with("1: job told")),
+        "a new announcement: {told:?}"
+    );
 }
 
 #[test]

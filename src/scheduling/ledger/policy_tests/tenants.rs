@@ -4,8 +4,14 @@ use super::*;
 
 #[test]
 fn of_those_whose_tenant_may_take_one_more_one_is_woken() {
-    let limit = TenantLimit { vram: Some(Bytes::gib(30)), milli_gpus: None };
-    let policy = with_tenant(Tenant { limit, ..Tenant::named("red", &["red"]) });
+    let limit = TenantLimit {
+        vram: Some(Bytes::gib(30)),
+        milli_gpus: None,
+    };
+    let policy = with_tenant(Tenant {
+        limit,
+        ..Tenant::named("red", &["red"])
+    });
     let mut ledger = ledger(policy.clone());
     for pod in ["a", "b", "c"] {
         ledger.wait(pod, of_tenant(&policy, 20, 0));
@@ -19,17 +25,31 @@ fn of_those_whose_tenant_may_take_one_more_one_is_woken() {
 fn with_borrowers(names: [&str; 2]) -> Policy {
     let mut classes = names
         .map(|name| Class {
-            matches: Match { namespaces: vec![name.into()], ..Match::default() },
+            matches: Match {
+                namespaces: vec![name.into()],
+                ..Match::default()
+            },
             ..Class::named(name)
         })
         .to_vec();
     classes.extend(Policy::default().classes().to_vec());
     let tenants = names.map(|name| Tenant::named(name, &[name])).to_vec();
-    Policy::default().with_classes(classes).unwrap().with_tenants(tenants).unwrap()
+    Policy::default()
+        .with_classes(classes)
+        .unwrap()
+        .with_tenants(tenants)
+        .unwrap()
 }
 
 fn in_namespace(policy: &Policy, namespace: &str) -> Demand {
-    demand(policy, 60, PodTraits { namespace: namespace.into(), ..PodTraits::default() })
+    demand(
+        policy,
+        60,
+        PodTraits {
+            namespace: namespace.into(),
+            ..PodTraits::default()
+        },
+    )
 }
 
 #[test]
@@ -41,7 +61,11 @@ fn of_pods_of_one_priority_the_one_whose_tenant_borrows_less_comes_first_whateve
     ledger.wait("blue-1", in_namespace(&policy, "blue"));
     ledger.suppose_all_refused();
     ledger.pass(2);
-    assert_eq!(placed(&mut ledger), [uid("blue-1")], "one GPU is free, and red has one already");
+    assert_eq!(
+        placed(&mut ledger),
+        [uid("blue-1")],
+        "one GPU is free, and red has one already"
+    );
 }
 
 #[test]
@@ -54,42 +78,81 @@ fn borrowers_of_one_priority_take_turns_within_a_run() {
     }
     ledger.suppose_all_refused();
     ledger.pass(2);
-    assert_eq!(placed(&mut ledger), ["red-0", "blue-0", "red-1", "blue-1"].map(uid));
+    assert_eq!(
+        placed(&mut ledger),
+        ["red-0", "blue-0", "red-1", "blue-1"].map(uid)
+    );
 }
 
 #[test]
 fn a_pod_that_finds_no_place_takes_its_tenant_no_turn() {
     let policy = with_borrowers(["red", "blue"]);
     let mut ledger = LedgerCluster::by(policy.clone(), &[("n", 2)]);
-    observe_bound(&mut ledger, "blue-0", 0, in_namespace(&policy, "blue"), None);
+    observe_bound(
+        &mut ledger,
+        "blue-0",
+        0,
+        in_namespace(&policy, "blue"),
+        None,
+    );
     for n in 0..3 {
-        ledger.wait(&format!("red-{n}"), Demand { gpus: 2, ..in_namespace(&policy, "red") });
+        ledger.wait(
+            &format!("red-{n}"),
+            Demand {
+                gpus: 2,
+                ..in_namespace(&policy, "red")
+            },
+        );
     }
     ledger.wait("red-3", in_namespace(&policy, "red"));
     ledger.wait("blue-1", in_namespace(&policy, "blue"));
     ledger.suppose_all_refused();
     ledger.pass(2);
-    assert_eq!(placed(&mut ledger), [uid("red-3")], "one GPU is free, and red has none");
+    assert_eq!(
+        placed(&mut ledger),
+        [uid("red-3")],
+        "one GPU is free, and red has none"
+    );
 }
 
 #[test]
 fn who_would_go_beyond_its_guarantee_of_gpus_takes_nothing_back() {
-    let guarantee = TenantUsage { vram: Bytes(u64::MAX), milli_gpus: 1000 };
-    let policy = with_tenant(Tenant { guarantee, ..Tenant::named("red", &["red"]) });
+    let guarantee = TenantUsage {
+        vram: Bytes(u64::MAX),
+        milli_gpus: 1000,
+    };
+    let policy = with_tenant(Tenant {
+        guarantee,
+        ..Tenant::named("red", &["red"])
+    });
     let mut ledger = ledger(policy.clone());
     observe_bound(&mut ledger, "borrower", 0, job(&policy, 60), None);
     ledger.wait("half", of_tenant(&policy, 36, 5));
-    assert_eq!(candidates(&ledger, "half"), 1, "nothing of the guarantee is used");
+    assert_eq!(
+        candidates(&ledger, "half"),
+        1,
+        "nothing of the guarantee is used"
+    );
     observe_bound(&mut ledger, "own", 1, of_tenant(&policy, 36, 9), None);
     assert_eq!(candidates(&ledger, "half"), 1, "half a GPU and half a GPU");
     observe_bound(&mut ledger, "more", 1, of_tenant(&policy, 10, 9), None);
-    assert_eq!(candidates(&ledger, "half"), 0, "it would have more than one GPU");
+    assert_eq!(
+        candidates(&ledger, "half"),
+        0,
+        "it would have more than one GPU"
+    );
 }
 
 #[test]
 fn whose_pods_use_a_guarantee_is_found_again_after_a_binding_and_not_after_a_reservation() {
-    let guarantee = TenantUsage { vram: Bytes::gib(50), milli_gpus: u64::MAX };
-    let policy = with_tenant(Tenant { guarantee, ..Tenant::named("red", &["red"]) });
+    let guarantee = TenantUsage {
+        vram: Bytes::gib(50),
+        milli_gpus: u64::MAX,
+    };
+    let policy = with_tenant(Tenant {
+        guarantee,
+        ..Tenant::named("red", &["red"])
+    });
     let mut ledger = ledger(policy.clone());
     let tenant = of_tenant(&policy, 40, 0).tenant.unwrap();
     observe_bound(&mut ledger, "own", 0, of_tenant(&policy, 40, 0), None);
@@ -103,36 +166,67 @@ fn whose_pods_use_a_guarantee_is_found_again_after_a_binding_and_not_after_a_res
     assert!(ledger.knows_guaranteed(tenant));
     observe_bound(&mut ledger, "prior", 1, of_tenant(&policy, 30, 9), None);
     assert!(!ledger.knows_guaranteed(tenant));
-    assert_ne!(status(&ledger), QuotaStatus::Guaranteed, "no more fits beside the prior one");
+    assert_ne!(
+        status(&ledger),
+        QuotaStatus::Guaranteed,
+        "no more fits beside the prior one"
+    );
 }
 
 #[test]
 fn a_pod_that_has_a_gpu_to_itself_uses_no_guarantee_once_the_gpu_turns_out_to_be_larger() {
-    let guarantee = TenantUsage { vram: Bytes::gib(80), milli_gpus: u64::MAX };
-    let policy = with_tenant(Tenant { guarantee, ..Tenant::named("red", &["red"]) });
+    let guarantee = TenantUsage {
+        vram: Bytes::gib(80),
+        milli_gpus: u64::MAX,
+    };
+    let policy = with_tenant(Tenant {
+        guarantee,
+        ..Tenant::named("red", &["red"])
+    });
     let mut ledger = ledger(policy.clone());
-    let demand = Demand { sharing: Sharing::Exclusive, ..of_tenant(&policy, 40, 0) };
+    let demand = Demand {
+        sharing: Sharing::Exclusive,
+        ..of_tenant(&policy, 40, 0)
+    };
     observe_bound(&mut ledger, "own", 0, demand, None);
     ledger.wait("pod", of_tenant(&policy, 20, 5));
     let is_guaranteed = |ledger: &Ledger| {
         let shares = ledger.tenancy(&uid("pod"));
-        let status = ledger.quota_status(&uid("own"), ledger.pod_state(&uid("own")).unwrap(), &shares);
+        let status =
+            ledger.quota_status(&uid("own"), ledger.pod_state(&uid("own")).unwrap(), &shares);
         status == QuotaStatus::Guaranteed
     };
     assert!(is_guaranteed(&ledger));
-    let larger = |index| Device { total: Bytes::gib(141), ..h100("n", index) };
-    ledger.report_devices(&node("n"), (0..2).map(larger).collect()).unwrap();
+    let larger = |index| Device {
+        total: Bytes::gib(141),
+        ..h100("n", index)
+    };
+    ledger
+        .report_devices(&node("n"), (0..2).map(larger).collect())
+        .unwrap();
     assert!(!is_guaranteed(&ledger));
 }
 
 #[test]
 fn who_wants_gpus_to_itself_takes_them_back_only_if_the_guarantee_is_of_all_their_vram() {
     let takes_back = |gib| {
-        let guarantee = TenantUsage { vram: Bytes::gib(gib), milli_gpus: u64::MAX };
-        let policy = with_tenant(Tenant { guarantee, ..Tenant::named("red", &["red"]) });
+        let guarantee = TenantUsage {
+            vram: Bytes::gib(gib),
+            milli_gpus: u64::MAX,
+        };
+        let policy = with_tenant(Tenant {
+            guarantee,
+            ..Tenant::named("red", &["red"])
+        });
         let mut ledger = ledger(policy.clone());
         observe_bound(&mut ledger, "borrower", 0, job(&policy, 60), None);
-        ledger.wait("whole", Demand { sharing: Sharing::Exclusive, ..of_tenant(&policy, 10, 5) });
+        ledger.wait(
+            "whole",
+            Demand {
+                sharing: Sharing::Exclusive,
+                ..of_tenant(&policy, 10, 5)
+            },
+        );
         candidates(&ledger, "whole")
     };
     assert_eq!([71, 72].map(takes_back), [0, 1]);
@@ -142,8 +236,14 @@ fn who_wants_gpus_to_itself_takes_them_back_only_if_the_guarantee_is_of_all_thei
 
 #[test]
 fn a_tenant_at_its_limit_takes_the_place_of_its_own_pods_and_of_nobody_elses() {
-    let limit = TenantLimit { vram: Some(Bytes::gib(60)), milli_gpus: None };
-    let policy = with_tenant(Tenant { limit, ..Tenant::named("red", &["red"]) });
+    let limit = TenantLimit {
+        vram: Some(Bytes::gib(60)),
+        milli_gpus: None,
+    };
+    let policy = with_tenant(Tenant {
+        limit,
+        ..Tenant::named("red", &["red"])
+    });
     let mut ledger = ledger(policy.clone());
     observe_bound(&mut ledger, "own", 0, of_tenant(&policy, 60, -1), None);
     observe_bound(&mut ledger, "foreign", 1, job(&policy, 60), None);
@@ -151,8 +251,16 @@ fn a_tenant_at_its_limit_takes_the_place_of_its_own_pods_and_of_nobody_elses() {
     let mut reservation = |victim: &str, gpu: u32| {
         let victims = [uid(victim)].into();
         let devices = [h100("n", gpu).uuid].into();
-        let reservation = Reservation { node: node("n"), devices, victims, deadline: Moment(u64::MAX) };
+        let reservation = Reservation {
+            node: node("n"),
+            devices,
+            victims,
+            deadline: Moment(u64::MAX),
+        };
         ledger.reserve(&uid("urgent"), reservation).is_ok()
     };
-    assert_eq!((reservation("foreign", 1), reservation("own", 0)), (false, true));
+    assert_eq!(
+        (reservation("foreign", 1), reservation("own", 0)),
+        (false, true)
+    );
 }

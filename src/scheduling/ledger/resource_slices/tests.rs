@@ -19,7 +19,12 @@ thread_local! {
 
 const GPU_DRIVER: &str = "gpu.nvidia.com";
 
-fn slice(driver: &str, generation: i64, slices_of_pool: i64, devices: Vec<PublishedDevices>) -> DeviceSlice {
+fn slice(
+    driver: &str,
+    generation: i64,
+    slices_of_pool: i64,
+    devices: Vec<PublishedDevices>,
+) -> DeviceSlice {
     DeviceSlice {
         driver: driver.into(),
         pool: "pool".into(),
@@ -55,7 +60,10 @@ fn two_nodes() -> LedgerCluster {
 /// The nodes on which a pod would get a GPU.
 fn open(ledger: &mut LedgerCluster) -> Vec<String> {
     let snapshot = ledger.snapshot();
-    let open = snapshot.nodes().iter().filter(|node| node.kind == NodeKind::Stowage);
+    let open = snapshot
+        .nodes()
+        .iter()
+        .filter(|node| node.kind == NodeKind::Stowage);
     open.map(|node| node.name.to_string()).collect()
 }
 
@@ -67,7 +75,10 @@ fn a_slice_of_a_gpu_driver_takes_its_node_and_gives_it_back_when_it_goes() {
     ledger.wait("pod", demand_of(1 << 30, 1, Sharing::Shared, 0));
     let refused = ledger.assume(&uid("pod"), &node("a"));
     assert_eq!(refused, Err(AssumeConflict::NoLongerFits(Misfit::DraNode)));
-    assert!(matches!(ledger.assume(&uid("pod"), &node("b")), Ok(AssumeResult::New(_))));
+    assert!(matches!(
+        ledger.assume(&uid("pod"), &node("b")),
+        Ok(AssumeResult::New(_))
+    ));
     delete(&mut ledger, "s");
     assert_eq!(open(&mut ledger), ["a", "b"]);
 }
@@ -75,8 +86,16 @@ fn a_slice_of_a_gpu_driver_takes_its_node_and_gives_it_back_when_it_goes() {
 #[test]
 fn slices_of_other_drivers_and_slices_without_devices_take_nothing() {
     let mut ledger = two_nodes();
-    set(&mut ledger, "nics", slice("networking.example.com", 1, 1, on("a")));
-    set(&mut ledger, "domains", slice("compute-domain.nvidia.com", 1, 1, shared(&["GPU-a-0"])));
+    set(
+        &mut ledger,
+        "nics",
+        slice("networking.example.com", 1, 1, on("a")),
+    );
+    set(
+        &mut ledger,
+        "domains",
+        slice("compute-domain.nvidia.com", 1, 1, shared(&["GPU-a-0"])),
+    );
     set(&mut ledger, "empty", slice(GPU_DRIVER, 1, 1, Vec::new()));
     assert_eq!(open(&mut ledger), ["a", "b"]);
 }
@@ -97,32 +116,64 @@ fn another_list_of_gpu_drivers_takes_and_gives_back_nodes() {
 #[test]
 fn devices_that_many_nodes_reach_take_the_nodes_whose_gpus_they_are() {
     let mut ledger = two_nodes();
-    set(&mut ledger, "s", slice(GPU_DRIVER, 1, 1, shared(&["GPU-b-1", "GPU-elsewhere"])));
+    set(
+        &mut ledger,
+        "s",
+        slice(GPU_DRIVER, 1, 1, shared(&["GPU-b-1", "GPU-elsewhere"])),
+    );
     assert_eq!(open(&mut ledger), ["a"]);
-    let unknown = PublishedDevices::Shared { terms: None, uuids: DeviceUuids::Unknown };
+    let unknown = PublishedDevices::Shared {
+        terms: None,
+        uuids: DeviceUuids::Unknown,
+    };
     set(&mut ledger, "s", slice(GPU_DRIVER, 1, 1, vec![unknown]));
-    assert!(open(&mut ledger).is_empty(), "a device of which nothing says what it is may be any");
-    let in_rack = NodeTerm { labels: vec![Requirement::is("rack", "7")], name: Vec::new() };
-    let racked = PublishedDevices::Shared { terms: Some(vec![in_rack]), uuids: DeviceUuids::Unknown };
+    assert!(
+        open(&mut ledger).is_empty(),
+        "a device of which nothing says what it is may be any"
+    );
+    let in_rack = NodeTerm {
+        labels: vec![Requirement::is("rack", "7")],
+        name: Vec::new(),
+    };
+    let racked = PublishedDevices::Shared {
+        terms: Some(vec![in_rack]),
+        uuids: DeviceUuids::Unknown,
+    };
     set(&mut ledger, "s", slice(GPU_DRIVER, 1, 1, vec![racked]));
     assert_eq!(open(&mut ledger), ["a", "b"]);
-    ledger.set_labels(&node("b"), BTreeMap::from([("rack".to_owned(), "7".to_owned())]));
+    ledger.set_labels(
+        &node("b"),
+        BTreeMap::from([("rack".to_owned(), "7".to_owned())]),
+    );
     assert_eq!(open(&mut ledger), ["a"]);
 }
 
 #[test]
 fn a_part_of_a_gpu_and_a_gpu_that_is_not_known_yet_count_as_published() {
     let mut ledger = two_nodes();
-    let part = Device { parent: Some(gpu("GPU-card")), ..whole_gpu(gpu("MIG-1"), 0, Bytes::gib(40)) };
+    let part = Device {
+        parent: Some(gpu("GPU-card")),
+        ..whole_gpu(gpu("MIG-1"), 0, Bytes::gib(40))
+    };
     ledger.add_node("cut", vec![part]);
     ledger.set_node(
         &node("labelled"),
         NodeKind::Stowage,
         Some(vec![whole_gpu(gpu("index-0"), 0, Bytes::gib(80))]),
     );
-    set(&mut ledger, "s", slice(GPU_DRIVER, 1, 1, shared(&["GPU-card"])));
-    assert_eq!(open(&mut ledger), ["a", "b"], "the labelled node's GPU may be the published one");
-    ledger.report_devices(&node("labelled"), [h100("labelled", 0)].into()).unwrap();
+    set(
+        &mut ledger,
+        "s",
+        slice(GPU_DRIVER, 1, 1, shared(&["GPU-card"])),
+    );
+    assert_eq!(
+        open(&mut ledger),
+        ["a", "b"],
+        "the labelled node's GPU may be the published one"
+    );
+    ledger
+        .report_devices(&node("labelled"), [h100("labelled", 0)].into())
+        .unwrap();
     assert_eq!(open(&mut ledger), ["a", "b", "labelled"]);
 }
 
@@ -132,7 +183,10 @@ fn an_older_generation_counts_until_the_newer_one_is_complete() {
     set(&mut ledger, "old-a", slice(GPU_DRIVER, 1, 2, on("a")));
     set(&mut ledger, "old-b", slice(GPU_DRIVER, 1, 2, on("b")));
     set(&mut ledger, "new-1", slice(GPU_DRIVER, 2, 2, Vec::new()));
-    assert!(open(&mut ledger).is_empty(), "the new generation is incomplete");
+    assert!(
+        open(&mut ledger).is_empty(),
+        "the new generation is incomplete"
+    );
     set(&mut ledger, "new-2", slice(GPU_DRIVER, 2, 2, on("b")));
     assert_eq!(open(&mut ledger), ["a"]);
     delete(&mut ledger, "new-1");
@@ -145,10 +199,19 @@ fn pods_that_were_there_before_the_slice_keep_their_charge_and_are_named() {
     ledger.wait("pod", demand_of(1 << 30, 1, Sharing::Shared, 0));
     ledger.assume(&uid("pod"), &node("a")).unwrap();
     ledger.confirm(&uid("pod"), &node("a"), Some(Arc::from([gpu_at("a", 0)])));
-    assert_eq!(set(&mut ledger, "s", slice(GPU_DRIVER, 1, 1, on("a"))), [node("a")]);
+    assert_eq!(
+        set(&mut ledger, "s", slice(GPU_DRIVER, 1, 1, on("a"))),
+        [node("a")]
+    );
     assert_eq!(ledger.free_gib("a").iter().min(), Some(&71));
-    assert!(set(&mut ledger, "s", slice(GPU_DRIVER, 2, 1, on("a"))).is_empty(), "it was published before");
-    assert!(set(&mut ledger, "t", slice(GPU_DRIVER, 2, 1, on("b"))).is_empty(), "no pod is there");
+    assert!(
+        set(&mut ledger, "s", slice(GPU_DRIVER, 2, 1, on("a"))).is_empty(),
+        "it was published before"
+    );
+    assert!(
+        set(&mut ledger, "t", slice(GPU_DRIVER, 2, 1, on("b"))).is_empty(),
+        "no pod is there"
+    );
 }
 
 #[test]
@@ -158,7 +221,11 @@ fn a_node_whose_slices_are_gone_stays_the_drivers_until_pods_with_claims_are_gon
     ledger.set_device_claims(&node("a"), true);
     ledger.set_device_claims(&node("b"), true);
     delete(&mut ledger, "s");
-    assert_eq!(open(&mut ledger), ["b"], "a claim for a network card takes no node");
+    assert_eq!(
+        open(&mut ledger),
+        ["b"],
+        "a claim for a network card takes no node"
+    );
     ledger.set_device_claims(&node("a"), false);
     assert_eq!(open(&mut ledger), ["a", "b"]);
 }
@@ -186,7 +253,16 @@ fn a_slice_of_thousands_of_devices_costs_what_one_costs() {
     let named: Vec<&str> = thousands.iter().map(String::as_str).collect();
     set(&mut ledger, "s", slice(GPU_DRIVER, 1, 1, shared(&named)));
     assert_eq!(open(&mut ledger), ["a", "b"]);
-    set(&mut ledger, "s", slice(GPU_DRIVER, 2, 1, shared(&[&named[..], &["GPU-a-1"]].concat())));
+    set(
+        &mut ledger,
+        "s",
+        slice(
+            GPU_DRIVER,
+            2,
+            1,
+            shared(&[&named[..], &["GPU-a-1"]].concat()),
+        ),
+    );
     assert_eq!(open(&mut ledger), ["b"]);
 }
 
@@ -194,13 +270,30 @@ fn a_slice_of_thousands_of_devices_costs_what_one_costs() {
 fn slices_of_other_drivers_that_every_node_reaches_compare_no_node() {
     let mut ledger = two_nodes();
     let before = CHECKED.get();
-    let devices = || vec![PublishedDevices::Shared { terms: None, uuids: DeviceUuids::Unknown }];
+    let devices = || {
+        vec![PublishedDevices::Shared {
+            terms: None,
+            uuids: DeviceUuids::Unknown,
+        }]
+    };
     for number in 0..100 {
-        set(&mut ledger, &number.to_string(), slice("fabric.example.com", 1, 100, devices()));
+        set(
+            &mut ledger,
+            &number.to_string(),
+            slice("fabric.example.com", 1, 100, devices()),
+        );
     }
-    set(&mut ledger, "7", slice("fabric.example.com", 2, 1, devices()));
+    set(
+        &mut ledger,
+        "7",
+        slice("fabric.example.com", 2, 1, devices()),
+    );
     delete(&mut ledger, "8");
-    assert_eq!(CHECKED.get() - before, 0, "there may be thousands of them, and of nodes");
+    assert_eq!(
+        CHECKED.get() - before,
+        0,
+        "there may be thousands of them, and of nodes"
+    );
 }
 
 /// A change of a cluster of three nodes, four slices in two pools and four pods.
@@ -232,7 +325,10 @@ fn devices() -> impl Strategy<Value = PublishedDevices> {
         prop::collection::btree_set((0u8..3, 0u8..3).prop_map(|(n, gpu)| gpu_at(n, gpu)), 0..3)
             .prop_map(DeviceUuids::Known),
     ];
-    let racked = NodeTerm { labels: vec![Requirement::is("rack", "7")], name: Vec::new() };
+    let racked = NodeTerm {
+        labels: vec![Requirement::is("rack", "7")],
+        name: Vec::new(),
+    };
     prop_oneof![
         (0u8..3).prop_map(|n| PublishedDevices::OnNode(node(&n.to_string()))),
         (prop::option::of(Just(vec![racked])), uuids)
@@ -242,17 +338,25 @@ fn devices() -> impl Strategy<Value = PublishedDevices> {
 
 fn step() -> impl Strategy<Value = Step> {
     let pool = (0u8..2, 0u8..2);
-    let slice =
-        (0u8..4, pool, prop::bool::weighted(0.8), 1i64..4, 1i64..4, prop::collection::vec(devices(), 0..3));
-    let slice = slice.prop_map(|(name, (pool, scope), gpu_driver, generation, of, devices)| Step::Slice {
-        name,
+    let slice = (
+        0u8..4,
         pool,
-        scope,
-        gpu_driver,
-        generation,
-        of,
-        devices,
-    });
+        prop::bool::weighted(0.8),
+        1i64..4,
+        1i64..4,
+        prop::collection::vec(devices(), 0..3),
+    );
+    let slice = slice.prop_map(
+        |(name, (pool, scope), gpu_driver, generation, of, devices)| Step::Slice {
+            name,
+            pool,
+            scope,
+            gpu_driver,
+            generation,
+            of,
+            devices,
+        },
+    );
     prop_oneof![
         6 => slice,
         2 => (0u8..4).prop_map(Step::Delete),
@@ -270,17 +374,32 @@ fn step() -> impl Strategy<Value = Step> {
 /// Whether any slice takes the node, by all slices that there are.
 fn is_taken(slices: &BTreeMap<u8, DeviceSlice>, rules: &DraRules, node_state: &NodeState) -> bool {
     slices.values().any(|slice| {
-        let pool_of = |slice: &DeviceSlice| (slice.driver.clone(), slice.pool.clone(), slice.scope.clone());
-        let of_pool = slices.values().filter(|other| pool_of(other) == pool_of(slice));
+        let pool_of = |slice: &DeviceSlice| {
+            (
+                slice.driver.clone(),
+                slice.pool.clone(),
+                slice.scope.clone(),
+            )
+        };
+        let of_pool = slices
+            .values()
+            .filter(|other| pool_of(other) == pool_of(slice));
         let newest = of_pool.clone().map(|other| other.generation).max().unwrap();
         let current: Vec<_> = of_pool.filter(|other| other.generation == newest).collect();
-        let expected = current.iter().map(|other| other.slices_of_pool).max().unwrap();
+        let expected = current
+            .iter()
+            .map(|other| other.slices_of_pool)
+            .max()
+            .unwrap();
         let counts = slice.generation == newest || (current.len() as i64) < expected;
         let name = &node_state.view().name;
         let reaches = |devices: &PublishedDevices| match devices {
             PublishedDevices::OnNode(other) => other == name,
             PublishedDevices::Shared { terms, uuids } => {
-                let racked = node_state.labels().get("rack").is_some_and(|rack| rack == "7");
+                let racked = node_state
+                    .labels()
+                    .get("rack")
+                    .is_some_and(|rack| rack == "7");
                 let mut own = node_state.devices().iter().map(|device| &device.uuid);
                 (terms.is_none() || racked)
                     && match uuids {
@@ -289,7 +408,10 @@ fn is_taken(slices: &BTreeMap<u8, DeviceSlice>, rules: &DraRules, node_state: &N
                     }
             }
         };
-        rules.gpu_drivers.iter().any(|driver| *driver == *slice.driver)
+        rules
+            .gpu_drivers
+            .iter()
+            .any(|driver| *driver == *slice.driver)
             && counts
             && slice.devices.iter().any(reaches)
     })

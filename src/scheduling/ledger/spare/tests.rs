@@ -73,7 +73,10 @@ fn op() -> impl Strategy<Value = Op> {
 
 /// Node 0 is in pool `left`; GPU 2 of each node is an A100.
 fn policy(n: u8) -> Policy {
-    let left = Pool { selector: [("side".to_owned(), "left".to_owned())].into(), ..Pool::named("left") };
+    let left = Pool {
+        selector: [("side".to_owned(), "left".to_owned())].into(),
+        ..Pool::named("left")
+    };
     let mut policy = Policy::default().with_pools(vec![left]).unwrap();
     let rule = |gpus, model: Option<&str>, pool: Option<&str>| SpareRule {
         gpus,
@@ -86,15 +89,25 @@ fn policy(n: u8) -> Policy {
         1 => vec![rule(2, None, None)],
         2 => vec![rule(1, Some("a100"), None)],
         3 => vec![rule(1, None, Some("left")), rule(4, None, None)],
-        4 => vec![rule(1, Some("H100"), Some("left")), rule(2, Some("A100"), None)],
+        4 => vec![
+            rule(1, Some("H100"), Some("left")),
+            rule(2, Some("A100"), None),
+        ],
         _ => vec![rule(100, None, None)],
     };
     policy
 }
 
 fn device(node: u8, index: u32) -> Device {
-    let model = if index == 2 { "NVIDIA-A100-SXM4" } else { "NVIDIA-H100-80GB" };
-    Device { model: crate::ids::GpuModel::parse(model).unwrap(), ..unit_gpu(node, index) }
+    let model = if index == 2 {
+        "NVIDIA-A100-SXM4"
+    } else {
+        "NVIDIA-H100-80GB"
+    };
+    Device {
+        model: crate::ids::GpuModel::parse(model).unwrap(),
+        ..unit_gpu(node, index)
+    }
 }
 
 struct Bench {
@@ -127,11 +140,31 @@ impl Bench {
             pods: 110,
         });
         let observed = NodeObserved::new(node_name(node), NodeKind::Stowage);
-        self.cluster.apply(NodeObserved { labels, machine, ..observed });
-        let health = |index| if lost.contains(&index) { Health::Lost } else { Health::Healthy };
-        let devices =
-            (0..GPUS).map(|index| Device { health: health(index), ..device(node, index) }).collect();
-        self.cluster.apply(DevicesReported { node: node_name(node), devices, are_all: true }).unwrap();
+        self.cluster.apply(NodeObserved {
+            labels,
+            machine,
+            ..observed
+        });
+        let health = |index| {
+            if lost.contains(&index) {
+                Health::Lost
+            } else {
+                Health::Healthy
+            }
+        };
+        let devices = (0..GPUS)
+            .map(|index| Device {
+                health: health(index),
+                ..device(node, index)
+            })
+            .collect();
+        self.cluster
+            .apply(DevicesReported {
+                node: node_name(node),
+                devices,
+                are_all: true,
+            })
+            .unwrap();
         self.nodes.insert(node, lost);
     }
 
@@ -140,7 +173,9 @@ impl Bench {
         let pods = self.cluster.pod_states();
         let held = pods.values().flat_map(|pod| {
             let placed = pod.node().zip(pod.devices());
-            let reserved = pod.reservation().map(|reservation| (&reservation.node, &reservation.devices));
+            let reserved = pod
+                .reservation()
+                .map(|reservation| (&reservation.node, &reservation.devices));
             placed
                 .into_iter()
                 .chain(reserved)
@@ -155,12 +190,17 @@ impl Bench {
         let counts = |rule: &SpareRule, node: u8, gpu: &Device| {
             let model = gpu.model.as_str().to_lowercase();
             rule.pool.as_deref().is_none_or(|_| node == 0)
-                && rule.model.as_deref().is_none_or(|part| model.contains(&part.to_lowercase()))
+                && rule
+                    .model
+                    .as_deref()
+                    .is_none_or(|part| model.contains(&part.to_lowercase()))
         };
         let of = |rule: &SpareRule| {
             let all = self.nodes.iter().flat_map(|(node, lost)| {
                 let is_open = !self.cordoned.contains(node);
-                let healthy = (0..GPUS).filter(move |_| is_open).filter(|index| !lost.contains(index));
+                let healthy = (0..GPUS)
+                    .filter(move |_| is_open)
+                    .filter(|index| !lost.contains(index));
                 healthy.map(|index| (*node, device(*node, index)))
             });
             let counted = all.filter(|(node, gpu)| counts(rule, *node, gpu));
@@ -177,7 +217,15 @@ impl Bench {
             return;
         }
         let after = self.free();
-        for ((rule, before), after) in self.cluster.policy().planning.spare.iter().zip(before).zip(after) {
+        for ((rule, before), after) in self
+            .cluster
+            .policy()
+            .planning
+            .spare
+            .iter()
+            .zip(before)
+            .zip(after)
+        {
             let kept = rule.gpus as usize;
             assert!(
                 after.len() >= before.len().min(kept),
@@ -188,19 +236,42 @@ impl Bench {
 
     fn apply(&mut self, op: &Op) {
         match *op {
-            Op::Bind { pod, vram, gpus, exclusive, priority, node } => {
-                let sharing = if exclusive { Sharing::Exclusive } else { Sharing::Shared };
-                self.cluster.wait(uid(pod).as_str(), demand_of(vram, gpus, sharing, priority));
+            Op::Bind {
+                pod,
+                vram,
+                gpus,
+                exclusive,
+                priority,
+                node,
+            } => {
+                let sharing = if exclusive {
+                    Sharing::Exclusive
+                } else {
+                    Sharing::Shared
+                };
+                self.cluster
+                    .wait(uid(pod).as_str(), demand_of(vram, gpus, sharing, priority));
                 self.bind(pod, node);
             }
-            Op::Gate { pod, vram, gpus, priority } => {
-                self.cluster.gated(uid(pod).as_str(), demand_of(vram, gpus, Sharing::Shared, priority));
+            Op::Gate {
+                pod,
+                vram,
+                gpus,
+                priority,
+            } => {
+                self.cluster.gated(
+                    uid(pod).as_str(),
+                    demand_of(vram, gpus, Sharing::Shared, priority),
+                );
             }
             Op::Plan => self.plan(),
             Op::Confirm(pod) => {
-                let assumed = self.cluster.pod_state(&uid(pod)).filter(|state| state.is_assumed());
-                let placed =
-                    assumed.and_then(|state| Some((state.node()?.clone(), state.devices()?.clone())));
+                let assumed = self
+                    .cluster
+                    .pod_state(&uid(pod))
+                    .filter(|state| state.is_assumed());
+                let placed = assumed
+                    .and_then(|state| Some((state.node()?.clone(), state.devices()?.clone())));
                 if let Some((node, devices)) = placed {
                     self.cluster.confirm(&uid(pod), &node, Some(devices));
                 }
@@ -209,7 +280,9 @@ impl Bench {
             Op::Release(pod) => drop(self.cluster.release(&uid(pod))),
             Op::Rules(n) => drop(self.cluster.set_policy(policy(n))),
             Op::Health(node, gpu, is_lost) => {
-                let Some(mut lost) = self.nodes.get(&node).cloned() else { return };
+                let Some(mut lost) = self.nodes.get(&node).cloned() else {
+                    return;
+                };
                 if is_lost {
                     lost.insert(gpu)
                 } else {
@@ -222,7 +295,9 @@ impl Bench {
                 self.nodes.remove(&node);
             }
             Op::Cordon(node, is_cordoned) => {
-                let Some(lost) = self.nodes.get(&node).cloned() else { return };
+                let Some(lost) = self.nodes.get(&node).cloned() else {
+                    return;
+                };
                 if is_cordoned {
                     self.cordoned.insert(node)
                 } else {
@@ -230,22 +305,32 @@ impl Bench {
                 };
                 self.show(node, lost);
             }
-            Op::NodeBack(node) if !self.nodes.contains_key(&node) => self.show(node, BTreeSet::new()),
+            Op::NodeBack(node) if !self.nodes.contains_key(&node) => {
+                self.show(node, BTreeSet::new())
+            }
             Op::NodeBack(_) => {}
         }
     }
 
     fn bind(&mut self, pod: u8, node: u8) {
-        let (before, reserved) =
-            (self.free(), self.cluster.pod_state(&uid(pod)).is_some_and(|pod| pod.reservation().is_some()));
+        let (before, reserved) = (
+            self.free(),
+            self.cluster
+                .pod_state(&uid(pod))
+                .is_some_and(|pod| pod.reservation().is_some()),
+        );
         match self.cluster.assume(&uid(pod), &node_name(node)) {
             // What is reserved was taken when it was reserved.
             Ok(AssumeResult::New(_)) if !reserved => self.check(&before, &uid(pod), "a bind"),
             Err(AssumeConflict::NoLongerFits(Misfit::KeptSpare { .. })) => {
                 let demand = &self.cluster.pod_state(&uid(pod)).unwrap().demand;
-                assert!(demand.priority < 0, "a pod that is not preemptible is refused a spare GPU");
+                assert!(
+                    demand.priority < 0,
+                    "a pod that is not preemptible is refused a spare GPU"
+                );
                 let rules = self.cluster.policy().planning.spare.iter().zip(&before);
-                let mut kept = rules.map(|(rule, free)| free.len() < (rule.gpus + demand.gpus) as usize);
+                let mut kept =
+                    rules.map(|(rule, free)| free.len() < (rule.gpus + demand.gpus) as usize);
                 assert!(kept.any(|is_kept| is_kept), "more are free than are kept");
             }
             _ => {}
@@ -254,7 +339,9 @@ impl Bench {
 
     fn plan(&mut self) {
         for step in steps(&mut self.cluster, 64) {
-            let PlanStep::Place(places) = step else { continue };
+            let PlanStep::Place(places) = step else {
+                continue;
+            };
             for place in places {
                 let before = self.free();
                 self.cluster
@@ -266,7 +353,11 @@ impl Bench {
     }
 
     fn counts_agree(&self) {
-        let counted: Vec<usize> = self.cluster.spare().map(|(_, free)| free.unwrap() as usize).collect();
+        let counted: Vec<usize> = self
+            .cluster
+            .spare()
+            .map(|(_, free)| free.unwrap() as usize)
+            .collect();
         let free: Vec<usize> = self.free().iter().map(BTreeSet::len).collect();
         assert_eq!(counted, free);
         assert_eq!(audit(&self.cluster), []);
@@ -296,13 +387,31 @@ fn the_last_free_gpu_is_for_pods_that_are_not_preemptible() {
     let mut bench = Bench::new();
     bench.apply(&Op::NodeGone(1));
     bench.apply(&Op::NodeGone(2));
-    let job = |pod| Op::Bind { pod, vram: 90, gpus: 1, exclusive: false, priority: -1, node: 0 };
+    let job = |pod| Op::Bind {
+        pod,
+        vram: 90,
+        gpus: 1,
+        exclusive: false,
+        priority: -1,
+        node: 0,
+    };
     bench.apply(&job(1));
     bench.apply(&job(2));
-    let state = |bench: &Bench, pod: u8| bench.cluster.pod_state(&uid(pod)).unwrap().node().is_some();
+    let state =
+        |bench: &Bench, pod: u8| bench.cluster.pod_state(&uid(pod)).unwrap().node().is_some();
     assert_eq!([1, 2].map(|pod| state(&bench, pod)), [true, false]);
     let refused = bench.cluster.assume(&uid(2), &node_name(0)).unwrap_err();
-    assert_eq!(refused, AssumeConflict::NoLongerFits(Misfit::KeptSpare { kept: 2, asked: 1 }));
-    bench.apply(&Op::Bind { pod: 3, vram: 90, gpus: 2, exclusive: false, priority: 1, node: 0 });
+    assert_eq!(
+        refused,
+        AssumeConflict::NoLongerFits(Misfit::KeptSpare { kept: 2, asked: 1 })
+    );
+    bench.apply(&Op::Bind {
+        pod: 3,
+        vram: 90,
+        gpus: 2,
+        exclusive: false,
+        priority: 1,
+        node: 0,
+    });
     assert!(state(&bench, 3), "two replicas' GPUs were free");
 }

@@ -27,25 +27,54 @@ impl LedgerCluster {
     fn show(&mut self, name: &str, namespace: &str, gpus: &[u32], shown: Shown) {
         let demand = demand_of(30 << 30, gpus.len().max(1) as u32, Sharing::Shared, 100);
         let demand = in_namespace(demand, namespace, &self.policy().clone());
-        let devices = gpus.iter().map(|gpu| gpu_at("n", *gpu)).collect::<Arc<[_]>>();
+        let devices = gpus
+            .iter()
+            .map(|gpu| gpu_at("n", *gpu))
+            .collect::<Arc<[_]>>();
         let devices = Some(devices).filter(|devices| !devices.is_empty());
         let starting = matches!(shown, Shown::Starting | Shown::Evicted);
-        let state = ObservedPhase::Bound { node: node("n"), devices, starting, ran: None };
-        let health = if shown == Shown::Ready { PodHealth::Ready } else { PodHealth::Unready };
-        let disruption_info = DisruptionInfo { health, ..DisruptionInfo::default() };
+        let state = ObservedPhase::Bound {
+            node: node("n"),
+            devices,
+            starting,
+            ran: None,
+        };
+        let health = if shown == Shown::Ready {
+            PodHealth::Ready
+        } else {
+            PodHealth::Unready
+        };
+        let disruption_info = DisruptionInfo {
+            health,
+            ..DisruptionInfo::default()
+        };
         let shows_eviction = shown == Shown::Evicted;
-        let observed =
-            ObservedDisruptionInfo { disruption_info, shows_eviction, ..ObservedDisruptionInfo::default() };
+        let observed = ObservedDisruptionInfo {
+            disruption_info,
+            shows_eviction,
+            ..ObservedDisruptionInfo::default()
+        };
         self.observe(name, demand, state, Some(observed));
     }
 
     fn closed(&mut self) -> Vec<bool> {
-        self.snapshot().node("n").unwrap().gpus.iter().map(|gpu| gpu.starting).collect()
+        self.snapshot()
+            .node("n")
+            .unwrap()
+            .gpus
+            .iter()
+            .map(|gpu| gpu.starting)
+            .collect()
     }
 
     /// For how many of the next seconds the first GPU is closed to engines, while pod after pod starts there: each shows `ends` after
     /// so many seconds, and is deleted.
-    fn closed_by(&mut self, of: &[&str], gpus: &[u32], (seconds, lives, ends): (u64, u64, Shown)) -> u64 {
+    fn closed_by(
+        &mut self,
+        of: &[&str],
+        gpus: &[u32],
+        (seconds, lives, ends): (u64, u64, Shown),
+    ) -> u64 {
         let mut closed = 0;
         for second in 0..seconds {
             let name = |n: u64| format!("{}-{n}", of[n as usize % of.len()]);
@@ -70,9 +99,12 @@ fn two_gpus() -> LedgerCluster {
 
 #[test]
 fn engines_that_never_become_ready_close_a_gpu_for_no_longer_than_their_class_may_in_an_hour() {
-    for (lives, ends) in
-        [(500, Shown::Starting), (20, Shown::Starting), (15, Shown::Restarted), (1, Shown::Starting)]
-    {
+    for (lives, ends) in [
+        (500, Shown::Starting),
+        (20, Shown::Starting),
+        (15, Shown::Restarted),
+        (1, Shown::Starting),
+    ] {
         for gpus in [&[0][..], &[0, 1], &[]] {
             let closed = two_gpus().closed_by(&["bad"], gpus, (HOUR - 1, lives, ends));
             assert!(
@@ -88,16 +120,30 @@ fn namespaces_of_one_tenant_have_one_share() {
     let tenant = Tenant::named("bad", &["bad-*"]);
     let policy = Policy::default().with_tenants(vec![tenant]).unwrap();
     let mut cluster = LedgerCluster::by(policy, &[("n", 2)]);
-    let closed = cluster.closed_by(&["bad-1", "bad-2", "bad-3"], &[0], (HOUR - 1, 20, Shown::Starting));
+    let closed = cluster.closed_by(
+        &["bad-1", "bad-2", "bad-3"],
+        &[0],
+        (HOUR - 1, 20, Shown::Starting),
+    );
     assert!(closed <= MAX + 20, "{closed}");
 }
 
 /// The gate stays shut for a while after that, and what the pod shows meanwhile is no further start.
 #[test]
 fn an_engine_that_is_restarted_has_failed_once_however_often_it_shows_that() {
-    let start_gate = StartGate { min: Millis::seconds(60), ..StartGate::default() };
+    let start_gate = StartGate {
+        min: Millis::seconds(60),
+        ..StartGate::default()
+    };
     let policy = Policy::default();
-    let classes = policy.classes().iter().map(|class| Class { start_gate, ..class.clone() }).collect();
+    let classes = policy
+        .classes()
+        .iter()
+        .map(|class| Class {
+            start_gate,
+            ..class.clone()
+        })
+        .collect();
     let policy = Policy::default().with_classes(classes).unwrap();
     let mut cluster = LedgerCluster::by(policy, &[("n", 1)]);
     cluster.show("once", "good", &[0], Shown::Starting);
@@ -109,7 +155,10 @@ fn an_engine_that_is_restarted_has_failed_once_however_often_it_shows_that() {
     cluster.pass(1);
     assert!(!cluster.closed()[0]);
     cluster.release(&uid("once"));
-    assert_eq!(cluster.closed_by(&["good"], &[0], (HOUR - 61, 100, Shown::Starting)), MAX - 60);
+    assert_eq!(
+        cluster.closed_by(&["good"], &[0], (HOUR - 61, 100, Shown::Starting)),
+        MAX - 60
+    );
 }
 
 #[test]

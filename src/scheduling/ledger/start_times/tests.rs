@@ -26,18 +26,34 @@ fn engine() -> Demand {
 }
 
 fn image(n: u64) -> NodeImage {
-    NodeImage { image: ImageId::of(&format!("r.io/image:{n}")).unwrap(), bytes: Bytes::gib(n) }
+    NodeImage {
+        image: ImageId::of(&format!("r.io/image:{n}")).unwrap(),
+        bytes: Bytes::gib(n),
+    }
 }
 
 fn bind(cluster: &mut LedgerCluster, pod: &str, on: &str, demand: Demand) {
     cluster.wait(pod, demand);
-    cluster.apply(BindAsked { uid: uid(pod), key: key(pod), node: node(on) }).unwrap();
+    cluster
+        .apply(BindAsked {
+            uid: uid(pod),
+            key: key(pod),
+            node: node(on),
+        })
+        .unwrap();
     let devices = cluster.pod_state(&uid(pod)).unwrap().devices().cloned();
-    cluster.apply(BindingWritten { uid: uid(pod), node: node(on), devices });
+    cluster.apply(BindingWritten {
+        uid: uid(pod),
+        node: node(on),
+        devices,
+    });
 }
 
 fn progress(cluster: &mut LedgerCluster, pod: &str, progress: StartProgress) -> Option<TimedStart> {
-    cluster.apply(EngineStartObserved { uid: uid(pod), progress })
+    cluster.apply(EngineStartObserved {
+        uid: uid(pod),
+        progress,
+    })
 }
 
 /// A pod of the namespace `default` starts on the node and is ready after so many seconds; then it is gone.
@@ -71,13 +87,25 @@ fn engines_that_take_three_times_as_long_are_expected_to_on_their_node_and_on_it
     let first = start(&mut cluster, "a", "slow", 180);
     assert_eq!(
         (first.expected, first.prior, first.observed),
-        (Millis::seconds(60), Millis::seconds(60), Millis::seconds(180))
+        (
+            Millis::seconds(60),
+            Millis::seconds(60),
+            Millis::seconds(180)
+        )
     );
-    assert_eq!(expected(&mut cluster, "slow"), 60, "one start may be an accident");
+    assert_eq!(
+        expected(&mut cluster, "slow"),
+        60,
+        "one start may be an accident"
+    );
     start(&mut cluster, "b", "slow", 180);
     let after_two = expected(&mut cluster, "slow");
     assert!((150..=180).contains(&after_two), "{after_two}");
-    assert_eq!(expected(&mut cluster, "kin"), 60, "two starts say nothing of other nodes");
+    assert_eq!(
+        expected(&mut cluster, "kin"),
+        60,
+        "two starts say nothing of other nodes"
+    );
     start(&mut cluster, "c", "slow", 180);
     let kin = expected(&mut cluster, "kin");
     assert!((150..=180).contains(&kin), "{kin}");
@@ -85,21 +113,37 @@ fn engines_that_take_three_times_as_long_are_expected_to_on_their_node_and_on_it
         let timed = start(&mut cluster, pod, "kin", 20);
         assert!(n < 2 || timed.expected < Millis::seconds(40), "{timed:?}");
     }
-    let own = [expected(&mut cluster, "slow"), expected(&mut cluster, "kin")];
+    let own = [
+        expected(&mut cluster, "slow"),
+        expected(&mut cluster, "kin"),
+    ];
     assert!(own[0] >= 150 && own[1] <= 30, "{own:?}");
     let errors = cluster.start_errors();
     assert_eq!(errors.starts, 6);
-    assert!(errors.prior.p50 >= 660 && errors.prior.p90 == 2000, "{errors:?}");
+    assert!(
+        errors.prior.p50 >= 660 && errors.prior.p90 == 2000,
+        "{errors:?}"
+    );
 }
 
 #[test]
 fn a_start_is_timed_from_when_its_binding_lands() {
     let mut cluster = LedgerCluster::new(&[("n", 1)]);
     cluster.wait("pod", engine());
-    cluster.apply(BindAsked { uid: uid("pod"), key: key("pod"), node: node("n") }).unwrap();
+    cluster
+        .apply(BindAsked {
+            uid: uid("pod"),
+            key: key("pod"),
+            node: node("n"),
+        })
+        .unwrap();
     cluster.pass(26);
     let devices = cluster.pod_state(&uid("pod")).unwrap().devices().cloned();
-    cluster.apply(BindingWritten { uid: uid("pod"), node: node("n"), devices });
+    cluster.apply(BindingWritten {
+        uid: uid("pod"),
+        node: node("n"),
+        devices,
+    });
     cluster.pass(60);
     let timed = progress(&mut cluster, "pod", StartProgress::Ready).unwrap();
     assert_eq!(timed.observed, Millis::seconds(60));
@@ -108,43 +152,99 @@ fn a_start_is_timed_from_when_its_binding_lands() {
 #[test]
 fn the_pull_is_timed_apart_from_the_engine() {
     let mut cluster = LedgerCluster::new(&[("n", 4), ("other", 4)]);
-    let demand = Demand { images: [image(20).image].into(), ..engine() };
-    cluster.apply(NodeImagesObserved { node: node("other"), images: Some(vec![image(20)]) });
+    let demand = Demand {
+        images: [image(20).image].into(),
+        ..engine()
+    };
+    cluster.apply(NodeImagesObserved {
+        node: node("other"),
+        images: Some(vec![image(20)]),
+    });
     for pod in ["a", "b", "c"] {
-        cluster.apply(NodeImagesObserved { node: node("n"), images: Some(Vec::new()) });
+        cluster.apply(NodeImagesObserved {
+            node: node("n"),
+            images: Some(Vec::new()),
+        });
         bind(&mut cluster, pod, "n", demand.clone());
-        let prior = cluster.pod_state(&uid(pod)).unwrap().start.clone().unwrap().expected.prior;
+        let prior = cluster
+            .pod_state(&uid(pod))
+            .unwrap()
+            .start
+            .clone()
+            .unwrap()
+            .expected
+            .prior;
         assert_eq!(prior.pull, Bytes::gib(20).over(Bytes(200_000_000)));
         cluster.pass(36);
         progress(&mut cluster, pod, StartProgress::Running);
         cluster.pass(60);
         progress(&mut cluster, pod, StartProgress::Running);
-        assert_eq!(progress(&mut cluster, pod, StartProgress::Ready).unwrap().observed, Millis::seconds(96));
-        assert_eq!(progress(&mut cluster, pod, StartProgress::Ready), None, "it is ready once");
+        assert_eq!(
+            progress(&mut cluster, pod, StartProgress::Ready)
+                .unwrap()
+                .observed,
+            Millis::seconds(96)
+        );
+        assert_eq!(
+            progress(&mut cluster, pod, StartProgress::Ready),
+            None,
+            "it is ready once"
+        );
         cluster.apply(PodDeleted(uid(pod)));
     }
-    let (pull, engine) = (StartKind::Pull, StartKind::Engine(Engine::Vllm, LoadPath::Network));
+    let (pull, engine) = (
+        StartKind::Pull,
+        StartKind::Engine(Engine::Vllm, LoadPath::Network),
+    );
     let view = cluster.snapshot().node("n").unwrap().clone();
     let found = view.start_factors_of(pull).unwrap().transfer;
-    assert!((330..=360).contains(&found.0), "a third of 107 s: {found:?}");
+    assert!(
+        (330..=360).contains(&found.0),
+        "a third of 107 s: {found:?}"
+    );
     let found = view.start_factors_of(engine).unwrap();
-    assert_eq!((found.transfer, found.init), (TimeFactor::PRIOR, TimeFactor::PRIOR), "60 s, as expected");
+    assert_eq!(
+        (found.transfer, found.init),
+        (TimeFactor::PRIOR, TimeFactor::PRIOR),
+        "60 s, as expected"
+    );
 }
 
 #[test]
 fn an_image_of_unknown_size_teaches_nothing_of_pulls() {
     let mut cluster = LedgerCluster::new(&[("n", 4)]);
-    cluster.apply(NodeImagesObserved { node: node("n"), images: Some(vec![image(1)]) });
+    cluster.apply(NodeImagesObserved {
+        node: node("n"),
+        images: Some(vec![image(1)]),
+    });
     for pod in ["a", "b", "c"] {
-        bind(&mut cluster, pod, "n", Demand { images: [image(9).image].into(), ..engine() });
+        bind(
+            &mut cluster,
+            pod,
+            "n",
+            Demand {
+                images: [image(9).image].into(),
+                ..engine()
+            },
+        );
         cluster.pass(500);
         progress(&mut cluster, pod, StartProgress::Running);
         cluster.pass(60);
         progress(&mut cluster, pod, StartProgress::Ready).unwrap();
         cluster.apply(PodDeleted(uid(pod)));
     }
-    assert_eq!(cluster.snapshot().node("n").unwrap().start_factors_of(StartKind::Pull), None);
-    assert_eq!(cluster.start_model().cluster_factors(StartKind::Pull, None), None);
+    assert_eq!(
+        cluster
+            .snapshot()
+            .node("n")
+            .unwrap()
+            .start_factors_of(StartKind::Pull),
+        None
+    );
+    assert_eq!(
+        cluster.start_model().cluster_factors(StartKind::Pull, None),
+        None
+    );
 }
 
 #[test]
@@ -154,7 +254,11 @@ fn restarts_unprobed_pods_and_pods_that_never_answer_teach_nothing() {
         bind(&mut cluster, pod, "n", engine());
         cluster.pass(10_000);
         assert_eq!(progress(&mut cluster, pod, StartProgress::Untimed), None);
-        assert_eq!(progress(&mut cluster, pod, StartProgress::Ready), None, "it was restarted before");
+        assert_eq!(
+            progress(&mut cluster, pod, StartProgress::Ready),
+            None,
+            "it was restarted before"
+        );
         cluster.apply(PodDeleted(uid(pod)));
         bind(&mut cluster, pod, "n", engine());
         cluster.pass(10_000);
@@ -162,13 +266,29 @@ fn restarts_unprobed_pods_and_pods_that_never_answer_teach_nothing() {
     }
     let job = demand_of(1 << 30, 1, Sharing::Shared, -1);
     assert!(!job.terms.engine);
-    bind(&mut cluster, "job", "n", Demand { model: engine().model, ..job });
+    bind(
+        &mut cluster,
+        "job",
+        "n",
+        Demand {
+            model: engine().model,
+            ..job
+        },
+    );
     assert_eq!(
         progress(&mut cluster, "job", StartProgress::Ready),
         None,
         "a job is ready before its model is"
     );
-    bind(&mut cluster, "plain", "n", Demand { model: None, ..engine() });
+    bind(
+        &mut cluster,
+        "plain",
+        "n",
+        Demand {
+            model: None,
+            ..engine()
+        },
+    );
     assert_eq!(progress(&mut cluster, "plain", StartProgress::Ready), None);
     assert_eq!(expected(&mut cluster, "n"), 60);
     assert_eq!(cluster.start_errors(), StartErrors::default());
@@ -178,7 +298,13 @@ fn restarts_unprobed_pods_and_pods_that_never_answer_teach_nothing() {
 fn a_binding_that_fails_expects_nothing_and_a_second_one_expects_anew() {
     let mut cluster = LedgerCluster::new(&[("n", 4)]);
     cluster.wait("a", engine());
-    cluster.apply(BindAsked { uid: uid("a"), key: key("a"), node: node("n") }).unwrap();
+    cluster
+        .apply(BindAsked {
+            uid: uid("a"),
+            key: key("a"),
+            node: node("n"),
+        })
+        .unwrap();
     cluster.apply(crate::verbs::binding::BindingFailed(uid("a")));
     assert_eq!(cluster.pod_state(&uid("a")).unwrap().start, None);
     cluster.pass(100);
@@ -200,12 +326,25 @@ fn a_standby_learns_from_pods_that_it_sees_being_bound_and_from_no_others() {
     cluster.wait("a", engine());
     cluster.observe("a", engine(), bound(true), None);
     cluster.pass(90);
-    assert_eq!(progress(&mut cluster, "a", StartProgress::Ready).unwrap().observed, Millis::seconds(90));
+    assert_eq!(
+        progress(&mut cluster, "a", StartProgress::Ready)
+            .unwrap()
+            .observed,
+        Millis::seconds(90)
+    );
     cluster.observe("b", engine(), bound(true), None);
-    assert_eq!(progress(&mut cluster, "b", StartProgress::Ready), None, "it is unknown since when");
+    assert_eq!(
+        progress(&mut cluster, "b", StartProgress::Ready),
+        None,
+        "it is unknown since when"
+    );
     cluster.wait("c", engine());
     cluster.observe("c", engine(), bound(false), None);
-    assert_eq!(progress(&mut cluster, "c", StartProgress::Ready), None, "the watch missed its start");
+    assert_eq!(
+        progress(&mut cluster, "c", StartProgress::Ready),
+        None,
+        "the watch missed its start"
+    );
 }
 
 #[test]
@@ -234,10 +373,19 @@ fn other_speeds_in_the_policy_void_what_was_compared_with_the_old_ones() {
     bind(&mut cluster, "during", "n", engine());
     let mut policy = Policy::default();
     policy.scoring.shortlist = 7;
-    cluster.apply(PolicySet { policy: policy.clone(), prepared: None });
-    assert!(expected(&mut cluster, "n") > 150, "nothing of this concerns the speeds");
+    cluster.apply(PolicySet {
+        policy: policy.clone(),
+        prepared: None,
+    });
+    assert!(
+        expected(&mut cluster, "n") > 150,
+        "nothing of this concerns the speeds"
+    );
     policy.loading.init = Millis::seconds(10);
-    cluster.apply(PolicySet { policy, prepared: None });
+    cluster.apply(PolicySet {
+        policy,
+        prepared: None,
+    });
     assert_eq!(expected(&mut cluster, "n"), 50);
     assert_eq!(progress(&mut cluster, "during", StartProgress::Ready), None);
 }
@@ -248,9 +396,18 @@ fn hasty_engines_do_not_shorten_the_start_gate_and_slow_ones_lengthen_it() {
         let mut cluster = LedgerCluster::new(&[("n", 4)]);
         starts(&mut cluster, 3, "n", seconds);
         bind(&mut cluster, "next", "n", engine());
-        cluster.pod_state(&uid("next")).unwrap().starting.unwrap().since(cluster.now())
+        cluster
+            .pod_state(&uid("next"))
+            .unwrap()
+            .starting
+            .unwrap()
+            .since(cluster.now())
     };
-    assert_eq!(gate(1), Millis::seconds(120), "twice what the policy's speeds say");
+    assert_eq!(
+        gate(1),
+        Millis::seconds(120),
+        "twice what the policy's speeds say"
+    );
     let longer = gate(180);
     assert!((300_000..=360_000).contains(&longer.0), "{longer:?}");
 }
@@ -259,10 +416,16 @@ fn hasty_engines_do_not_shorten_the_start_gate_and_slow_ones_lengthen_it() {
 fn another_node_of_the_name_begins_anew() {
     let mut cluster = LedgerCluster::new(&[("n", 4)]);
     starts(&mut cluster, 2, "n", 180);
-    cluster.apply(NodeImagesObserved { node: node("n"), images: Some(vec![image(3)]) });
+    cluster.apply(NodeImagesObserved {
+        node: node("n"),
+        images: Some(vec![image(3)]),
+    });
     assert!(expected(&mut cluster, "n") > 150);
     cluster.apply(NodeDeleted(node("n")));
-    assert!(cluster.start_model().images().is_empty(), "no node lists it any more");
+    assert!(
+        cluster.start_model().images().is_empty(),
+        "no node lists it any more"
+    );
     cluster.add_node("n", vec![crate::testkit::h100("n", 0)]);
     assert_eq!(expected(&mut cluster, "n"), 60);
     assert!(!cluster.snapshot().node("n").unwrap().images.is_known());
@@ -285,8 +448,17 @@ fn what_is_remembered_is_bounded() {
         }
     }
     assert_eq!(starts.kinds.len(), KINDS);
-    assert_eq!(starts.model.cluster_factors(kind, Some(&gpu(0))), None, "it was observed longest ago");
-    assert!(starts.model.cluster_factors(kind, Some(&gpu(999))).is_some());
+    assert_eq!(
+        starts.model.cluster_factors(kind, Some(&gpu(0))),
+        None,
+        "it was observed longest ago"
+    );
+    assert!(
+        starts
+            .model
+            .cluster_factors(kind, Some(&gpu(999)))
+            .is_some()
+    );
     let timed = TimedStart {
         engine: Engine::Vllm,
         expected: Millis(1),
@@ -301,17 +473,33 @@ fn what_is_remembered_is_bounded() {
 fn a_node_that_lists_ten_thousand_images_costs_no_more_than_the_limit_and_loses_no_large_one() {
     let mut cluster = LedgerCluster::new(&[("n", 4), ("other", 4)]);
     let list = || (1..=10_000).map(image).collect();
-    cluster.apply(NodeImagesObserved { node: node("n"), images: Some(list()) });
+    cluster.apply(NodeImagesObserved {
+        node: node("n"),
+        images: Some(list()),
+    });
     let snapshot = cluster.snapshot();
     let images = &snapshot.node("n").unwrap().images;
     assert_eq!(images.iter().count(), MAX_NODE_IMAGES);
     assert_eq!(snapshot.start_model().images().len(), MAX_NODE_IMAGES);
     assert!(images.has(image(10_000).image) && !images.has(image(1).image));
     let generation = cluster.generation();
-    cluster.apply(NodeImagesObserved { node: node("n"), images: Some(list()) });
-    assert_eq!(cluster.generation(), generation, "the same list changes nothing");
-    cluster.apply(NodeImagesObserved { node: node("gone"), images: Some(list()) });
-    cluster.apply(NodeImagesObserved { node: node("n"), images: None });
+    cluster.apply(NodeImagesObserved {
+        node: node("n"),
+        images: Some(list()),
+    });
+    assert_eq!(
+        cluster.generation(),
+        generation,
+        "the same list changes nothing"
+    );
+    cluster.apply(NodeImagesObserved {
+        node: node("gone"),
+        images: Some(list()),
+    });
+    cluster.apply(NodeImagesObserved {
+        node: node("n"),
+        images: None,
+    });
     assert!(cluster.start_model().images().is_empty());
 }
 
@@ -319,7 +507,10 @@ fn a_node_that_lists_ten_thousand_images_costs_no_more_than_the_limit_and_loses_
 fn starts_of_one_engine_leave_the_cached_scores_of_others_and_small_changes_leave_all() {
     let mut cluster = LedgerCluster::new(&[("n", 4), ("kin", 4)]);
     let (policy, of_vllm) = (cluster.policy().clone(), engine());
-    let of_sglang = Demand { engine: Engine::Sglang, ..engine() };
+    let of_sglang = Demand {
+        engine: Engine::Sglang,
+        ..engine()
+    };
     let keys = |cluster: &mut Cluster| {
         let snapshot = cluster.snapshot();
         [&of_vllm, &of_sglang].map(|demand| snapshot.start_model().key_of(demand))
@@ -343,7 +534,10 @@ fn starts_of_one_engine_leave_the_cached_scores_of_others_and_small_changes_leav
         // All nodes are remembered; a request about two would remember none.
         cache.best(&snapshot, &of_vllm, &policy);
         let cached = cache.shortlist(&snapshot, &of_vllm, names(), attempt());
-        assert_eq!(cached, rank::shortlist(&snapshot, &of_vllm, names(), attempt()));
+        assert_eq!(
+            cached,
+            rank::shortlist(&snapshot, &of_vllm, names(), attempt())
+        );
         assert_eq!(snapshot.nodes()[cached.best[0].node].name, node("kin"));
     }
 }
@@ -351,14 +545,26 @@ fn starts_of_one_engine_leave_the_cached_scores_of_others_and_small_changes_leav
 #[test]
 fn a_ledger_that_is_loaded_expects_what_the_stored_one_did() {
     let mut cluster = LedgerCluster::new(&[("n", 4)]);
-    cluster.apply(NodeImagesObserved { node: node("n"), images: Some(vec![image(3)]) });
+    cluster.apply(NodeImagesObserved {
+        node: node("n"),
+        images: Some(vec![image(3)]),
+    });
     starts(&mut cluster, 3, "n", 180);
     bind(&mut cluster, "during", "n", engine());
     let text = serde_json::to_string(&cluster.export()).unwrap();
     let mut loaded = Cluster::load(serde_json::from_str(&text).unwrap()).unwrap();
-    assert_eq!(loaded.snapshot().start_model(), cluster.snapshot().start_model());
-    assert!(matches!(loaded.pod_state(&uid("during")).unwrap().phase, PodPhase::Bound(_)));
-    let ready = || EngineStartObserved { uid: uid("during"), progress: StartProgress::Ready };
+    assert_eq!(
+        loaded.snapshot().start_model(),
+        cluster.snapshot().start_model()
+    );
+    assert!(matches!(
+        loaded.pod_state(&uid("during")).unwrap().phase,
+        PodPhase::Bound(_)
+    ));
+    let ready = || EngineStartObserved {
+        uid: uid("during"),
+        progress: StartProgress::Ready,
+    };
     assert_eq!(loaded.apply(ready()), cluster.apply(ready()));
     assert_eq!(loaded.start_errors(), cluster.start_errors());
 }
@@ -367,10 +573,19 @@ fn a_ledger_that_is_loaded_expects_what_the_stored_one_did() {
 #[test]
 fn nodes_that_say_other_sizes_of_one_image_do_not_empty_the_score_cache_in_turn() {
     let mut cluster = LedgerCluster::new(&[("n", 1), ("other", 1)]);
-    let demand = Demand { images: [image(9).image].into(), ..engine() };
+    let demand = Demand {
+        images: [image(9).image].into(),
+        ..engine()
+    };
     let mut list = |name: &str, gib: u64| {
-        let listed = NodeImage { bytes: Bytes::gib(gib), ..image(9) };
-        cluster.apply(NodeImagesObserved { node: node(name), images: Some(vec![listed]) });
+        let listed = NodeImage {
+            bytes: Bytes::gib(gib),
+            ..image(9)
+        };
+        cluster.apply(NodeImagesObserved {
+            node: node(name),
+            images: Some(vec![listed]),
+        });
         cluster.start_model().key_of(&demand)
     };
     list("n", 10);
@@ -385,12 +600,27 @@ fn nodes_that_say_other_sizes_of_one_image_do_not_empty_the_score_cache_in_turn(
 #[test]
 fn the_reload_of_an_evicted_pod_costs_what_starts_have_taught() {
     let mut cluster = LedgerCluster::new(&[("n", 4), ("slow", 4)]);
-    bind(&mut cluster, "victim", "n", Demand { priority: -5, ..engine() });
+    bind(
+        &mut cluster,
+        "victim",
+        "n",
+        Demand {
+            priority: -5,
+            ..engine()
+        },
+    );
     let reload = |cluster: &LedgerCluster| {
         let preemptor = cluster.pricing_preemptor();
         let node_state = cluster.node_state(&node("n")).unwrap();
-        let part = node_state.use_of(cluster.pod_state(&uid("victim")).unwrap()).unwrap().milli_gpus;
-        cluster.cost_of_leaving(&uid("victim"), node_state, &preemptor).unwrap().reload / part
+        let part = node_state
+            .use_of(cluster.pod_state(&uid("victim")).unwrap())
+            .unwrap()
+            .milli_gpus;
+        cluster
+            .cost_of_leaving(&uid("victim"), node_state, &preemptor)
+            .unwrap()
+            .reload
+            / part
     };
     assert_eq!(reload(&cluster), 60);
     starts(&mut cluster, 6, "slow", 180);
@@ -399,6 +629,13 @@ fn the_reload_of_an_evicted_pod_costs_what_starts_have_taught() {
     let mut policy = Policy::default();
     policy.version = 7;
     policy.loading.init = Millis::seconds(30);
-    cluster.apply(PolicySet { policy, prepared: None });
-    assert_eq!(reload(&cluster), 70, "other speeds in the policy begin again");
+    cluster.apply(PolicySet {
+        policy,
+        prepared: None,
+    });
+    assert_eq!(
+        reload(&cluster),
+        70,
+        "other speeds in the policy begin again"
+    );
 }

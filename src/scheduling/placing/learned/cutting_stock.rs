@@ -47,7 +47,11 @@ impl ValueCurve {
         let (mut packing_model, _) = knapsack(&sizes, &duals);
         let whole = packing_model[GRID];
         packing_model.iter_mut().for_each(|packing_model| {
-            *packing_model = if whole > EPSILON { *packing_model / whole } else { 0.0 }
+            *packing_model = if whole > EPSILON {
+                *packing_model / whole
+            } else {
+                0.0
+            }
         });
         packing_model[GRID] = 1.0;
         Self(packing_model)
@@ -56,7 +60,10 @@ impl ValueCurve {
     /// How many of these hundredths add no value.
     pub fn useless(&self, hundredths: usize) -> usize {
         let packing_model = self.0[hundredths];
-        hundredths - self.0.partition_point(|less| *less < packing_model - EPSILON)
+        hundredths
+            - self
+                .0
+                .partition_point(|less| *less < packing_model - EPSILON)
     }
 
     /// The value of `hundredths`, at most [`GRID`].
@@ -80,8 +87,14 @@ pub fn solve(wanted: &[WantedSize]) -> (Vec<f64>, f64) {
     // If the steps ran out, some cut has a value above one GPU. Scaled, none has: a little less than the optimum, and feasible.
     let (packing_model, _) = knapsack(&sizes, &duals);
     let over = packing_model[GRID].max(1.0);
-    duals.iter_mut().for_each(|dual| *dual = dual.max(0.0) / over);
-    let optimum = duals.iter().zip(wanted).map(|(dual, wanted)| dual * wanted.count).sum();
+    duals
+        .iter_mut()
+        .for_each(|dual| *dual = dual.max(0.0) / over);
+    let optimum = duals
+        .iter()
+        .zip(wanted)
+        .map(|(dual, wanted)| dual * wanted.count)
+        .sum();
     (duals, optimum)
 }
 
@@ -134,8 +147,15 @@ impl Tableau {
         for (row, wanted) in wanted.iter().enumerate() {
             inverse[row * rows + row] = 1.0 / pieces(wanted);
         }
-        let made = wanted.iter().map(|wanted| wanted.count / pieces(wanted)).collect();
-        Self { rows, inverse, made }
+        let made = wanted
+            .iter()
+            .map(|wanted| wanted.count / pieces(wanted))
+            .collect();
+        Self {
+            rows,
+            inverse,
+            made,
+        }
     }
 
     fn row(&self, row: usize) -> &[f64] {
@@ -146,7 +166,10 @@ impl Tableau {
     fn duals(&self) -> Vec<f64> {
         let mut duals = vec![0.0; self.rows];
         for row in 0..self.rows {
-            duals.iter_mut().zip(self.row(row)).for_each(|(dual, part)| *dual += part);
+            duals
+                .iter_mut()
+                .zip(self.row(row))
+                .for_each(|(dual, part)| *dual += part);
         }
         duals
     }
@@ -154,11 +177,19 @@ impl Tableau {
     /// Takes a cut into the basis, in place of the one that reaches zero first. False if nothing would change.
     fn enter(&mut self, cut: &Cut) -> bool {
         let replaces: Vec<f64> = (0..self.rows)
-            .map(|row| self.row(row).iter().zip(cut).map(|(part, pieces)| part * f64::from(*pieces)).sum())
+            .map(|row| {
+                self.row(row)
+                    .iter()
+                    .zip(cut)
+                    .map(|(part, pieces)| part * f64::from(*pieces))
+                    .sum()
+            })
             .collect();
         let used_up = (0..self.rows)
             .filter(|row| replaces[*row] > EPSILON)
-            .min_by(|a, b| (self.made[*a] / replaces[*a]).total_cmp(&(self.made[*b] / replaces[*b])));
+            .min_by(|a, b| {
+                (self.made[*a] / replaces[*a]).total_cmp(&(self.made[*b] / replaces[*b]))
+            });
         let Some(leaving) = used_up else { return false };
         self.pivot(leaving, &replaces);
         true
@@ -172,7 +203,10 @@ impl Tableau {
         for row in (0..rows).filter(|row| *row != leaving && replaces[*row] != 0.0) {
             let factor = replaces[row];
             let parts = &mut self.inverse[row * rows..(row + 1) * rows];
-            parts.iter_mut().zip(&pivot).for_each(|(part, of_pivot)| *part -= factor * of_pivot);
+            parts
+                .iter_mut()
+                .zip(&pivot)
+                .for_each(|(part, of_pivot)| *part -= factor * of_pivot);
             self.made[row] = (self.made[row] - factor * made).max(0.0);
         }
         self.inverse[leaving * rows..(leaving + 1) * rows].copy_from_slice(&pivot);
@@ -186,14 +220,24 @@ mod tests {
     use proptest::prelude::*;
 
     fn wanted(sizes: &[(usize, u32)]) -> Vec<WantedSize> {
-        sizes.iter().map(|(size, count)| WantedSize { size: *size, count: f64::from(*count) }).collect()
+        sizes
+            .iter()
+            .map(|(size, count)| WantedSize {
+                size: *size,
+                count: f64::from(*count),
+            })
+            .collect()
     }
 
     /// Every way to cut `room` into these sizes.
     fn cuts(sizes: &[usize], room: usize) -> Vec<Vec<usize>> {
-        let Some((&size, rest)) = sizes.split_first() else { return vec![vec![]] };
+        let Some((&size, rest)) = sizes.split_first() else {
+            return vec![vec![]];
+        };
         let with = |pieces: usize| {
-            cuts(rest, room - pieces * size).into_iter().map(move |cut| [vec![pieces], cut].concat())
+            cuts(rest, room - pieces * size)
+                .into_iter()
+                .map(move |cut| [vec![pieces], cut].concat())
         };
         (0..=room / size).flat_map(with).collect()
     }
@@ -213,7 +257,9 @@ mod tests {
             for (m, second) in cuts[..n].iter().enumerate() {
                 match wanted.len() {
                     2 => try_basis(&[first, second]),
-                    _ => cuts[..m].iter().for_each(|third| try_basis(&[first, second, third])),
+                    _ => cuts[..m]
+                        .iter()
+                        .for_each(|third| try_basis(&[first, second, third])),
                 }
             }
         }
@@ -228,10 +274,16 @@ mod tests {
                 true => wanted[row].count,
                 false => basis[column][row] as f64,
             };
-            (0..n).map(|row| (0..n).map(|column| entry(row, column)).collect()).collect()
+            (0..n)
+                .map(|row| (0..n).map(|column| entry(row, column)).collect())
+                .collect()
         };
         let whole = determinant(&matrix(None));
-        (whole.abs() > 1e-9).then(|| (0..n).map(|c| determinant(&matrix(Some(c))) / whole).collect())
+        (whole.abs() > 1e-9).then(|| {
+            (0..n)
+                .map(|c| determinant(&matrix(Some(c))) / whole)
+                .collect()
+        })
     }
 
     fn determinant(m: &[Vec<f64>]) -> f64 {
@@ -239,7 +291,9 @@ mod tests {
             2 => m[0][0] * m[1][1] - m[0][1] * m[1][0],
             _ => (0..3)
                 .map(|c| {
-                    m[0][c] * (m[1][(c + 1) % 3] * m[2][(c + 2) % 3] - m[1][(c + 2) % 3] * m[2][(c + 1) % 3])
+                    m[0][c]
+                        * (m[1][(c + 1) % 3] * m[2][(c + 2) % 3]
+                            - m[1][(c + 2) % 3] * m[2][(c + 1) % 3])
                 })
                 .sum(),
         }
@@ -290,18 +344,34 @@ mod tests {
     fn with_one_size_only_whole_pieces_have_value() {
         let curve = ValueCurve::of(&wanted(&[(30, 7)]));
         let third = 1.0 / 3.0;
-        for (part, packing_model) in
-            [(0, 0.0), (29, 0.0), (30, third), (59, third), (89, 2.0 * third), (90, 1.0), (99, 1.0)]
-        {
-            assert!((curve.at(part) - packing_model).abs() < 1e-9, "{part}: {}", curve.at(part));
+        for (part, packing_model) in [
+            (0, 0.0),
+            (29, 0.0),
+            (30, third),
+            (59, third),
+            (89, 2.0 * third),
+            (90, 1.0),
+            (99, 1.0),
+        ] {
+            assert!(
+                (curve.at(part) - packing_model).abs() < 1e-9,
+                "{part}: {}",
+                curve.at(part)
+            );
         }
     }
 
     #[test]
     fn with_one_size_just_over_a_half_the_rest_has_no_value() {
         let curve = ValueCurve::of(&wanted(&[(51, 7)]));
-        assert_eq!((curve.useless(49), curve.useless(51), curve.useless(60)), (49, 0, 9));
-        assert_eq!((curve.at(49), curve.at(50), curve.at(51), curve.at(100)), (0.0, 0.0, 1.0, 1.0));
+        assert_eq!(
+            (curve.useless(49), curve.useless(51), curve.useless(60)),
+            (49, 0, 9)
+        );
+        assert_eq!(
+            (curve.at(49), curve.at(50), curve.at(51), curve.at(100)),
+            (0.0, 0.0, 1.0, 1.0)
+        );
     }
 
     #[test]
@@ -312,11 +382,19 @@ mod tests {
 
     #[test]
     fn a_hundred_sizes_are_solved_completely() {
-        let sizes: Vec<(usize, u32)> = (1..=100).map(|size| (size, 1 + (size as u32 * 37) % 11)).collect();
+        let sizes: Vec<(usize, u32)> = (1..=100)
+            .map(|size| (size, 1 + (size as u32 * 37) % 11))
+            .collect();
         let wanted = wanted(&sizes);
         let (_, optimum) = solve(&wanted);
-        let volume: f64 = wanted.iter().map(|wanted| wanted.size as f64 * wanted.count / 100.0).sum();
+        let volume: f64 = wanted
+            .iter()
+            .map(|wanted| wanted.size as f64 * wanted.count / 100.0)
+            .sum();
         // With so many small pieces nothing need be wasted.
-        assert!((optimum - volume).abs() / volume < 0.01, "{optimum} GPUs for {volume}");
+        assert!(
+            (optimum - volume).abs() / volume < 0.01,
+            "{optimum} GPUs for {volume}"
+        );
     }
 }

@@ -32,7 +32,14 @@ pub struct DemandShape {
 impl DemandShape {
     /// `None` for a pod whose GPUs a device plugin assigns: Stowage cannot share them.
     pub fn of(demand: &Demand) -> Option<Self> {
-        let Demand { per_gpu, gpus, sharing, host_resources, models, .. } = demand;
+        let Demand {
+            per_gpu,
+            gpus,
+            sharing,
+            host_resources,
+            models,
+            ..
+        } = demand;
         (demand.ask == Ask::Vram).then(|| Self {
             per_gpu: *per_gpu,
             gpus: *gpus,
@@ -83,14 +90,28 @@ struct StoredHistory {
 
 impl From<DemandHistory> for StoredHistory {
     fn from(history: DemandHistory) -> Self {
-        let DemandHistory { window, latest, waiting, arrivals, .. } = history;
-        Self { window, latest, waiting, arrivals }
+        let DemandHistory {
+            window,
+            latest,
+            waiting,
+            arrivals,
+            ..
+        } = history;
+        Self {
+            window,
+            latest,
+            waiting,
+            arrivals,
+        }
     }
 }
 
 impl From<StoredHistory> for DemandHistory {
     fn from(stored: StoredHistory) -> Self {
-        let mut history = Self { window: stored.window.max(1), ..Self::of_last(1) };
+        let mut history = Self {
+            window: stored.window.max(1),
+            ..Self::of_last(1)
+        };
         for arrival in stored.latest {
             history.arrive(DemandShape::clone(&arrival.demand_shape));
             if let Some(latest) = history.latest.back_mut() {
@@ -99,7 +120,11 @@ impl From<StoredHistory> for DemandHistory {
             history.departures += u64::from(arrival.departures);
             history.turned_away += arrival.turned_away;
         }
-        Self { waiting: stored.waiting, arrivals: stored.arrivals, ..history }
+        Self {
+            waiting: stored.waiting,
+            arrivals: stored.arrivals,
+            ..history
+        }
     }
 }
 
@@ -143,7 +168,11 @@ impl DemandHistory {
         };
         *self.counts.entry(demand_shape.clone()).or_default() += 1;
         self.asked += demand_shape.vram();
-        self.latest.push_back(RememberedArrival { demand_shape, departures: 0, turned_away: Bytes::ZERO });
+        self.latest.push_back(RememberedArrival {
+            demand_shape,
+            departures: 0,
+            turned_away: Bytes::ZERO,
+        });
         self.arrivals = self.arrivals.saturating_add(1);
     }
 
@@ -165,7 +194,10 @@ impl DemandHistory {
 
     /// The same history, while refused pods with this total request wait.
     pub(crate) fn with_waiting(self, vram: Bytes) -> Self {
-        Self { waiting: vram, ..self }
+        Self {
+            waiting: vram,
+            ..self
+        }
     }
 
     /// The number of all arrivals, including forgotten ones.
@@ -194,7 +226,9 @@ impl DemandHistory {
 
     /// Each demand shape, and its count; in order.
     pub fn demand_shapes(&self) -> impl Iterator<Item = (&DemandShape, u32)> + Clone {
-        self.counts.iter().map(|(demand_shape, count)| (&**demand_shape, *count))
+        self.counts
+            .iter()
+            .map(|(demand_shape, count)| (&**demand_shape, *count))
     }
 
     /// The number of pods that ended, per arrival.
@@ -208,7 +242,11 @@ impl DemandHistory {
     }
 
     fn forget_oldest(&mut self) {
-        let Some(RememberedArrival { demand_shape, departures, turned_away }) = self.latest.pop_front()
+        let Some(RememberedArrival {
+            demand_shape,
+            departures,
+            turned_away,
+        }) = self.latest.pop_front()
         else {
             return;
         };
@@ -256,7 +294,11 @@ mod tests {
         }
         assert_eq!(seen(&demand_history), [(10, 1), (20, 2)]);
         assert_eq!(
-            (demand_history.len(), demand_history.arrivals(), demand_history.departures_per_arrival()),
+            (
+                demand_history.len(),
+                demand_history.arrivals(),
+                demand_history.departures_per_arrival()
+            ),
             (3, 4, 0.0)
         );
     }
@@ -295,13 +337,19 @@ mod tests {
     #[test]
     fn unmet_demand_is_forgotten_with_the_arrivals_of_its_time() {
         let mut demand_history = DemandHistory::of_last(2);
-        demand_history.arrive(DemandShape { gpus: 3, ..demand_shape(10) });
+        demand_history.arrive(DemandShape {
+            gpus: 3,
+            ..demand_shape(10)
+        });
         demand_history.turn_away(Bytes::gib(30));
         demand_history.arrive(demand_shape(10));
         assert_eq!(demand_history.turned_away(), 0.75);
         demand_history.arrive(demand_shape(10));
         assert_eq!(demand_history.turned_away(), 0.0);
-        assert_eq!(demand_history.with_waiting(Bytes::gib(5)).turned_away(), 0.25);
+        assert_eq!(
+            demand_history.with_waiting(Bytes::gib(5)).turned_away(),
+            0.25
+        );
     }
 
     #[test]

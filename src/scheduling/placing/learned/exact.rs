@@ -46,7 +46,11 @@ impl<const N: usize> ExactFigures for [f64; N] {
     }
 
     fn from_bits(bits: Vec<u64>) -> Option<Self> {
-        bits.into_iter().map(f64::from_bits).collect::<Vec<f64>>().try_into().ok()
+        bits.into_iter()
+            .map(f64::from_bits)
+            .collect::<Vec<f64>>()
+            .try_into()
+            .ok()
     }
 }
 

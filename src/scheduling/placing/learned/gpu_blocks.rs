@@ -37,14 +37,18 @@ pub(crate) struct GpuBlock {
 
 impl GpuBlock {
     /// The blocks that recent pods want most. `demand` is what a demand shape takes, in GPUs.
-    pub fn wanted(demand_history: &DemandHistory, demand: impl Fn(&DemandShape) -> f64) -> Vec<Self> {
+    pub fn wanted(
+        demand_history: &DemandHistory,
+        demand: impl Fn(&DemandShape) -> f64,
+    ) -> Vec<Self> {
         let all: f64 = demand_history
             .demand_shapes()
             .map(|(demand_shape, count)| demand(demand_shape) * f64::from(count))
             .sum();
         let mut pods: BTreeMap<u32, Vec<CpuWant>> = BTreeMap::new();
-        for (demand_shape, count) in
-            demand_history.demand_shapes().filter(|(demand_shape, _)| demand_shape.gpus > 1)
+        for (demand_shape, count) in demand_history
+            .demand_shapes()
+            .filter(|(demand_shape, _)| demand_shape.gpus > 1)
         {
             let share = demand(demand_shape) * f64::from(count) / all.max(f64::MIN_POSITIVE);
             pods.entry(demand_shape.gpus).or_default().push(CpuWant {
@@ -57,7 +61,9 @@ impl GpuBlock {
         let share = |wants: &[CpuWant]| wants.iter().map(|want| want.share).sum::<f64>();
         pods.sort_by(|(m, a), (n, b)| share(b).total_cmp(&share(a)).then(m.cmp(n)));
         pods.truncate(MOST);
-        pods.into_iter().flat_map(|(gpus, wants)| Self::of(gpus as usize, wants)).collect()
+        pods.into_iter()
+            .flat_map(|(gpus, wants)| Self::of(gpus as usize, wants))
+            .collect()
     }
 
     /// The block that the median of these pods wants, and the one that the largest above it wants.
@@ -66,7 +72,11 @@ impl GpuBlock {
         let median = median(&wants);
         let block = |cpu: MilliCpu, wants: &[CpuWant]| {
             let share = wants.iter().map(|want| want.share).sum();
-            Self { gpus, cpu: cpu.0 as f64, share }
+            Self {
+                gpus,
+                cpu: cpu.0 as f64,
+                share,
+            }
         };
         let above = &wants[wants.partition_point(|want| want.cpu <= median)..];
         let largest = above.last().map(|want| block(want.cpu, above));
@@ -95,7 +105,11 @@ impl GpuBlock {
     pub fn price(&self, free: f64, turning_over: f64, blocks: f64) -> f64 {
         let wanted = free * self.share / self.gpus as f64;
         let spread = (turning_over * self.share / self.gpus as f64).sqrt();
-        let scarcity = if spread > 0.0 { at_most((wanted - blocks + spread) / spread) } else { 0.0 };
+        let scarcity = if spread > 0.0 {
+            at_most((wanted - blocks + spread) / spread)
+        } else {
+            0.0
+        };
         self.gpus as f64 * scarcity
     }
 }
@@ -115,7 +129,11 @@ fn median(wants: &[CpuWant]) -> MilliCpu {
         before += want.count;
         before * 2 >= all
     };
-    wants.iter().find(is_half).map(|want| want.cpu).unwrap_or_default()
+    wants
+        .iter()
+        .find(is_half)
+        .map(|want| want.cpu)
+        .unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -127,7 +145,10 @@ mod tests {
     fn demand_history(pods: &[(u32, u64)]) -> DemandHistory {
         let mut demand_history = DemandHistory::default();
         for (gpus, cpu) in pods {
-            let host_resources = HostResources { cpu: MilliCpu(*cpu), memory: Bytes::ZERO };
+            let host_resources = HostResources {
+                cpu: MilliCpu(*cpu),
+                memory: Bytes::ZERO,
+            };
             let (per_gpu, sharing) = (Bytes::gib(80), Sharing::Exclusive);
             demand_history.arrive(DemandShape {
                 per_gpu,
@@ -142,25 +163,45 @@ mod tests {
 
     #[test]
     fn each_gpu_count_has_a_block_for_the_median_pod_and_one_for_the_largest() {
-        let demand_history = demand_history(&[(1, 4), (1, 4), (4, 32), (4, 32), (4, 64), (2, 8), (2, 8)]);
+        let demand_history =
+            demand_history(&[(1, 4), (1, 4), (4, 32), (4, 32), (4, 64), (2, 8), (2, 8)]);
         let blocks = GpuBlock::wanted(&demand_history, |demand_shape| f64::from(demand_shape.gpus));
-        let said: Vec<_> = blocks.iter().map(|b| (b.gpus, b.cpu, (b.share * 18.0).round() as u32)).collect();
+        let said: Vec<_> = blocks
+            .iter()
+            .map(|b| (b.gpus, b.cpu, (b.share * 18.0).round() as u32))
+            .collect();
         assert_eq!(said, [(4, 32.0, 12), (4, 64.0, 4), (2, 8.0, 4)]);
     }
 
     #[test]
     fn a_node_has_as_many_blocks_as_its_gpus_and_its_cpu_allow() {
-        let block = GpuBlock { gpus: 4, cpu: 32.0, share: 1.0 };
+        let block = GpuBlock {
+            gpus: 4,
+            cpu: 32.0,
+            share: 1.0,
+        };
         let on = |whole, cpu, partial| block.on(whole, cpu, partial);
-        assert_eq!((on(8, None, 0.0), on(7, None, 0.0), on(8, Some(40.0), 0.0)), (2.0, 1.0, 1.0));
+        assert_eq!(
+            (on(8, None, 0.0), on(7, None, 0.0), on(8, Some(40.0), 0.0)),
+            (2.0, 1.0, 1.0)
+        );
         assert_eq!((on(2, None, 1.0), on(6, None, 0.5)), (0.0625, 1.031_25));
     }
 
     #[test]
     fn the_scarcer_blocks_are_the_higher_the_cost_of_one() {
-        let block = GpuBlock { gpus: 4, cpu: 32.0, share: 0.5 };
+        let block = GpuBlock {
+            gpus: 4,
+            cpu: 32.0,
+            share: 0.5,
+        };
         let price = |blocks| block.price(80.0, 80.0, blocks);
-        assert!(price(40.0) < 0.01 && price(10.0) > 2.0 && price(0.0) > price(10.0) && price(0.0) <= 4.0);
+        assert!(
+            price(40.0) < 0.01
+                && price(10.0) > 2.0
+                && price(0.0) > price(10.0)
+                && price(0.0) <= 4.0
+        );
         assert_eq!(block.price(0.0, 0.0, 0.0), 0.0);
         // The last blocks, if pods come and go.
         assert!(block.price(80.0, 800.0, 25.0) > 100.0 * price(25.0));

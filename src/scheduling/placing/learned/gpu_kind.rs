@@ -73,11 +73,14 @@ pub fn curve(demand_history: &DemandHistory, capacity: Bytes) -> ValueCurve {
     let mut counts: BTreeMap<usize, f64> = BTreeMap::new();
     for (demand_shape, count) in demand_history.demand_shapes() {
         if let Some(share) = share_of(demand_shape, capacity) {
-            *counts.entry(size(share)).or_default() += f64::from(count) * f64::from(demand_shape.gpus);
+            *counts.entry(size(share)).or_default() +=
+                f64::from(count) * f64::from(demand_shape.gpus);
         }
     }
-    let wanted: Vec<WantedSize> =
-        counts.into_iter().map(|(size, count)| WantedSize { size, count }).collect();
+    let wanted: Vec<WantedSize> = counts
+        .into_iter()
+        .map(|(size, count)| WantedSize { size, count })
+        .collect();
     ValueCurve::of(&wanted)
 }
 
@@ -88,9 +91,11 @@ pub(crate) struct CpuLevels(#[serde(with = "exact")] Vec<f64>);
 impl CpuLevels {
     pub fn of(demand_history: &DemandHistory) -> Self {
         let mut counts: BTreeMap<MilliCpu, u32> = BTreeMap::new();
-        demand_history.demand_shapes().for_each(|(demand_shape, count)| {
-            *counts.entry(demand_shape.host_resources.cpu).or_default() += count
-        });
+        demand_history
+            .demand_shapes()
+            .for_each(|(demand_shape, count)| {
+                *counts.entry(demand_shape.host_resources.cpu).or_default() += count
+            });
         let each = (demand_history.len() as u32).div_ceil(LEVELS as u32).max(1);
         let last = counts.keys().next_back().copied();
         let mut levels = Vec::new();
@@ -138,18 +143,28 @@ pub(crate) struct ServableShare {
 }
 
 impl ServableShare {
-    pub fn of(demand_history: &DemandHistory, levels: &CpuLevels, model: &GpuModel, capacity: Bytes) -> Self {
-        let has_groups = demand_history.demand_shapes().any(|(demand_shape, _)| demand_shape.gpus > 1);
+    pub fn of(
+        demand_history: &DemandHistory,
+        levels: &CpuLevels,
+        model: &GpuModel,
+        capacity: Bytes,
+    ) -> Self {
+        let has_groups = demand_history
+            .demand_shapes()
+            .any(|(demand_shape, _)| demand_shape.gpus > 1);
         let groups = if has_groups { levels.all() + 1 } else { 0 };
         let mut usable = Self {
             by_part: vec![[0.0; GRID + 1]; levels.all() + 1],
             by_group: vec![[0.0; GROUPS + 1]; groups],
         };
         let all = demand_history.len().max(1) as f64;
-        for (demand_shape, count) in
-            demand_history.demand_shapes().filter(|(demand_shape, _)| may_run_on(demand_shape, model))
+        for (demand_shape, count) in demand_history
+            .demand_shapes()
+            .filter(|(demand_shape, _)| may_run_on(demand_shape, model))
         {
-            let Some(share) = share_of(demand_shape, capacity) else { continue };
+            let Some(share) = share_of(demand_shape, capacity) else {
+                continue;
+            };
             let level = levels.needed_for(demand_shape.host_resources.cpu);
             let weight = f64::from(count) / all;
             match (demand_shape.gpus, demand_shape.sharing) {
@@ -170,12 +185,18 @@ impl ServableShare {
     /// GPUs.
     pub fn share(&self, level: usize, hundredths: usize, whole: u32) -> f64 {
         let alone = self.by_part[level][hundredths];
-        if hundredths == GRID { alone + self.in_groups(level, whole) } else { alone }
+        if hundredths == GRID {
+            alone + self.in_groups(level, whole)
+        } else {
+            alone
+        }
     }
 
     /// The part of that share that multi-GPU pods make up.
     pub(crate) fn in_groups(&self, level: usize, whole: u32) -> f64 {
-        self.by_group.get(level).map_or(0.0, |row| row[GROUPS.min(whole as usize)])
+        self.by_group
+            .get(level)
+            .map_or(0.0, |row| row[GROUPS.min(whole as usize)])
     }
 }
 
@@ -190,7 +211,10 @@ fn add_up(row: &mut [f64]) {
 fn add_up_rows<const N: usize>(rows: &mut [[f64; N]]) {
     for place in 1..rows.len() {
         let (before, after) = rows.split_at_mut(place);
-        after[0].iter_mut().zip(&before[place - 1]).for_each(|(sum, below)| *sum += below);
+        after[0]
+            .iter_mut()
+            .zip(&before[place - 1])
+            .for_each(|(sum, below)| *sum += below);
     }
 }
 

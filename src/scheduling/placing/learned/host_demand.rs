@@ -48,8 +48,9 @@ impl HostDemand {
             return None;
         }
         let per_gpu = brought / gpu;
-        let squares =
-            pods.map(|(gpu, brought, count)| count * (brought - per_gpu * gpu).powi(2)).sum::<f64>();
+        let squares = pods
+            .map(|(gpu, brought, count)| count * (brought - per_gpu * gpu).powi(2))
+            .sum::<f64>();
         let spread = (squares / gpu).sqrt();
         let per_gpu = OF_THOSE_THAT_FIT * per_gpu;
         Some(Self {
@@ -91,7 +92,9 @@ fn overshoot(steps: f64) -> f64 {
     /// The value at each step, and the difference to the next.
     static AT_STEPS: LazyLock<Box<[(f64, f64)]>> = LazyLock::new(|| {
         let at = |step: i32| at_step(f64::from(step) / STEPS - FAR);
-        (0..(2.0 * FAR * STEPS) as i32).map(|step| (at(step), at(step + 1) - at(step))).collect()
+        (0..(2.0 * FAR * STEPS) as i32)
+            .map(|step| (at(step), at(step + 1) - at(step)))
+            .collect()
     });
     if steps <= 0.0 {
         return 0.0;
@@ -105,12 +108,22 @@ fn overshoot(steps: f64) -> f64 {
 
 /// z·Φ(z) + φ(z), computed; at the ends of the table the limits beyond them.
 fn at_step(z: f64) -> f64 {
-    if z.abs() >= FAR { z.max(0.0) } else { z * at_most(z) + density(z) }
+    if z.abs() >= FAR {
+        z.max(0.0)
+    } else {
+        z * at_most(z) + density(z)
+    }
 }
 
 /// Φ(z), to seven digits: formula 26.2.17 of Abramowitz and Stegun, "Handbook of Mathematical Functions", 1964.
 pub fn at_most(z: f64) -> f64 {
-    const TERMS: [f64; 5] = [0.319_381_530, -0.356_563_782, 1.781_477_937, -1.821_255_978, 1.330_274_429];
+    const TERMS: [f64; 5] = [
+        0.319_381_530,
+        -0.356_563_782,
+        1.781_477_937,
+        -1.821_255_978,
+        1.330_274_429,
+    ];
     let t = 1.0 / (1.0 + 0.231_641_9 * z.abs());
     let tail = density(z) * TERMS.iter().rev().fold(0.0, |sum, term| (sum + term) * t);
     if z < 0.0 { tail } else { 1.0 - tail }
@@ -131,7 +144,12 @@ mod tests {
 
     #[test]
     fn the_normal_distribution_matches_published_tables() {
-        for (z, share) in [(-3.0, 0.001_349_9), (-1.0, 0.158_655_3), (0.0, 0.5), (1.96, 0.975_002_1)] {
+        for (z, share) in [
+            (-3.0, 0.001_349_9),
+            (-1.0, 0.158_655_3),
+            (0.0, 0.5),
+            (1.96, 0.975_002_1),
+        ] {
             assert!((at_most(z) - share).abs() < 1e-6, "{z}: {}", at_most(z));
         }
     }
@@ -139,10 +157,18 @@ mod tests {
     #[test]
     fn the_expected_overshoot_is_the_integral_of_the_distribution() {
         let step = 1e-3;
-        let integral =
-            |z: f64| (-8_000..(z / step) as i64).map(|n| at_most(n as f64 * step) * step).sum::<f64>();
+        let integral = |z: f64| {
+            (-8_000..(z / step) as i64)
+                .map(|n| at_most(n as f64 * step) * step)
+                .sum::<f64>()
+        };
         for z in [-2.0, -0.5, 0.0, 1.0, 3.0] {
-            assert!((overshoot(z) - integral(z)).abs() < 1e-3, "{z}: {} {}", overshoot(z), integral(z));
+            assert!(
+                (overshoot(z) - integral(z)).abs() < 1e-3,
+                "{z}: {} {}",
+                overshoot(z),
+                integral(z)
+            );
         }
         assert_eq!((overshoot(-40.0), overshoot(40.0)), (0.0, 40.0));
     }
@@ -150,13 +176,20 @@ mod tests {
     #[test]
     fn interpolation_adds_almost_nothing_and_never_decreases() {
         let ends = [-FAR, (-FAR).next_up(), FAR.next_down(), FAR].into_iter();
-        let mut points: Vec<f64> = (-4500..4500).map(|n| f64::from(n) / 1000.0).chain(ends).collect();
+        let mut points: Vec<f64> = (-4500..4500)
+            .map(|n| f64::from(n) / 1000.0)
+            .chain(ends)
+            .collect();
         points.sort_by(f64::total_cmp);
         for z in &points {
             let above = overshoot(*z) - (z * at_most(*z) + density(*z));
             assert!((-1e-5..2e-5).contains(&above), "{z}: {above}");
         }
-        assert!(points.windows(2).all(|pair| overshoot(pair[0]) <= overshoot(pair[1])));
+        assert!(
+            points
+                .windows(2)
+                .all(|pair| overshoot(pair[0]) <= overshoot(pair[1]))
+        );
     }
 
     #[test]
@@ -166,14 +199,21 @@ mod tests {
         assert_eq!(host_demand.wasted(4.0, 32.0), 0.0);
         assert_eq!(host_demand.wasted(4.0, 24.0), 1.0);
         assert_eq!(host_demand.wasted(4.0, 0.0), 4.0);
-        assert_eq!((host_demand.wasted(0.0, 0.0), host_demand.wasted(-1e-17, 0.0)), (0.0, 0.0));
+        assert_eq!(
+            (
+                host_demand.wasted(0.0, 0.0),
+                host_demand.wasted(-1e-17, 0.0)
+            ),
+            (0.0, 0.0)
+        );
     }
 
     #[test]
     fn more_varied_host_demand_wastes_more_when_resources_just_suffice() {
         let host_demand =
             |other: f64| HostDemand::of([(1.0, 8.0, 1.0), (1.0, other, 1.0)].into_iter()).unwrap();
-        let wasted = [8.0, 12.0, 20.0].map(|other| host_demand(other).wasted(2.0, (8.0 + other) / 2.0 * 2.0));
+        let wasted = [8.0, 12.0, 20.0]
+            .map(|other| host_demand(other).wasted(2.0, (8.0 + other) / 2.0 * 2.0));
         assert!(wasted[0] < wasted[1] && wasted[1] < wasted[2], "{wasted:?}");
     }
 

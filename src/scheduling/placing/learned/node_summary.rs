@@ -86,8 +86,9 @@ impl PackingModel {
     pub fn node_summary(&self, node_gpus: NodeGpus<'_>) -> NodeSummary {
         let learned = self.learned.as_ref();
         let mut gpu_groups = gpu_groups(node_gpus, learned);
-        let before =
-            learned.map(|learned| learned.before(node_gpus.free_host.map(HostHeadroom::of), &mut gpu_groups));
+        let before = learned.map(|learned| {
+            learned.before(node_gpus.free_host.map(HostHeadroom::of), &mut gpu_groups)
+        });
         NodeSummary {
             free: node_gpus.gpus.iter().map(Gpu::free).sum(),
             before,
@@ -109,7 +110,10 @@ impl NodeSummary {
     /// The group of the GPU at this index.
     pub(in crate::placing) fn gpu_group_of(&self, place: usize) -> &GpuGroup {
         let is_it = |gpu_group: &&GpuGroup| gpu_group.places.contains(place);
-        self.gpu_groups.iter().find(is_it).expect("every GPU of a node is in one of its groups")
+        self.gpu_groups
+            .iter()
+            .find(is_it)
+            .expect("every GPU of a node is in one of its groups")
     }
 }
 
@@ -118,9 +122,16 @@ fn gpu_groups(node_gpus: NodeGpus<'_>, learned: Option<&LearnedDemand>) -> Vec<G
     for (place, gpu) in node_gpus.gpus.iter().enumerate() {
         let part = learned.map_or_else(FreePart::default, |learned| {
             let kind = learned.kind_of(gpu, node_gpus.devices.get(place));
-            FreePart::of(&learned.kinds[usize::from(kind)], kind, free_for_others(gpu))
+            FreePart::of(
+                &learned.kinds[usize::from(kind)],
+                kind,
+                free_for_others(gpu),
+            )
         });
-        match gpu_groups.iter_mut().find(|gpu_group| gpu_group.gpu == *gpu && gpu_group.part == part) {
+        match gpu_groups
+            .iter_mut()
+            .find(|gpu_group| gpu_group.gpu == *gpu && gpu_group.part == part)
+        {
             Some(gpu_group) => gpu_group.places.insert(place),
             None => gpu_groups.push(GpuGroup {
                 gpu: *gpu,
@@ -137,7 +148,11 @@ impl FreePart {
     /// The free part of a GPU of the kind at this index.
     pub fn of(kind: &GpuKind, at: u8, free: Bytes) -> Self {
         let free = kind.part(free);
-        Self { kind: at, hundredths: hundredths(free) as u8, free }
+        Self {
+            kind: at,
+            hundredths: hundredths(free) as u8,
+            free,
+        }
     }
 
     /// What this demand leaves free on a GPU of this kind.
@@ -146,7 +161,11 @@ impl FreePart {
             Sharing::Shared => (self.free - kind.part(demand.per_gpu)).max(0.0),
             Sharing::Exclusive => 0.0,
         };
-        Self { hundredths: hundredths(free) as u8, free, ..self }
+        Self {
+            hundredths: hundredths(free) as u8,
+            free,
+            ..self
+        }
     }
 
     pub fn is_whole(&self) -> bool {
@@ -160,14 +179,27 @@ impl LearnedDemand {
         for gpu_group in gpu_groups {
             gpu_group.sums = self.sums_of(gpu_group.part, standing.level, standing.whole);
         }
-        let (potential, blocks) =
-            (self.potential(&standing.sums, free_host), self.blocks(standing.whole, free_host));
-        NodeBefore { free_host, standing, potential, blocks }
+        let (potential, blocks) = (
+            self.potential(&standing.sums, free_host),
+            self.blocks(standing.whole, free_host),
+        );
+        NodeBefore {
+            free_host,
+            standing,
+            potential,
+            blocks,
+        }
     }
 
     /// The sums of these GPUs beside this much CPU and memory.
-    pub(super) fn standing(&self, free_host: Option<HostHeadroom>, gpu_groups: &[GpuGroup]) -> NodeSums {
-        let level = free_host.map_or(self.levels.all(), |free_host| self.levels.served_by(free_host.cpu));
+    pub(super) fn standing(
+        &self,
+        free_host: Option<HostHeadroom>,
+        gpu_groups: &[GpuGroup],
+    ) -> NodeSums {
+        let level = free_host.map_or(self.levels.all(), |free_host| {
+            self.levels.served_by(free_host.cpu)
+        });
         let whole = gpu_groups
             .iter()
             .filter(|gpu_group| gpu_group.part.is_whole())
@@ -175,7 +207,10 @@ impl LearnedDemand {
             .sum();
         let mut sums = GpuSums::default();
         for gpu_group in gpu_groups {
-            sums.add(f64::from(gpu_group.places.len()), self.sums_of(gpu_group.part, level, whole));
+            sums.add(
+                f64::from(gpu_group.places.len()),
+                self.sums_of(gpu_group.part, level, whole),
+            );
         }
         NodeSums { level, whole, sums }
     }
@@ -196,15 +231,24 @@ impl LearnedDemand {
 
     /// The part of φ that a lack of CPU or memory causes, for free GPU capacity of this value.
     pub(super) fn wasted(&self, packing_model: f64, free_host: Option<HostHeadroom>) -> f64 {
-        let Some(free_host) = free_host.filter(|_| self.setting.host_demand > 0.0) else { return 0.0 };
-        let by_cpu = self.cpu.map_or(0.0, |cpu| cpu.wasted(packing_model, free_host.cpu));
-        let by_memory = self.memory.map_or(0.0, |memory| memory.wasted(packing_model, free_host.memory));
+        let Some(free_host) = free_host.filter(|_| self.setting.host_demand > 0.0) else {
+            return 0.0;
+        };
+        let by_cpu = self
+            .cpu
+            .map_or(0.0, |cpu| cpu.wasted(packing_model, free_host.cpu));
+        let by_memory = self
+            .memory
+            .map_or(0.0, |memory| memory.wasted(packing_model, free_host.memory));
         self.setting.host_demand * by_cpu.max(by_memory)
     }
 
     /// Σ P_k·blocks.
     pub(super) fn blocks(&self, whole: u32, free_host: Option<HostHeadroom>) -> f64 {
-        let (cpu, partial) = (free_host.map(|free_host| free_host.cpu), self.setting.partial_blocks);
+        let (cpu, partial) = (
+            free_host.map(|free_host| free_host.cpu),
+            self.setting.partial_blocks,
+        );
         let of = |(block, price): &(GpuBlock, f64)| price * block.on(whole as usize, cpu, partial);
         self.blocks.iter().map(of).sum()
     }
@@ -217,26 +261,41 @@ impl LearnedDemand {
         let exact = self.kinds.iter().position(|kind| is_it(&kind));
         let distance = |kind: &GpuKind| kind.capacity.0.abs_diff(gpu.capacity.0);
         let nearest = || (0..self.kinds.len()).min_by_key(|place| distance(&self.kinds[*place]));
-        exact.or_else(nearest).expect("a model that was learned has kinds") as u8
+        exact
+            .or_else(nearest)
+            .expect("a model that was learned has kinds") as u8
     }
 }
 
 impl HostHeadroom {
     pub fn of(host_resources: HostResources) -> Self {
-        Self { cpu: host_resources.cpu.0.min(MOST_CPU) as f64, memory: host_resources.memory.0 as f64 }
+        Self {
+            cpu: host_resources.cpu.0.min(MOST_CPU) as f64,
+            memory: host_resources.memory.0 as f64,
+        }
     }
 
     pub fn without(self, taken: Self) -> Self {
-        Self { cpu: (self.cpu - taken.cpu).max(0.0), memory: (self.memory - taken.memory).max(0.0) }
+        Self {
+            cpu: (self.cpu - taken.cpu).max(0.0),
+            memory: (self.memory - taken.memory).max(0.0),
+        }
     }
 }
 
 impl GpuSums {
     /// The sums of one GPU of this kind, on a node that serves so many levels of CPU and has so many whole GPUs.
     pub fn of(kind: &GpuKind, part: FreePart, level: usize, whole: u32) -> Self {
-        let (free, hundredths) = (kind.scale * part.free.min(1.0), usize::from(part.hundredths));
+        let (free, hundredths) = (
+            kind.scale * part.free.min(1.0),
+            usize::from(part.hundredths),
+        );
         let stuck = free * (1.0 - kind.usable.share(level, hundredths, whole));
-        Self { free, packing_model: kind.scale * kind.curve.at(hundredths), stuck }
+        Self {
+            free,
+            packing_model: kind.scale * kind.curve.at(hundredths),
+            stuck,
+        }
     }
 
     /// Adds `other`, `times` times.

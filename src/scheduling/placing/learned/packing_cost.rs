@@ -62,10 +62,17 @@ impl PackingModel {
         node_summary: &NodeSummary,
         taken: HostResources,
     ) -> Option<PackingCost> {
-        let known = self.learned_packing(node_summary).filter(|known| known.before.free_host.is_some())?;
+        let known = self
+            .learned_packing(node_summary)
+            .filter(|known| known.before.free_host.is_some())?;
         let beside = known.beside(taken);
         let NodeSums { sums, .. } = beside.standing(known.before);
-        Some(fixed(known.learned.packing_cost(&beside, sums, beside.blocks, 0.0)))
+        Some(fixed(known.learned.packing_cost(
+            &beside,
+            sums,
+            beside.blocks,
+            0.0,
+        )))
     }
 
     /// The packing of a node that this model has summarized; `None` if nothing was learned.
@@ -75,7 +82,11 @@ impl PackingModel {
         node_summary: &'a NodeSummary,
     ) -> Option<LearnedPacking<'a>> {
         let (learned, before) = self.learned.as_ref().zip(node_summary.before.as_ref())?;
-        Some(LearnedPacking { learned, node_summary, before })
+        Some(LearnedPacking {
+            learned,
+            node_summary,
+            before,
+        })
     }
 }
 
@@ -93,7 +104,12 @@ impl Packing for LearnedPacking<'_> {
         fixed(self.packing_cost_of(beside, chosen, taken, demand))
     }
 
-    fn cost_of_one(&self, beside: &NodeWithoutHost, demand: &Demand, equal: EqualGpus<'_>) -> PackingCost {
+    fn cost_of_one(
+        &self,
+        beside: &NodeWithoutHost,
+        demand: &Demand,
+        equal: EqualGpus<'_>,
+    ) -> PackingCost {
         let Some(gpu_group) = equal.gpu_group else {
             return self.cost(beside, demand, equal.places.lowest());
         };
@@ -107,7 +123,11 @@ impl Packing for LearnedPacking<'_> {
     }
 
     fn useless(&self, demand: &Demand, chosen: GpuSet) -> Option<Bytes> {
-        let Self { learned, node_summary, .. } = self;
+        let Self {
+            learned,
+            node_summary,
+            ..
+        } = self;
         let useless = |place| learned.useless(node_summary.gpu_group_of(place), demand);
         Some(chosen.iter().map(useless).sum())
     }
@@ -138,16 +158,26 @@ impl NodeWithoutHost {
 impl LearnedPacking<'_> {
     /// The node with this much less CPU and memory.
     fn beside(&self, taken: HostResources) -> NodeWithoutHost {
-        let Self { learned, node_summary, before } = self;
-        let free_host = before.free_host.map(|free_host| free_host.without(HostHeadroom::of(taken)));
-        let is_level =
-            free_host.is_none_or(|free_host| learned.levels.is_served(before.standing.level, free_host.cpu));
+        let Self {
+            learned,
+            node_summary,
+            before,
+        } = self;
+        let free_host = before
+            .free_host
+            .map(|free_host| free_host.without(HostHeadroom::of(taken)));
+        let is_level = free_host.is_none_or(|free_host| {
+            learned
+                .levels
+                .is_served(before.standing.level, free_host.cpu)
+        });
         let cpu_left = free_host.map_or(0.0, |free_host| free_host.cpu);
         NodeWithoutHost {
             free_host,
             standing: (!is_level).then(|| learned.standing(free_host, node_summary.gpu_groups())),
             blocks: learned.blocks(before.standing.whole, free_host),
-            base: before.blocks - before.potential + learned.setting.tie * 0.5 / LARGE_NODE.0 * cpu_left,
+            base: before.blocks - before.potential
+                + learned.setting.tie * 0.5 / LARGE_NODE.0 * cpu_left,
         }
     }
 
@@ -159,8 +189,16 @@ impl LearnedPacking<'_> {
         taken: impl Iterator<Item = (&'a GpuGroup, u32)>,
         demand: &Demand,
     ) -> f64 {
-        let Self { learned, node_summary, before } = self;
-        let NodeSums { level, whole, mut sums } = *beside.standing(before);
+        let Self {
+            learned,
+            node_summary,
+            before,
+        } = self;
+        let NodeSums {
+            level,
+            whole,
+            mut sums,
+        } = *beside.standing(before);
         let (mut still_whole, mut scarcity) = (whole, 0.0);
         for (gpu_group, count) in taken {
             let kind = &learned.kinds[usize::from(gpu_group.part.kind)];
@@ -182,17 +220,30 @@ impl LearnedPacking<'_> {
         if still_whole == whole {
             return learned.packing_cost(beside, &sums, beside.blocks, scarcity);
         }
-        let others =
-            node_summary.gpu_groups().iter().map(|gpu_group| (gpu_group, gpu_group.places.without(chosen)));
+        let others = node_summary
+            .gpu_groups()
+            .iter()
+            .map(|gpu_group| (gpu_group, gpu_group.places.without(chosen)));
         sums.stuck += learned.stuck_with_fewer(others, level, whole, still_whole);
-        learned.packing_cost(beside, &sums, learned.blocks(still_whole, beside.free_host), scarcity)
+        learned.packing_cost(
+            beside,
+            &sums,
+            learned.blocks(still_whole, beside.free_host),
+            scarcity,
+        )
     }
 }
 
 impl LearnedDemand {
     /// The cost, given the sums over the GPUs, the remaining blocks, and the scarcity of what is taken.
     #[inline]
-    fn packing_cost(&self, beside: &NodeWithoutHost, sums: &GpuSums, blocks: f64, scarcity: f64) -> f64 {
+    fn packing_cost(
+        &self,
+        beside: &NodeWithoutHost,
+        sums: &GpuSums,
+        blocks: f64,
+        scarcity: f64,
+    ) -> f64 {
         let tie = self.setting.tie * 0.5 / LARGE_NODE.1 * sums.free;
         // The value that takes longest is added last.
         (beside.base + self.unusable(sums) + tie - blocks + scarcity)
@@ -212,7 +263,10 @@ impl LearnedDemand {
             let fewer = usable.in_groups(level, before) - usable.in_groups(level, after);
             f64::from(others.len()) * gpu_group.sums.free * fewer
         };
-        others.filter(|(gpu_group, _)| gpu_group.part.is_whole()).map(of).sum()
+        others
+            .filter(|(gpu_group, _)| gpu_group.part.is_whole())
+            .map(of)
+            .sum()
     }
 
     /// The useless part of what the demand leaves of a GPU. A remainder below one hundredth is included.
@@ -224,14 +278,20 @@ impl LearnedDemand {
             Sharing::Shared => free_for_others(&gpu_group.gpu).minus(demand.per_gpu),
             Sharing::Exclusive => Bytes::ZERO,
         };
-        left.minus(Bytes((u128::from(kind.capacity.0) * u128::from(of_use) / GRID as u128) as u64))
+        left.minus(Bytes(
+            (u128::from(kind.capacity.0) * u128::from(of_use) / GRID as u128) as u64,
+        ))
     }
 }
 
 impl Node {
     /// Its GPUs, and what is left beside them.
     pub fn node_gpus(&self) -> NodeGpus<'_> {
-        NodeGpus { gpus: &self.gpus, devices: &self.devices, free_host: self.free_host }
+        NodeGpus {
+            gpus: &self.gpus,
+            devices: &self.devices,
+            free_host: self.free_host,
+        }
     }
 }
 

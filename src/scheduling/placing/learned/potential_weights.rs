@@ -51,7 +51,11 @@ const CHANGING: PotentialWeights = PotentialWeights {
     turnover: 1.0,
 };
 /// As many pods end as get a place, and some get none.
-const CROWDED: PotentialWeights = PotentialWeights { fragments: 1.0, tie: 0.1, ..CHANGING };
+const CROWDED: PotentialWeights = PotentialWeights {
+    fragments: 1.0,
+    tie: 0.1,
+    ..CHANGING
+};
 /// This much of the demand is refused by chance.
 const BY_CHANCE: f64 = 0.02;
 /// From here on the capacity does not suffice for all.
@@ -89,7 +93,9 @@ mod tests {
         assert_eq!(PotentialWeights::at(0.0, 0.0), STAYING);
         assert_eq!(PotentialWeights::at(0.9, 0.01), CHANGING);
         let between = PotentialWeights::at(0.25, 0.0);
-        assert!(between.host_demand < STAYING.host_demand && between.fragments < CHANGING.fragments);
+        assert!(
+            between.host_demand < STAYING.host_demand && between.fragments < CHANGING.fragments
+        );
     }
 
     #[test]

@@ -39,12 +39,24 @@ pub(super) struct EmptyNode {
 
 impl EmptyNode {
     pub fn of(gpus: &[(&str, u64)], cpu: Option<u64>) -> Self {
-        let devices: Vec<Device> =
-            (0..).zip(gpus).map(|(index, (model, capacity))| device(index, model, *capacity)).collect();
+        let devices: Vec<Device> = (0..)
+            .zip(gpus)
+            .map(|(index, (model, capacity))| device(index, model, *capacity))
+            .collect();
         let headroom = Headroom::all(Percent::default());
-        let gpus = devices.iter().map(|device| Gpu::of(device, &headroom)).collect();
-        let free_host = cpu.map(|cpu| HostResources { cpu: MilliCpu(cpu), memory: Bytes::gib(100) });
-        Self { gpus, devices, free_host }
+        let gpus = devices
+            .iter()
+            .map(|device| Gpu::of(device, &headroom))
+            .collect();
+        let free_host = cpu.map(|cpu| HostResources {
+            cpu: MilliCpu(cpu),
+            memory: Bytes::gib(100),
+        });
+        Self {
+            gpus,
+            devices,
+            free_host,
+        }
     }
 
     fn alike(gpus: usize) -> Self {
@@ -52,7 +64,11 @@ impl EmptyNode {
     }
 
     pub fn node_gpus(&self) -> NodeGpus<'_> {
-        NodeGpus { gpus: &self.gpus, devices: &self.devices, free_host: self.free_host }
+        NodeGpus {
+            gpus: &self.gpus,
+            devices: &self.devices,
+            free_host: self.free_host,
+        }
     }
 
     pub fn with(mut self, charged: &[u64]) -> Self {
@@ -64,7 +80,11 @@ impl EmptyNode {
         self
     }
 
-    fn chosen(&self, packing_model: &PackingModel, demand: &Demand) -> Option<(PackingCost, GpuSet)> {
+    fn chosen(
+        &self,
+        packing_model: &PackingModel,
+        demand: &Demand,
+    ) -> Option<(PackingCost, GpuSet)> {
         let node_summary = packing_model.node_summary(self.node_gpus());
         let evaluation = NodeEvaluation::of(packing_model, &node_summary, demand);
         let choice = pack::choose_by(&evaluation, GpuSet::ALL)?;
@@ -77,7 +97,13 @@ pub(super) fn shared(milli: u64) -> Demand {
 }
 
 pub(super) fn with_cpu(demand: Demand, cpu: u64) -> Demand {
-    Demand { host_resources: HostResources { cpu: MilliCpu(cpu), memory: Bytes::ZERO }, ..demand }
+    Demand {
+        host_resources: HostResources {
+            cpu: MilliCpu(cpu),
+            memory: Bytes::ZERO,
+        },
+        ..demand
+    }
 }
 
 pub(super) fn whole(gpus: u32) -> Demand {
@@ -86,7 +112,9 @@ pub(super) fn whole(gpus: u32) -> Demand {
 
 pub(super) fn demand_history(demands: impl IntoIterator<Item = Demand>) -> DemandHistory {
     let mut demand_history = DemandHistory::default();
-    demands.into_iter().for_each(|demand| demand_history.arrive(DemandShape::of(&demand).unwrap()));
+    demands
+        .into_iter()
+        .for_each(|demand| demand_history.arrive(DemandShape::of(&demand).unwrap()));
     demand_history
 }
 
@@ -96,7 +124,8 @@ pub(super) fn learned(demand_history: &DemandHistory, machines: &[EmptyNode]) ->
 
 /// How much of these nodes is allocated when all these pods have arrived, in thousandths of a GPU; learned on the way.
 fn filled(mut machines: Vec<EmptyNode>, pods: &[Demand], is_learning: bool) -> u64 {
-    let (mut packing_model, mut demand_history) = (PackingModel::default(), DemandHistory::default());
+    let (mut packing_model, mut demand_history) =
+        (PackingModel::default(), DemandHistory::default());
     let mut allocated = 0;
     for pod in pods {
         demand_history.arrive(DemandShape::of(pod).unwrap());
@@ -108,7 +137,9 @@ fn filled(mut machines: Vec<EmptyNode>, pods: &[Demand], is_learning: bool) -> u
             .filter_map(|(place, machine)| Some((machine.chosen(&packing_model, pod)?, place)))
             .min();
         if let Some(((_, chosen), place)) = best {
-            chosen.iter().for_each(|gpu| machines[place].gpus[gpu].charge(pod.per_gpu, pod.sharing));
+            chosen
+                .iter()
+                .for_each(|gpu| machines[place].gpus[gpu].charge(pod.per_gpu, pod.sharing));
             allocated += chosen.iter().map(|_| pod.per_gpu.0).sum::<u64>();
         }
     }
@@ -119,8 +150,12 @@ fn filled(mut machines: Vec<EmptyNode>, pods: &[Demand], is_learning: bool) -> u
 fn assert_no_worse_than_best_fit(pods: &[Demand]) {
     let machines = vec![EmptyNode::alike(8); 12];
     let all = (machines.len() * 8) as u64 * WHOLE;
-    let [ours, best_fit] = [true, false].map(|is_learning| filled(machines.clone(), pods, is_learning));
-    assert!((ours + all / 1000) >= best_fit, "{ours} of {all} allocated, and {best_fit} by best fit");
+    let [ours, best_fit] =
+        [true, false].map(|is_learning| filled(machines.clone(), pods, is_learning));
+    assert!(
+        (ours + all / 1000) >= best_fit,
+        "{ours} of {all} allocated, and {best_fit} by best fit"
+    );
 }
 
 #[test]
@@ -129,7 +164,10 @@ fn a_node_with_the_largest_possible_cpu_has_a_finite_packing_cost() {
     let large = EmptyNode::of(&[("H100", WHOLE); 8], Some(128_000)).with(&[300]);
     let packing_model = learned(&demand_history(pods), std::slice::from_ref(&large));
     let mut boastful = large.clone();
-    boastful.free_host = Some(HostResources { cpu: MilliCpu(u64::MAX), memory: Bytes(u64::MAX) });
+    boastful.free_host = Some(HostResources {
+        cpu: MilliCpu(u64::MAX),
+        memory: Bytes(u64::MAX),
+    });
     let demand = with_cpu(shared(200), 1000);
     let [modest, boastful] =
         [large, boastful].map(|machine| machine.chosen(&packing_model, &demand).unwrap());
@@ -142,7 +180,10 @@ fn with_too_few_arrivals_the_packing_cost_is_the_free_vram_left() {
     let machines = [EmptyNode::alike(2).with(&[300, 500])];
     let packing_model = learned(&demand_history((0..9).map(|_| shared(200))), &machines);
     assert!(!packing_model.is_learned());
-    assert_eq!(machines[0].chosen(&packing_model, &shared(200)), Some((PackingCost(300), GpuSet::one(1))));
+    assert_eq!(
+        machines[0].chosen(&packing_model, &shared(200)),
+        Some((PackingCost(300), GpuSet::one(1)))
+    );
 }
 
 #[test]
@@ -154,20 +195,37 @@ fn without_gpus_nothing_is_learned() {
 fn a_usable_remainder_is_preferred_to_a_smaller_useless_one() {
     // Best fit would leave 100 on the first; on the second, 400 remain, which fit two more pods.
     let machine = EmptyNode::alike(2).with(&[700, 400]);
-    let packing_model =
-        learned(&demand_history((0..100).map(|_| shared(200))), std::slice::from_ref(&machine));
-    assert_eq!(machine.chosen(&PackingModel::default(), &shared(200)).unwrap().1, GpuSet::one(0));
-    assert_eq!(machine.chosen(&packing_model, &shared(200)).unwrap().1, GpuSet::one(1));
+    let packing_model = learned(
+        &demand_history((0..100).map(|_| shared(200))),
+        std::slice::from_ref(&machine),
+    );
+    assert_eq!(
+        machine
+            .chosen(&PackingModel::default(), &shared(200))
+            .unwrap()
+            .1,
+        GpuSet::one(0)
+    );
+    assert_eq!(
+        machine.chosen(&packing_model, &shared(200)).unwrap().1,
+        GpuSet::one(1)
+    );
 }
 
 #[test]
 fn an_empty_gpu_is_not_used_on_a_node_without_cpu_for_its_other_gpus() {
     let pods = || (0..100).map(|_| with_cpu(shared(500), 1000));
-    let machines =
-        [EmptyNode::of(&[("H100", WHOLE); 4], Some(9000)), EmptyNode::of(&[("H100", WHOLE); 4], Some(3000))];
+    let machines = [
+        EmptyNode::of(&[("H100", WHOLE); 4], Some(9000)),
+        EmptyNode::of(&[("H100", WHOLE); 4], Some(3000)),
+    ];
     let packing_model = learned(&demand_history(pods()), &machines);
-    let [roomy, short] =
-        [0, 1].map(|place| machines[place].chosen(&packing_model, &with_cpu(shared(500), 2000)).unwrap().0);
+    let [roomy, short] = [0, 1].map(|place| {
+        machines[place]
+            .chosen(&packing_model, &with_cpu(shared(500), 2000))
+            .unwrap()
+            .0
+    });
     assert!(roomy < short, "{roomy:?} {short:?}");
 }
 
@@ -175,28 +233,47 @@ fn an_empty_gpu_is_not_used_on_a_node_without_cpu_for_its_other_gpus() {
 fn a_gpu_model_that_other_pods_require_is_left_to_them() {
     let of = |model: &str| EmptyNode::of(&[(model, WHOLE); 4], None);
     let machines = [of("H100"), of("L4")];
-    let insist = Demand { models: [GpuModel::parse("H100").unwrap()].into(), ..shared(500) };
+    let insist = Demand {
+        models: [GpuModel::parse("H100").unwrap()].into(),
+        ..shared(500)
+    };
     let packing_model = learned(
-        &demand_history((0..100).map(|n| if n % 2 == 0 { insist.clone() } else { shared(500) })),
+        &demand_history((0..100).map(|n| {
+            if n % 2 == 0 {
+                insist.clone()
+            } else {
+                shared(500)
+            }
+        })),
         &machines,
     );
-    let [wanted, other] = [0, 1].map(|place| machines[place].chosen(&packing_model, &shared(500)).unwrap().0);
+    let [wanted, other] = [0, 1].map(|place| {
+        machines[place]
+            .chosen(&packing_model, &shared(500))
+            .unwrap()
+            .0
+    });
     assert!(other < wanted, "{other:?} {wanted:?}");
 }
 
 #[test]
 fn a_block_of_gpus_is_not_broken_for_a_single_gpu_pod() {
-    let machines = [EmptyNode::alike(4), EmptyNode::alike(4).with(&[1000, 1000, 0, 0])];
+    let machines = [
+        EmptyNode::alike(4),
+        EmptyNode::alike(4).with(&[1000, 1000, 0, 0]),
+    ];
     let mixed = demand_history((0..100).map(|n| if n % 2 == 0 { whole(4) } else { whole(1) }));
     let packing_model = learned(&mixed, &machines);
-    let [unbroken, broken] = [0, 1].map(|place| machines[place].chosen(&packing_model, &whole(1)).unwrap().0);
+    let [unbroken, broken] =
+        [0, 1].map(|place| machines[place].chosen(&packing_model, &whole(1)).unwrap().0);
     assert!(broken < unbroken, "{broken:?} {unbroken:?}");
 }
 
 #[test]
 fn gpus_of_another_capacity_are_valued_separately() {
     let mixed = demand_history((0..100).map(|_| shared(400)));
-    let at = |capacity: u64, hundredths: usize| gpu_kind::curve(&mixed, Bytes(capacity)).at(hundredths);
+    let at =
+        |capacity: u64, hundredths: usize| gpu_kind::curve(&mixed, Bytes(capacity)).at(hundredths);
     assert_eq!((at(1000, 39), at(1000, 40), at(1000, 80)), (0.0, 0.5, 1.0));
     assert_eq!((at(400, 99), at(400, 100), at(300, 99)), (0.0, 1.0, 0.0));
 }
@@ -209,10 +286,16 @@ fn pods_without_gpus_prefer_nodes_whose_gpus_are_in_use() {
         EmptyNode::of(&[("H100", WHOLE); 2], Some(16_000)).with(&[1000, 1000]),
     ];
     let packing_model = learned(&demand_history(pods), &machines);
-    let taken = HostResources { cpu: MilliCpu(6000), memory: Bytes::ZERO };
+    let taken = HostResources {
+        cpu: MilliCpu(6000),
+        memory: Bytes::ZERO,
+    };
     let [free, full] = [0, 1].map(|place| {
         packing_model
-            .packing_cost_of_host(&packing_model.node_summary(machines[place].node_gpus()), taken)
+            .packing_cost_of_host(
+                &packing_model.node_summary(machines[place].node_gpus()),
+                taken,
+            )
             .unwrap()
     });
     assert!(full < free, "{full:?} {free:?}");
@@ -230,8 +313,9 @@ fn with_one_size_only_it_packs_as_best_fit_does() {
 fn with_sizes_just_over_a_half_it_packs_as_best_fit_does() {
     let pods: Vec<Demand> = (0..250u64).map(|n| shared(501 + n * 37 % 60)).collect();
     assert_no_worse_than_best_fit(&pods);
-    let beside_small: Vec<Demand> =
-        (0..300u64).map(|n| shared(if n % 3 == 0 { 480 } else { 510 + n % 10 })).collect();
+    let beside_small: Vec<Demand> = (0..300u64)
+        .map(|n| shared(if n % 3 == 0 { 480 } else { 510 + n % 10 }))
+        .collect();
     assert_no_worse_than_best_fit(&beside_small);
 }
 
@@ -342,7 +426,9 @@ proptest! {
 #[test]
 fn on_a_real_clusters_demand_free_vram_has_the_published_values() {
     use super::cutting_stock::ValueCurve;
-    let Some(pods) = crate::needs::trace("openb/openb_pod_list_default.csv") else { return };
+    let Some(pods) = crate::needs::trace("openb/openb_pod_list_default.csv") else {
+        return;
+    };
     let mut lines = pods.lines().map(|line| line.split(',').collect::<Vec<_>>());
     let names = lines.next().unwrap();
     let at = |name: &str| names.iter().position(|column| *column == name).unwrap();
@@ -350,11 +436,25 @@ fn on_a_real_clusters_demand_free_vram_has_the_published_values() {
     let mut mixed = DemandHistory::of_last(u16::MAX);
     for line in lines.filter(|line| line[gpus] != "0") {
         let (gpus, milli) = (line[gpus].parse().unwrap(), line[milli].parse().unwrap());
-        let sharing = if milli == WHOLE { Sharing::Exclusive } else { Sharing::Shared };
+        let sharing = if milli == WHOLE {
+            Sharing::Exclusive
+        } else {
+            Sharing::Shared
+        };
         mixed.arrive(DemandShape::of(&demand_of(milli, gpus, sharing, 0)).unwrap());
     }
     let curve: ValueCurve = gpu_kind::curve(&mixed, Bytes(WHOLE));
-    for (part, packing_model) in [(19, 0.0), (32, 1.0 / 3.0), (47, 0.5), (65, 2.0 / 3.0), (81, 1.0)] {
-        assert!((curve.at(part) - packing_model).abs() < 0.01, "{part}: {}", curve.at(part));
+    for (part, packing_model) in [
+        (19, 0.0),
+        (32, 1.0 / 3.0),
+        (47, 0.5),
+        (65, 2.0 / 3.0),
+        (81, 1.0),
+    ] {
+        assert!(
+            (curve.at(part) - packing_model).abs() < 0.01,
+            "{part}: {}",
+            curve.at(part)
+        );
     }
 }

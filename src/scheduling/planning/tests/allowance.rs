@@ -17,26 +17,44 @@ fn rates() -> EvictionRates {
 fn full(policy: Policy, nodes: &[&'static str]) -> LedgerCluster {
     let machines: Vec<(&str, u32)> = nodes.iter().map(|name| (*name, 1)).collect();
     let mut cluster = LedgerCluster::by(policy, &machines);
-    nodes.iter().for_each(|name| cluster.bound(&format!("job-{name}"), name, 0, job(60)));
+    nodes
+        .iter()
+        .for_each(|name| cluster.bound(&format!("job-{name}"), name, 0, job(60)));
     cluster
 }
 
 #[test]
 fn b1_a_pod_that_waits_because_of_the_eviction_limit_gets_that_reason() {
-    let mut cluster = full(limited(EvictionRates { cluster: 1, ..rates() }), &["m", "n"]);
+    let mut cluster = full(
+        limited(EvictionRates {
+            cluster: 1,
+            ..rates()
+        }),
+        &["m", "n"],
+    );
     cluster.gated("y", shared(50, 50));
     cluster.gated("z", shared(50, 50));
     cluster.gated("zz", shared(73, 50));
     assert_eq!(
         cluster.plan(),
-        ["y on m after job-m", "z waits: eviction-limit", "zz waits: insufficient-vram"],
+        [
+            "y on m after job-m",
+            "z waits: eviction-limit",
+            "zz waits: insufficient-vram"
+        ],
         "no eviction frees 73 GiB"
     );
 }
 
 #[test]
 fn b1_pods_without_a_tenant_are_limited_by_the_cluster_and_the_node() {
-    let mut cluster = full(limited(EvictionRates { tenant: 1, ..rates() }), &["m", "n"]);
+    let mut cluster = full(
+        limited(EvictionRates {
+            tenant: 1,
+            ..rates()
+        }),
+        &["m", "n"],
+    );
     cluster.gated("y", shared(50, 50));
     cluster.gated("z", shared(50, 50));
     assert_eq!(cluster.plan(), ["y on m after job-m", "z on n after job-n"]);
@@ -54,7 +72,10 @@ fn b1_free_places_are_preferred_to_evictions() {
 
 #[test]
 fn b1_a_dearer_set_within_the_allowance_is_taken_where_the_cheapest_is_beyond_it() {
-    let mut cluster = LedgerCluster::by(limited(EvictionRates { node: 2, ..rates() }), &[("m", 1), ("n", 1)]);
+    let mut cluster = LedgerCluster::by(
+        limited(EvictionRates { node: 2, ..rates() }),
+        &[("m", 1), ("n", 1)],
+    );
     // The lower priority is evicted first, whatever it costs.
     (0..3).for_each(|n| cluster.bound(&format!("small-{n}"), "m", 0, shared(20, -20)));
     cluster.bound("large", "n", 0, job(72));
@@ -82,11 +103,22 @@ fn b10_a_set_larger_than_the_limit_is_evicted_alone_in_a_minute_without_another_
     let all = "job-00 job-01 job-02 job-03 job-04 job-05 job-06 job-07 job-08 job-09 job-10 job-11";
     assert_eq!(cluster.plan(), [format!("pod on n after {all}")]);
     cluster.note_ordered(&[uid("job-00")]);
-    assert_eq!(cluster.plan(), ["pod waits: eviction-limit"], "one was evicted there within the minute");
+    assert_eq!(
+        cluster.plan(),
+        ["pod waits: eviction-limit"],
+        "one was evicted there within the minute"
+    );
     cluster.pass(61);
     assert_eq!(cluster.plan(), [format!("pod on n after {all}")]);
-    cluster.note_ordered(&(0..12).map(|n| uid(&format!("job-{n:02}"))).collect::<Vec<_>>());
-    assert!(!cluster.may_order(&[uid("job-00")]), "it was all that the minute had");
+    cluster.note_ordered(
+        &(0..12)
+            .map(|n| uid(&format!("job-{n:02}")))
+            .collect::<Vec<_>>(),
+    );
+    assert!(
+        !cluster.may_order(&[uid("job-00")]),
+        "it was all that the minute had"
+    );
 }
 
 #[test]
@@ -95,10 +127,20 @@ fn b10_other_evictions_wait_for_a_set_larger_than_the_limit_but_not_for_ever() {
     cluster.note_ordered(&[uid("job-00")]);
     cluster.gated("large", of_six_gpus());
     cluster.gated("small", shared(40, 100));
-    assert_eq!(cluster.plan(), ["large waits: eviction-limit", "small waits: eviction-limit"]);
+    assert_eq!(
+        cluster.plan(),
+        ["large waits: eviction-limit", "small waits: eviction-limit"]
+    );
     let pending = cluster.pending(64);
-    let plan = plan_within(Ledger::clone(&cluster), &roomy(&cluster), &pending, PlanBounds::NONE);
-    plan.reserved.into_iter().for_each(|(scope, uid)| cluster.reserve_scope(scope, &uid));
+    let plan = plan_within(
+        Ledger::clone(&cluster),
+        &roomy(&cluster),
+        &pending,
+        PlanBounds::NONE,
+    );
+    plan.reserved
+        .into_iter()
+        .for_each(|(scope, uid)| cluster.reserve_scope(scope, &uid));
     // The large one is not due now, and another one of no higher priority asks.
     let generation = cluster.generation();
     cluster.note_no_placement(&uid("large"), generation);
@@ -106,7 +148,12 @@ fn b10_other_evictions_wait_for_a_set_larger_than_the_limit_but_not_for_ever() {
     cluster.gated("urgent", shared(40, 200));
     assert_eq!(cluster.plan()[0], "urgent on n after job-00");
     cluster.release(&uid("large"));
-    assert!(cluster.plan().contains(&"small on n after job-02".to_owned()), "it does not wait any more");
+    assert!(
+        cluster
+            .plan()
+            .contains(&"small on n after job-02".to_owned()),
+        "it does not wait any more"
+    );
 }
 
 /// One after the other, pods that need a whole minute's evictions want the node for themselves: for how long, and of what priority.
@@ -127,7 +174,10 @@ fn a_scope_is_reserved_for_at_most_half_of_the_time() {
             }
             cluster.release(&uid(&wave));
         }
-        assert!(kept * 3 > seconds && kept * 20 <= seconds * 11, "{kept} s of {seconds}: {waves:?}");
+        assert!(
+            kept * 3 > seconds && kept * 20 <= seconds * 11,
+            "{kept} s of {seconds}: {waves:?}"
+        );
     }
 }
 
@@ -139,13 +189,23 @@ fn b13_equal_pods_get_the_same_answer_after_the_step_budget_is_spent() {
         cluster.gated(&format!("pod-{n}"), shared(70 + n % 3, -100));
     }
     let (pending, roomy) = (cluster.pending(64), roomy(&cluster));
-    let bounds = PlanBounds { free: 1, evictions: u64::MAX, ..PlanBounds::NONE };
+    let bounds = PlanBounds {
+        free: 1,
+        evictions: u64::MAX,
+        ..PlanBounds::NONE
+    };
     let plan = plan_within(Ledger::clone(&cluster), &roomy, &pending, bounds);
     assert_eq!(
         plan.steps.into_iter().map(describe).collect::<Vec<_>>(),
-        ["pod-0 waits: insufficient-vram", "pod-3 waits: insufficient-vram"]
+        [
+            "pod-0 waits: insufficient-vram",
+            "pod-3 waits: insufficient-vram"
+        ]
     );
-    assert_eq!(plan.left_over, ["pod-1", "pod-2", "pod-4", "pod-5"].map(uid));
+    assert_eq!(
+        plan.left_over,
+        ["pod-1", "pod-2", "pod-4", "pod-5"].map(uid)
+    );
 }
 
 #[test]
@@ -165,10 +225,28 @@ fn pods_like_one_that_has_a_place_get_theirs_after_the_step_budget_is_spent() {
         (placed, plan.left_over)
     };
     // The first look at each kind costs a step for the node.
-    let bounds = PlanBounds { free: 200, evictions: 200, ..PlanBounds::NONE };
+    let bounds = PlanBounds {
+        free: 200,
+        evictions: 200,
+        ..PlanBounds::NONE
+    };
     let (placed, left_over) = planned(bounds);
-    assert_eq!(placed, ["low-0 on n", "pod-0 on n", "pod-2 on n", "pod-4 on n"]);
-    assert_eq!(left_over, ["pod-1", "pod-3", "pod-5", "low-1"].map(uid), "the last has a lower priority");
-    let (placed, left_over) = planned(PlanBounds { places: 3, ..bounds });
-    assert_eq!((placed.len(), left_over.len()), (3, 5), "no more than so many at once");
+    assert_eq!(
+        placed,
+        ["low-0 on n", "pod-0 on n", "pod-2 on n", "pod-4 on n"]
+    );
+    assert_eq!(
+        left_over,
+        ["pod-1", "pod-3", "pod-5", "low-1"].map(uid),
+        "the last has a lower priority"
+    );
+    let (placed, left_over) = planned(PlanBounds {
+        places: 3,
+        ..bounds
+    });
+    assert_eq!(
+        (placed.len(), left_over.len()),
+        (3, 5),
+        "no more than so many at once"
+    );
 }

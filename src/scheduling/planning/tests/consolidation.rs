@@ -10,16 +10,28 @@ fn halves(policy: Policy) -> LedgerCluster {
     let mut cluster = LedgerCluster::by(policy, &[("n", 1), ("m", 1)]);
     cluster.bound("j", "n", 0, job(30));
     cluster.bound("k", "m", 0, job(40));
-    cluster.gated("polite", Demand { may_preempt: false, ..shared(60, 100) });
+    cluster.gated(
+        "polite",
+        Demand {
+            may_preempt: false,
+            ..shared(60, 100)
+        },
+    );
     cluster
 }
 
 #[test]
 fn consolidation_moves_pods_that_fit_elsewhere_for_a_pod_that_fits_nowhere() {
-    assert_eq!(halves(Policy::default()).plan(), ["polite waits: insufficient-vram"], "off by default");
+    assert_eq!(
+        halves(Policy::default()).plan(),
+        ["polite waits: insufficient-vram"],
+        "off by default"
+    );
     let mut cluster = halves(consolidating(Millis::seconds(36_000)));
     let steps = steps(&mut cluster, 64);
-    let [PlanStep::Place(places)] = &steps[..] else { panic!("{steps:?}") };
+    let [PlanStep::Place(places)] = &steps[..] else {
+        panic!("{steps:?}")
+    };
     let place = &places[0];
     assert_eq!(
         (place.by, place.reservation.node.as_str()),
@@ -27,7 +39,9 @@ fn consolidation_moves_pods_that_fit_elsewhere_for_a_pod_that_fits_nowhere() {
         "the smaller job moves"
     );
     assert!(
-        Ledger::clone(&cluster).reserve(&place.uid, place.reservation.clone()).is_err(),
+        Ledger::clone(&cluster)
+            .reserve(&place.uid, place.reservation.clone())
+            .is_err(),
         "by no other right"
     );
     assert_eq!(place.take(&mut cluster), Ok(()));
@@ -37,32 +51,65 @@ fn consolidation_moves_pods_that_fit_elsewhere_for_a_pod_that_fits_nowhere() {
 fn no_pod_is_moved_that_was_to_move_when_consolidation_was_switched_off() {
     let mut cluster = halves(consolidating(Millis::seconds(36_000)));
     let steps = steps(&mut cluster, 64);
-    let [PlanStep::Place(places)] = &steps[..] else { panic!("{steps:?}") };
-    cluster.apply(PolicySet { policy: Policy::default(), prepared: None });
-    let reserved = cluster.apply(ReservePlaces { places: places.clone(), generation: 0 });
-    assert!(reserved.is_err() && cluster.totals().reservations == 0, "{reserved:?}");
+    let [PlanStep::Place(places)] = &steps[..] else {
+        panic!("{steps:?}")
+    };
+    cluster.apply(PolicySet {
+        policy: Policy::default(),
+        prepared: None,
+    });
+    let reserved = cluster.apply(ReservePlaces {
+        places: places.clone(),
+        generation: 0,
+    });
+    assert!(
+        reserved.is_err() && cluster.totals().reservations == 0,
+        "{reserved:?}"
+    );
 }
 
 #[test]
 fn consolidation_moves_no_pod_at_a_loss_or_without_another_place() {
-    assert_eq!(halves(consolidating(Millis::seconds(60))).plan(), ["polite waits: insufficient-vram"]);
+    assert_eq!(
+        halves(consolidating(Millis::seconds(60))).plan(),
+        ["polite waits: insufficient-vram"]
+    );
     let mut cluster = halves(consolidating(Millis::seconds(36_000)));
     cluster.bound("l", "n", 0, job(20));
     cluster.bound("o", "m", 0, job(20));
-    assert_eq!(cluster.plan(), ["polite waits: insufficient-vram"], "a moved pod would have no place");
+    assert_eq!(
+        cluster.plan(),
+        ["polite waits: insufficient-vram"],
+        "a moved pod would have no place"
+    );
 }
 
 #[test]
 fn consolidation_moves_no_pod_onto_vram_that_is_lent() {
     let mut policy = lending();
-    policy.planning.consolidation = Some(Consolidation { gain: Millis::seconds(36_000) });
+    policy.planning.consolidation = Some(Consolidation {
+        gain: Millis::seconds(36_000),
+    });
     let of = |demand: Demand| in_namespace(demand, "default", &lending());
     let mut cluster = LedgerCluster::by(policy, &[("n", 1), ("m", 1)]);
     cluster.bound("engine", "m", 0, of(shared(60, 0)));
     cluster.bound("j", "n", 0, of(job(30)));
-    cluster.gated("polite", of(Demand { may_preempt: false, ..shared(60, 100) }));
+    cluster.gated(
+        "polite",
+        of(Demand {
+            may_preempt: false,
+            ..shared(60, 100)
+        }),
+    );
     cluster.fall_asleep("engine", "m");
     let borrower = of(job(30));
-    assert!(cluster.snapshot().node("m").unwrap().gpus[0].can_take(&borrower), "the engine lends");
-    assert_eq!(cluster.plan(), ["polite waits: insufficient-vram"], "it would soon be evicted a second time");
+    assert!(
+        cluster.snapshot().node("m").unwrap().gpus[0].can_take(&borrower),
+        "the engine lends"
+    );
+    assert_eq!(
+        cluster.plan(),
+        ["polite waits: insufficient-vram"],
+        "it would soon be evicted a second time"
+    );
 }

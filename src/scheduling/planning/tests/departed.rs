@@ -11,12 +11,22 @@ impl LedgerCluster {
         let gpu = |(place, pods): (usize, &&[(&str, u64)])| GpuReading {
             uuid: gpu_at(on, place as u32),
             used: Some(Bytes::gib(pods.iter().map(|(_, gib)| gib).sum())),
-            attributed: pods.iter().map(|(name, gib)| (uid(name), Bytes::gib(*gib))).collect(),
+            attributed: pods
+                .iter()
+                .map(|(name, gib)| (uid(name), Bytes::gib(*gib)))
+                .collect(),
             engine_load: EngineLoad::NONE,
         };
         let gpus = gpus.iter().enumerate().map(gpu).collect();
-        let reading = NodeReading { sampled: self.now(), gpus, ..NodeReading::default() };
-        self.apply(ReadingReported { node: node(on), reading: reading.into() });
+        let reading = NodeReading {
+            sampled: self.now(),
+            gpus,
+            ..NodeReading::default()
+        };
+        self.apply(ReadingReported {
+            node: node(on),
+            reading: reading.into(),
+        });
     }
 }
 
@@ -48,10 +58,18 @@ fn beside_memory_of_a_pod_that_has_ended_only_those_in_the_way_are_evicted() {
     assert_eq!(placed(&mut cluster), [uid("serving")]);
     let reserved = cluster.reservation_of(&uid("serving")).unwrap();
     assert_eq!(*reserved.reservation.victims, [uid("ended"), uid("low")]);
-    let remaining: Vec<&PodUid> = reserved.remaining.iter().map(|victim| &victim.uid).collect();
+    let remaining: Vec<&PodUid> = reserved
+        .remaining
+        .iter()
+        .map(|victim| &victim.uid)
+        .collect();
     assert_eq!(remaining, [&uid("low")]);
     cluster.gated("next", shared(50, 100));
-    assert_eq!(cluster.plan(), ["next on n after job"], "its memory is promised once");
+    assert_eq!(
+        cluster.plan(),
+        ["next on n after job"],
+        "its memory is promised once"
+    );
 }
 
 /// The ledger has seen the pod end, and then a reservation of another leader lists it as a victim. VRAM that is attributed to a
@@ -65,8 +83,16 @@ fn memory_of_a_pod_that_has_ended_counts_once_however_often_it_is_named() {
         victims: [uid("ended")].into(),
         deadline: cluster.now() + Millis::seconds(20),
     };
-    let waiting = ObservedWaiting { reservation: Some(reservation), ..ObservedWaiting::default() };
-    cluster.observe("other", shared(10, 100), ObservedPhase::Waiting(waiting), None);
+    let waiting = ObservedWaiting {
+        reservation: Some(reservation),
+        ..ObservedWaiting::default()
+    };
+    cluster.observe(
+        "other",
+        shared(10, 100),
+        ObservedPhase::Waiting(waiting),
+        None,
+    );
     assert!(cluster.reservation_of(&uid("other")).is_some());
     cluster.apply(PodDeleted(uid("other")));
     cluster.bound("low", "n", 0, shared(10, -20));
@@ -96,8 +122,14 @@ fn memory_that_stays_after_its_pod_has_ended_is_not_waited_for() {
 fn a_pod_that_has_ended_keeps_its_grant_as_long_as_its_processes_are_seen() {
     let mut cluster = LedgerCluster::new(&[("n", 1)]);
     for (demand, wanted) in [
-        (demand_of(70 << 30, 1, Sharing::Exclusive, 0), demand_of(1 << 30, 1, Sharing::Shared, 100)),
-        (demand_of(70 << 30, 1, Sharing::Exclusive, 0), demand_of(1 << 30, 1, Sharing::Exclusive, 100)),
+        (
+            demand_of(70 << 30, 1, Sharing::Exclusive, 0),
+            demand_of(1 << 30, 1, Sharing::Shared, 100),
+        ),
+        (
+            demand_of(70 << 30, 1, Sharing::Exclusive, 0),
+            demand_of(1 << 30, 1, Sharing::Exclusive, 100),
+        ),
         (shared(40, 0), shared(40, 100)),
     ] {
         cluster.bound("ended", "n", 0, demand);

@@ -15,15 +15,26 @@ fn a_group_is_placed_whole_or_not_at_all() {
     }
     assert_eq!(
         cluster.plan(),
-        ["a waits: group-too-large", "b waits: group-too-large", "c waits: group-too-large"]
+        [
+            "a waits: group-too-large",
+            "b waits: group-too-large",
+            "c waits: group-too-large"
+        ]
     );
     cluster.gated("single", job(60));
-    assert_eq!(cluster.plan()[0], "single on m", "the group reserves nothing");
+    assert_eq!(
+        cluster.plan()[0],
+        "single on m",
+        "the group reserves nothing"
+    );
     let mut cluster = LedgerCluster::new(&[("n", 1), ("m", 2)]);
     for name in ["a", "b"] {
         cluster.member(name, job(60), group("trio", Some(3)));
     }
-    assert_eq!(cluster.plan(), ["a waits: group-incomplete", "b waits: group-incomplete"]);
+    assert_eq!(
+        cluster.plan(),
+        ["a waits: group-incomplete", "b waits: group-incomplete"]
+    );
     cluster.member("c", job(60), group("trio", Some(3)));
     cluster.pass(5);
     assert_eq!(cluster.plan(), ["a on n, b on m, c on m"]);
@@ -51,19 +62,36 @@ fn a_group_is_packed_on_the_fewest_nodes_when_the_policy_says_so() {
 
 #[test]
 fn a_group_is_placed_in_one_island_or_waits_when_the_policy_says_so() {
-    let mut cluster = LedgerCluster::by(with_placement(GroupPlacement::OneIsland), &[("n", 4), ("m", 8)]);
+    let mut cluster = LedgerCluster::by(
+        with_placement(GroupPlacement::OneIsland),
+        &[("n", 4), ("m", 8)],
+    );
     for name in ["a", "b", "c"] {
         cluster.member(name, job(60), group("trio", Some(3)));
     }
     let steps = steps(&mut cluster, 64);
-    let [PlanStep::Place(places)] = &steps[..] else { panic!("{steps:?}") };
-    let gpus: Vec<&str> = places.iter().map(|place| place.reservation.devices[0].as_str()).collect();
-    assert_eq!(gpus, ["GPU-m-0", "GPU-m-1", "GPU-m-2"], "an island of n has two GPUs");
+    let [PlanStep::Place(places)] = &steps[..] else {
+        panic!("{steps:?}")
+    };
+    let gpus: Vec<&str> = places
+        .iter()
+        .map(|place| place.reservation.devices[0].as_str())
+        .collect();
+    assert_eq!(
+        gpus,
+        ["GPU-m-0", "GPU-m-1", "GPU-m-2"],
+        "an island of n has two GPUs"
+    );
     let mut cluster = LedgerCluster::by(with_placement(GroupPlacement::OneIsland), &[("n", 4)]);
     for name in ["a", "b", "c"] {
         cluster.member(name, job(60), group("trio", Some(3)));
     }
-    assert!(cluster.plan().iter().all(|step| step.ends_with("waits: group-too-large")));
+    assert!(
+        cluster
+            .plan()
+            .iter()
+            .all(|step| step.ends_with("waits: group-too-large"))
+    );
 }
 
 #[test]
@@ -74,7 +102,11 @@ fn a_group_evicts_for_all_its_members_or_for_none() {
     for name in ["a", "b"] {
         cluster.member(name, shared(50, 100), group("pair", Some(2)));
     }
-    assert_eq!(cluster.plan(), ["a waits: group-too-large", "b waits: group-too-large"], "serving stays");
+    assert_eq!(
+        cluster.plan(),
+        ["a waits: group-too-large", "b waits: group-too-large"],
+        "serving stays"
+    );
     let mut cluster = LedgerCluster::new(&[("n", 1), ("m", 1)]);
     cluster.bound("j", "n", 0, job(60));
     cluster.bound("k", "m", 0, job(60));
@@ -101,13 +133,27 @@ fn asleep(cluster: &mut LedgerCluster, on: &str, gpus: &[u32]) {
         engine_load: EngineLoad::NONE,
     };
     let engines = gpus.iter().map(engine).collect();
-    let reading =
-        NodeReading { sampled: START, gpus: (0..8).map(gpu).collect(), engines, ..NodeReading::default() };
-    cluster.apply(ReadingReported { node: node(on), reading: reading.into() });
+    let reading = NodeReading {
+        sampled: START,
+        gpus: (0..8).map(gpu).collect(),
+        engines,
+        ..NodeReading::default()
+    };
+    cluster.apply(ReadingReported {
+        node: node(on),
+        reading: reading.into(),
+    });
 }
 
 fn of_model(demand: Demand) -> Demand {
-    in_namespace(Demand { model: ModelId::parse("m").ok(), ..demand }, "default", &Policy::default())
+    in_namespace(
+        Demand {
+            model: ModelId::parse("m").ok(),
+            ..demand
+        },
+        "default",
+        &Policy::default(),
+    )
 }
 
 /// The GPU of each pod, in the order in which the pods are placed.
@@ -117,7 +163,9 @@ fn gpus_of(cluster: &mut LedgerCluster) -> Vec<String> {
         PlanStep::Place(places) => places.as_slice(),
         other => panic!("{other:?}"),
     });
-    places.map(|place| place.reservation.devices[0].to_string()).collect()
+    places
+        .map(|place| place.reservation.devices[0].to_string())
+        .collect()
 }
 
 #[test]
@@ -126,14 +174,21 @@ fn a_pod_under_the_gate_is_placed_where_an_engine_of_its_model_sleeps() {
     asleep(&mut cluster, "n", &[5]);
     cluster.gated("p", of_model(job(60)));
     cluster.gated("q", of_model(job(60)));
-    assert_eq!(gpus_of(&mut cluster), ["GPU-n-5", "GPU-n-0"], "one engine is promised to one pod");
+    assert_eq!(
+        gpus_of(&mut cluster),
+        ["GPU-n-5", "GPU-n-0"],
+        "one engine is promised to one pod"
+    );
 }
 
 #[test]
 fn each_pod_of_a_group_wakes_an_engine_of_its_own_as_far_as_there_are_any() {
     for (placement, expected) in [
         (GroupPlacement::Anywhere, ["GPU-n-5", "GPU-n-6", "GPU-n-0"]),
-        (GroupPlacement::FewestNodes, ["GPU-n-5", "GPU-n-6", "GPU-n-0"]),
+        (
+            GroupPlacement::FewestNodes,
+            ["GPU-n-5", "GPU-n-6", "GPU-n-0"],
+        ),
         // Of two islands the one in which more engines sleep.
         (GroupPlacement::OneIsland, ["GPU-n-5", "GPU-n-6", "GPU-n-4"]),
     ] {

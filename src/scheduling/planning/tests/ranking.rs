@@ -7,17 +7,28 @@ use crate::vocabulary::model_tier::{ModelTier, NodeModel};
 /// A pod with 30 GiB of VRAM, of which so many are KV cache.
 fn of_model(kv_cache: u64) -> Demand {
     let model = ModelId::parse("org/model").ok();
-    Demand { model, kv_cache: Some(Bytes::gib(kv_cache)), ..job(30) }
+    Demand {
+        model,
+        kv_cache: Some(Bytes::gib(kv_cache)),
+        ..job(30)
+    }
 }
 
 /// Node `stored` has the model on disk, of unknown size, and two empty GPUs; on node `tight` the VRAM fits better.
 fn stored_or_tight() -> LedgerCluster {
     let mut cluster = LedgerCluster::new(&[("stored", 2), ("tight", 1)]);
     cluster.bound("resident", "tight", 0, job(40));
-    let model =
-        NodeModel { model: ModelId::parse("org/model").unwrap(), tier: ModelTier::Disk, bytes: Bytes::ZERO };
+    let model = NodeModel {
+        model: ModelId::parse("org/model").unwrap(),
+        tier: ModelTier::Disk,
+        bytes: Bytes::ZERO,
+    };
     let sampled = cluster.now();
-    let reading = NodeReading { sampled, holdings: [model].into_iter().collect(), ..NodeReading::default() };
+    let reading = NodeReading {
+        sampled,
+        holdings: [model].into_iter().collect(),
+        ..NodeReading::default()
+    };
     cluster.read(&node("stored"), reading.into());
     cluster
 }
@@ -29,8 +40,16 @@ fn pods_that_differ_only_in_kv_cache_are_ranked_by_the_weights_that_each_loads()
         cluster.gated("pod", of_model(kv_cache));
         cluster.plan()
     };
-    assert_eq!(placed_alone(0), ["pod on stored"], "30 GiB of weights take longest over the network");
-    assert_eq!(placed_alone(29), ["pod on tight"], "1 GiB of weights loads fast anywhere");
+    assert_eq!(
+        placed_alone(0),
+        ["pod on stored"],
+        "30 GiB of weights take longest over the network"
+    );
+    assert_eq!(
+        placed_alone(29),
+        ["pod on tight"],
+        "1 GiB of weights loads fast anywhere"
+    );
     let mut cluster = stored_or_tight();
     cluster.gated("heavy", of_model(0));
     cluster.pass(1);
@@ -45,5 +64,8 @@ fn a_lower_priority_does_not_take_what_a_higher_one_evicts_least_for() {
     cluster.bound("large", "n", 1, shared(60, 0));
     cluster.gated("low", job(40));
     cluster.gated("high", shared(50, 100));
-    assert_eq!(cluster.plan(), ["high on n after small", "low waits: insufficient-vram"]);
+    assert_eq!(
+        cluster.plan(),
+        ["high on n after small", "low waits: insufficient-vram"]
+    );
 }

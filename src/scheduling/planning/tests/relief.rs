@@ -21,7 +21,15 @@ fn all_pressed(cluster: &mut LedgerCluster, gpus: usize, kv_percent: u8, queue: 
     };
     let gpus = (0..gpus).map(read).collect();
     let sampled = cluster.now();
-    cluster.read(&node("n"), NodeReading { sampled, gpus, ..NodeReading::default() }.into());
+    cluster.read(
+        &node("n"),
+        NodeReading {
+            sampled,
+            gpus,
+            ..NodeReading::default()
+        }
+        .into(),
+    );
 }
 
 /// A serving engine and two jobs on one GPU.
@@ -34,7 +42,11 @@ fn shares_a_gpu() -> LedgerCluster {
 }
 
 fn evicted(cluster: &LedgerCluster, watch: &mut PressureWatch) -> Vec<String> {
-    watch.look(cluster, &BTreeSet::new()).into_iter().map(|relief| relief.uid.to_string()).collect()
+    watch
+        .look(cluster, &BTreeSet::new())
+        .into_iter()
+        .map(|relief| relief.uid.to_string())
+        .collect()
 }
 
 #[test]
@@ -50,7 +62,11 @@ fn lasting_pressure_evicts_an_engines_neighbors_one_by_one_cheapest_first() {
     }
     cluster.pass(1);
     pressed(&mut cluster, 85, 0);
-    assert_eq!(evicted(&cluster, &mut watch), ["small"], "it is not over at 85 %");
+    assert_eq!(
+        evicted(&cluster, &mut watch),
+        ["small"],
+        "it is not over at 85 %"
+    );
     cluster.release(&uid("small"));
     assert_eq!(evicted(&cluster, &mut watch), none, "that has time to help");
     cluster.pass(10);
@@ -59,14 +75,21 @@ fn lasting_pressure_evicts_an_engines_neighbors_one_by_one_cheapest_first() {
     cluster.release(&uid("large"));
     cluster.pass(10);
     pressed(&mut cluster, 97, 0);
-    assert_eq!(evicted(&cluster, &mut watch), none, "the engine itself stays");
+    assert_eq!(
+        evicted(&cluster, &mut watch),
+        none,
+        "the engine itself stays"
+    );
 }
 
 #[test]
 fn a_limit_that_keeps_a_neighbor_for_now_delays_no_later_relief() {
     let mut policy = Policy::default();
     policy.preemption.evictions_per_minute.node = 1;
-    let (mut cluster, mut watch) = (LedgerCluster::by(policy, &[("n", 2)]), PressureWatch::default());
+    let (mut cluster, mut watch) = (
+        LedgerCluster::by(policy, &[("n", 2)]),
+        PressureWatch::default(),
+    );
     cluster.bound("engine", "n", 0, shared(30, 100));
     cluster.bound("small", "n", 0, job(10));
     cluster.bound("elsewhere", "n", 1, job(10));
@@ -84,16 +107,24 @@ fn a_limit_that_keeps_a_neighbor_for_now_delays_no_later_relief() {
         }
     }
     let allowed_again = 5 + 60;
-    let [(at, pod)] = &relieved[..] else { panic!("no relief") };
+    let [(at, pod)] = &relieved[..] else {
+        panic!("no relief")
+    };
     assert_eq!(pod, "small");
-    assert!((allowed_again..=allowed_again + 1).contains(at), "after {at} s");
+    assert!(
+        (allowed_again..=allowed_again + 1).contains(at),
+        "after {at} s"
+    );
 }
 
 #[test]
 fn one_look_names_no_more_pods_than_a_limit_allows_and_the_others_as_soon_as_it_does() {
     let mut policy = Policy::default();
     policy.preemption.evictions_per_minute.node = 1;
-    let (mut cluster, mut watch) = (LedgerCluster::by(policy, &[("n", 2)]), PressureWatch::default());
+    let (mut cluster, mut watch) = (
+        LedgerCluster::by(policy, &[("n", 2)]),
+        PressureWatch::default(),
+    );
     for gpu in 0..2 {
         cluster.bound(&format!("engine-{gpu}"), "n", gpu, shared(30, 100));
         cluster.bound(&format!("job-{gpu}"), "n", gpu, job(10));
@@ -110,7 +141,9 @@ fn one_look_names_no_more_pods_than_a_limit_allows_and_the_others_as_soon_as_it_
         }
         cluster.pass(1);
     }
-    let [(first, at), (second, then)] = &relieved[..] else { panic!("{relieved:?}") };
+    let [(first, at), (second, then)] = &relieved[..] else {
+        panic!("{relieved:?}")
+    };
     assert_eq!((&first[..], *at, &second[..]), ("job-0", 10, "job-1"));
     assert!((70..=71).contains(then), "after {then} s");
 }
@@ -123,9 +156,19 @@ fn a_pod_on_two_gpus_under_pressure_is_named_once() {
     }
     let devices = Some(Arc::from([gpu_at("n", 0), gpu_at("n", 1)]));
     let ran = Some(Millis::seconds(600));
-    let state = ObservedPhase::Bound { node: node("n"), devices, starting: false, ran };
+    let state = ObservedPhase::Bound {
+        node: node("n"),
+        devices,
+        starting: false,
+        ran,
+    };
     let observed = Some(ObservedDisruptionInfo::default());
-    cluster.observe("job", demand_of(10 << 30, 2, Sharing::Shared, -10), state, observed);
+    cluster.observe(
+        "job",
+        demand_of(10 << 30, 2, Sharing::Shared, -10),
+        state,
+        observed,
+    );
     cluster.bound("other", "n", 1, job(20));
     all_pressed(&mut cluster, 2, 97, 0);
     evicted(&cluster, &mut watch);
@@ -152,21 +195,35 @@ fn pressure_that_falls_below_its_end_is_timed_anew() {
     for (seconds, kv, queue) in [(0, 97, 0), (9, 70, 0), (1, 97, 0), (9, 97, 0), (5, 20, 5)] {
         cluster.pass(seconds);
         pressed(&mut cluster, kv, queue);
-        assert_eq!(evicted(&cluster, &mut watch), Vec::<String>::new(), "{seconds} {kv}");
+        assert_eq!(
+            evicted(&cluster, &mut watch),
+            Vec::<String>::new(),
+            "{seconds} {kv}"
+        );
     }
     pressed(&mut cluster, 20, 80);
     evicted(&cluster, &mut watch);
     cluster.pass(10);
     pressed(&mut cluster, 20, 80);
-    assert_eq!(evicted(&cluster, &mut watch), ["small"], "a queue presses as well");
+    assert_eq!(
+        evicted(&cluster, &mut watch),
+        ["small"],
+        "a queue presses as well"
+    );
 }
 
 #[test]
 fn one_that_leaves_soon_is_waited_for_and_one_that_takes_hours_is_evicted_like_any_other() {
     for (grace, expected) in [(30, vec![]), (24 * 3600, vec!["bait"])] {
         let (mut cluster, mut watch) = (shares_a_gpu(), PressureWatch::default());
-        let leaving = Some(PodDeletion { asked_ago: Millis(0), grace: Millis::seconds(grace) });
-        let observed = ObservedDisruptionInfo { leaving, ..ObservedDisruptionInfo::default() };
+        let leaving = Some(PodDeletion {
+            asked_ago: Millis(0),
+            grace: Millis::seconds(grace),
+        });
+        let observed = ObservedDisruptionInfo {
+            leaving,
+            ..ObservedDisruptionInfo::default()
+        };
         cluster.run("bait", ("n", 0), job(1), None, observed);
         pressed(&mut cluster, 97, 0);
         evicted(&cluster, &mut watch);
@@ -191,8 +248,18 @@ fn pressure_evicts_no_group_member_and_no_pod_with_an_exhausted_budget() {
     evicted(&cluster, &mut watch);
     cluster.pass(10);
     pressed(&mut cluster, 97, 0);
-    assert_eq!(evicted(&cluster, &mut watch), ["large"], "a group leaves whole or not at all");
-    let namespace = cluster.pod_state(&uid("large")).unwrap().demand.traits.namespace.clone();
+    assert_eq!(
+        evicted(&cluster, &mut watch),
+        ["large"],
+        "a group leaves whole or not at all"
+    );
+    let namespace = cluster
+        .pod_state(&uid("large"))
+        .unwrap()
+        .demand
+        .traits
+        .namespace
+        .clone();
     let budget = |allowed| DisruptionBudget {
         namespace: namespace.clone(),
         name: "one".into(),
@@ -219,14 +286,21 @@ fn a_neighbor_whose_replacement_would_be_back_at_once_is_not_evicted() {
             "a",
             ("n", 0),
             job(5),
-            DisruptionInfo { replacement, ..DisruptionInfo::default() },
+            DisruptionInfo {
+                replacement,
+                ..DisruptionInfo::default()
+            },
         );
         cluster.bound("b", "n", 0, job(30));
         pressed(&mut cluster, 97, 0);
         assert!(evicted(&cluster, &mut watch).is_empty());
         cluster.pass(10);
         pressed(&mut cluster, 97, 0);
-        assert_eq!(evicted(&cluster, &mut watch), ["b"], "the dearer one: {replacement:?}");
+        assert_eq!(
+            evicted(&cluster, &mut watch),
+            ["b"],
+            "the dearer one: {replacement:?}"
+        );
         cluster.release(&uid("b"));
         cluster.pass(10);
         pressed(&mut cluster, 97, 0);

@@ -5,18 +5,31 @@ use crate::policy::SpareRule;
 
 fn keeping(gpus: u32) -> Policy {
     let mut policy = Policy::default();
-    policy.planning.spare = vec![SpareRule { gpus, model: None, pool: None, when: Vec::new() }];
+    policy.planning.spare = vec![SpareRule {
+        gpus,
+        model: None,
+        pool: None,
+        when: Vec::new(),
+    }];
     policy
 }
 
 #[test]
 fn jobs_are_placed_up_to_the_last_free_gpus_and_a_replica_takes_one_without_an_eviction() {
     let mut cluster = LedgerCluster::by(keeping(2), &[("m", 2), ("n", 2)]);
-    ["a", "b", "c"].iter().for_each(|name| cluster.gated(name, job(60)));
-    assert_eq!(cluster.plan(), ["a on m", "b on m", "c waits: insufficient-vram"]);
+    ["a", "b", "c"]
+        .iter()
+        .for_each(|name| cluster.gated(name, job(60)));
+    assert_eq!(
+        cluster.plan(),
+        ["a on m", "b on m", "c waits: insufficient-vram"]
+    );
     placed(&mut cluster);
     cluster.gated("replica", shared(60, 100));
-    assert_eq!(cluster.plan(), ["replica on n", "c waits: insufficient-vram"]);
+    assert_eq!(
+        cluster.plan(),
+        ["replica on n", "c waits: insufficient-vram"]
+    );
 }
 
 #[test]
@@ -25,7 +38,10 @@ fn a_job_still_joins_a_gpu_that_has_pods() {
     cluster.bound("early", "n", 0, job(30));
     cluster.gated("small", job(40));
     cluster.gated("large", job(60));
-    assert_eq!(cluster.plan(), ["small on n", "large waits: insufficient-vram"]);
+    assert_eq!(
+        cluster.plan(),
+        ["small on n", "large waits: insufficient-vram"]
+    );
 }
 
 #[test]
@@ -45,14 +61,22 @@ fn a_pod_over_several_gpus_leaves_as_many_as_are_kept() {
     let mut cluster = LedgerCluster::by(keeping(2), &[("m", 4)]);
     cluster.gated("wide", wide(-10));
     cluster.gated("wide-too", wide(-10));
-    assert_eq!(cluster.plan(), ["wide on m", "wide-too waits: insufficient-vram"]);
+    assert_eq!(
+        cluster.plan(),
+        ["wide on m", "wide-too waits: insufficient-vram"]
+    );
 }
 
 #[test]
 fn jobs_are_moved_to_no_gpu_that_is_kept_free() {
     let mut policy = keeping(1);
-    policy.planning.consolidation = Some(Consolidation { gain: Millis::seconds(3600) });
-    let modest = Demand { may_preempt: false, ..shared(60, 50) };
+    policy.planning.consolidation = Some(Consolidation {
+        gain: Millis::seconds(3600),
+    });
+    let modest = Demand {
+        may_preempt: false,
+        ..shared(60, 50)
+    };
     let cluster = |gpus| {
         let mut cluster = LedgerCluster::by(policy.clone(), &[("m", gpus)]);
         cluster.bound("job", "m", 0, job(30));
@@ -75,15 +99,33 @@ fn on_one_island(spare: u32, jobs: &[(&str, u64)]) -> Vec<String> {
         cluster.member(name, job(*gib), group("some", Some(jobs.len() as u32)));
     }
     let steps = steps(&mut cluster, 64);
-    let [PlanStep::Place(places)] = &steps[..] else { return Vec::new() };
-    places.iter().map(|place| place.reservation.devices[0].to_string()).collect()
+    let [PlanStep::Place(places)] = &steps[..] else {
+        return Vec::new();
+    };
+    places
+        .iter()
+        .map(|place| place.reservation.devices[0].to_string())
+        .collect()
 }
 
 #[test]
 fn a_group_of_jobs_is_placed_beside_the_gpus_that_are_kept_free() {
-    assert_eq!(on_one_island(2, &[("a", 50), ("b", 50)]), ["GPU-n-2", "GPU-n-3"]);
-    assert_eq!(on_one_island(0, &[("a", 50), ("b", 50)]), ["GPU-n-0", "GPU-n-1"]);
+    assert_eq!(
+        on_one_island(2, &[("a", 50), ("b", 50)]),
+        ["GPU-n-2", "GPU-n-3"]
+    );
+    assert_eq!(
+        on_one_island(0, &[("a", 50), ("b", 50)]),
+        ["GPU-n-0", "GPU-n-1"]
+    );
     // The first may have one of the two free GPUs, and the second none any more.
-    assert_eq!(on_one_island(1, &[("a", 50), ("b", 50)]), ["GPU-n-2", "GPU-n-3"]);
-    assert_eq!(on_one_island(1, &[("a", 40), ("b", 30)]), ["GPU-n-0", "GPU-n-0"], "both are on the one GPU");
+    assert_eq!(
+        on_one_island(1, &[("a", 50), ("b", 50)]),
+        ["GPU-n-2", "GPU-n-3"]
+    );
+    assert_eq!(
+        on_one_island(1, &[("a", 40), ("b", 30)]),
+        ["GPU-n-0", "GPU-n-0"],
+        "both are on the one GPU"
+    );
 }

@@ -9,14 +9,25 @@ use crate::verbs::observe::PodObserved;
 use crate::vocabulary::cluster_share::TenantUsage;
 
 /// A run has steps for a few kinds of pods.
-const BOUNDS: PlanBounds<'static> =
-    PlanBounds { free: 60, evictions: 60, places: usize::MAX, is_stopped: &|| false };
+const BOUNDS: PlanBounds<'static> = PlanBounds {
+    free: 60,
+    evictions: 60,
+    places: usize::MAX,
+    is_stopped: &|| false,
+};
 
 fn tenants(of: &[(&str, &str)]) -> Policy {
-    let none = TenantUsage { vram: Bytes::ZERO, milli_gpus: u64::MAX };
-    let tenant =
-        |(name, namespace): &(&str, &str)| Tenant { guarantee: none, ..Tenant::named(name, &[namespace]) };
-    Policy::default().with_tenants(of.iter().map(tenant).collect()).unwrap()
+    let none = TenantUsage {
+        vram: Bytes::ZERO,
+        milli_gpus: u64::MAX,
+    };
+    let tenant = |(name, namespace): &(&str, &str)| Tenant {
+        guarantee: none,
+        ..Tenant::named(name, &[namespace])
+    };
+    Policy::default()
+        .with_tenants(of.iter().map(tenant).collect())
+        .unwrap()
 }
 
 impl LedgerCluster {
@@ -24,7 +35,13 @@ impl LedgerCluster {
         let demand = in_namespace(demand, namespace, &self.policy().clone());
         let key = PodKey::parse(namespace, name).unwrap();
         let state = ObservedPhase::Waiting(ObservedWaiting::default());
-        self.apply(PodObserved(PodObservation { uid: uid(name), key, demand, state, observed: None }));
+        self.apply(PodObserved(PodObservation {
+            uid: uid(name),
+            key,
+            demand,
+            state,
+            observed: None,
+        }));
         self.note_refused(&uid(name), None);
     }
 
@@ -61,7 +78,16 @@ impl LedgerCluster {
 fn cluster(policy: Policy) -> LedgerCluster {
     let mut cluster = LedgerCluster::by(
         policy,
-        &[("a", 1), ("b", 1), ("c", 1), ("d", 1), ("e", 1), ("f", 1), ("g", 1), ("h", 1)],
+        &[
+            ("a", 1),
+            ("b", 1),
+            ("c", 1),
+            ("d", 1),
+            ("e", 1),
+            ("f", 1),
+            ("g", 1),
+            ("h", 1),
+        ],
     );
     for (n, on) in ["a", "b", "c", "d", "e", "f", "g", "h"].iter().enumerate() {
         cluster.bound(&format!("there-{n}"), on, 0, shared(40, 100));

@@ -7,19 +7,33 @@ use crate::testkit::in_namespace;
 const NODES: [&str; 4] = ["a", "b", "c", "d"];
 
 fn night() -> Window {
-    serde_json::from_str(r#"{"from": "20:00", "to": "06:00", "timeZone": "Europe/Berlin"}"#).unwrap()
+    serde_json::from_str(r#"{"from": "20:00", "to": "06:00", "timeZone": "Europe/Berlin"}"#)
+        .unwrap()
 }
 
 /// Jobs may be evicted at night, and two pods a minute.
 fn policy() -> Policy {
-    let matches = || Match { namespaces: vec!["jobs".into()], ..Match::default() };
-    let job = |name| Class { matches: matches(), engine: false, ..Class::named(name) };
-    let at_night =
-        Class { when: vec![night()], eviction: Preemptibility::ForHigherPriority, ..job("night-job") };
+    let matches = || Match {
+        namespaces: vec!["jobs".into()],
+        ..Match::default()
+    };
+    let job = |name| Class {
+        matches: matches(),
+        engine: false,
+        ..Class::named(name)
+    };
+    let at_night = Class {
+        when: vec![night()],
+        eviction: Preemptibility::ForHigherPriority,
+        ..job("night-job")
+    };
     let mut classes = vec![at_night, job("job")];
     classes.extend(Policy::default().classes().to_vec());
     let mut policy = Policy::default().with_classes(classes).unwrap();
-    policy.preemption.evictions_per_minute = EvictionRates { cluster: 2, ..EvictionRates::default() };
+    policy.preemption.evictions_per_minute = EvictionRates {
+        cluster: 2,
+        ..EvictionRates::default()
+    };
     policy
 }
 
@@ -32,8 +46,12 @@ fn full(policy: Policy) -> LedgerCluster {
     let job = in_namespace(shared(60, 0), "jobs", &policy);
     let replica = in_namespace(shared(60, 100), "chat", &policy);
     let mut cluster = LedgerCluster::by(policy, &NODES.map(|name| (name, 1)));
-    NODES.iter().for_each(|name| cluster.bound(&format!("job-{name}"), name, 0, job.clone()));
-    NODES.iter().for_each(|name| cluster.gated(&format!("replica-{name}"), replica.clone()));
+    NODES
+        .iter()
+        .for_each(|name| cluster.bound(&format!("job-{name}"), name, 0, job.clone()));
+    NODES
+        .iter()
+        .for_each(|name| cluster.gated(&format!("replica-{name}"), replica.clone()));
     cluster
 }
 
@@ -41,12 +59,20 @@ fn classes(cluster: &LedgerCluster) -> Vec<&str> {
     let policy = cluster.policy();
     NODES
         .iter()
-        .map(|name| &*policy.class(cluster.known_pod(&uid(&format!("job-{name}"))).demand.class).name)
+        .map(|name| {
+            &*policy
+                .class(cluster.known_pod(&uid(&format!("job-{name}"))).demand.class)
+                .name
+        })
         .collect()
 }
 
 fn evicted(cluster: &mut LedgerCluster) -> usize {
-    cluster.plan().iter().filter(|step| step.contains(" after ")).count()
+    cluster
+        .plan()
+        .iter()
+        .filter(|step| step.contains(" after "))
+        .count()
 }
 
 #[test]
@@ -59,7 +85,12 @@ fn a_window_that_opens_or_closes_moves_no_pod_and_evictions_keep_to_their_limits
     cluster.set_policy(at_night());
     assert_eq!(classes(&cluster), ["night-job"; 4]);
     assert!(cluster.policy().version > version && cluster.policy().digest == digest);
-    assert!(NODES.iter().all(|name| cluster.known_pod(&uid(&format!("job-{name}"))).node().is_some()));
+    assert!(NODES.iter().all(|name| {
+        cluster
+            .known_pod(&uid(&format!("job-{name}")))
+            .node()
+            .is_some()
+    }));
     assert_eq!(evicted(&mut cluster), 2, "as many as a minute allows");
 
     cluster.set_policy(policy());
@@ -76,9 +107,13 @@ fn windows_that_open_and_close_all_the_time_evict_no_more_than_the_limits_allow(
         cluster.set_policy(policy);
         cluster.pass(2);
         for step in steps(&mut cluster, 64) {
-            let PlanStep::Place(places) = step else { continue };
+            let PlanStep::Place(places) = step else {
+                continue;
+            };
             for place in places {
-                cluster.reserve(&place.uid, place.reservation.clone()).unwrap();
+                cluster
+                    .reserve(&place.uid, place.reservation.clone())
+                    .unwrap();
                 cluster.note_ordered(&place.reservation.victims);
                 evictions += place.reservation.victims.len();
             }
@@ -90,10 +125,15 @@ fn windows_that_open_and_close_all_the_time_evict_no_more_than_the_limits_allow(
 #[test]
 fn a_closed_class_takes_no_pod_and_the_next_one_does() {
     let policy = policy();
-    let traits =
-        crate::vocabulary::classification::PodTraits { namespace: "jobs".into(), ..Default::default() };
+    let traits = crate::vocabulary::classification::PodTraits {
+        namespace: "jobs".into(),
+        ..Default::default()
+    };
     let name = |policy: &Policy| policy.class(policy.classify(&traits).class).name.clone();
-    assert_eq!((name(&policy), name(&at_night())), ("job".into(), "night-job".into()));
+    assert_eq!(
+        (name(&policy), name(&at_night())),
+        ("job".into(), "night-job".into())
+    );
     let other: Window =
         serde_json::from_str(r#"{"from": "20:00", "to": "06:00", "timeZone": "UTC"}"#).unwrap();
     assert_eq!(

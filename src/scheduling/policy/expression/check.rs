@@ -58,7 +58,14 @@ enum PodUse {
 
 impl<'a> ExpressionCheck<'a> {
     pub fn new(text: &'a str, program: &'a Program) -> Self {
-        Self { text, program, loops: Vec::new(), depth: 0, loop_depth: 0, asks: PodUse::Nothing }
+        Self {
+            text,
+            program,
+            loops: Vec::new(),
+            depth: 0,
+            loop_depth: 0,
+            asks: PodUse::Nothing,
+        }
     }
 
     /// What the whole expression costs, or the first thing that is wrong with it.
@@ -110,16 +117,30 @@ impl<'a> ExpressionCheck<'a> {
         };
         self.depth -= 1;
         // A name, a field or a literal is looked at where it is; what an operator makes is new.
-        let is_made =
-            !matches!(&at.expr, Expr::Unspecified | Expr::Literal(_) | Expr::Ident(_) | Expr::Select(_));
-        self.within_budget(at, if is_made { part.made() } else { part.looked_at() })
+        let is_made = !matches!(
+            &at.expr,
+            Expr::Unspecified | Expr::Literal(_) | Expr::Ident(_) | Expr::Select(_)
+        );
+        self.within_budget(
+            at,
+            if is_made {
+                part.made()
+            } else {
+                part.looked_at()
+            },
+        )
     }
 
     /// The innermost part that is too much by itself is where it is wrong.
-    fn within_budget(&self, at: &IdedExpr, part: ExpressionPart) -> Result<ExpressionPart, ExpressionError> {
+    fn within_budget(
+        &self,
+        at: &IdedExpr,
+        part: ExpressionPart,
+    ) -> Result<ExpressionPart, ExpressionError> {
         let Cost { steps, bytes } = part.cost;
         if steps > MAX_STEPS {
-            let message = format!("it may take {steps} steps for one pod; {MAX_STEPS} are the most");
+            let message =
+                format!("it may take {steps} steps for one pod; {MAX_STEPS} are the most");
             let help = "loop over one list of the pod only, and not inside another loop";
             return Err(self.error(at, message, help));
         }
@@ -154,7 +175,11 @@ impl<'a> ExpressionCheck<'a> {
         Err(self.error(at, format!("there is no {name:?} here"), &help))
     }
 
-    fn select(&mut self, at: &IdedExpr, select: &SelectExpr) -> Result<ExpressionPart, ExpressionError> {
+    fn select(
+        &mut self,
+        at: &IdedExpr,
+        select: &SelectExpr,
+    ) -> Result<ExpressionPart, ExpressionError> {
         self.field(at, &select.operand, &select.field)?;
         let whole = self.part(&select.operand)?;
         let size = if select.test {
@@ -167,7 +192,11 @@ impl<'a> ExpressionCheck<'a> {
 
     fn field(&self, at: &IdedExpr, of: &IdedExpr, field: &str) -> Result<(), ExpressionError> {
         let is_of_pod = matches!(&of.expr, Expr::Ident(name) if name == "pod");
-        if is_of_pod { self.field_of_pod(at, field) } else { Ok(()) }
+        if is_of_pod {
+            self.field_of_pod(at, field)
+        } else {
+            Ok(())
+        }
     }
 
     fn field_of_pod(&self, at: &IdedExpr, field: &str) -> Result<(), ExpressionError> {
@@ -187,7 +216,10 @@ impl<'a> ExpressionCheck<'a> {
         if !OPERATORS.contains(&name) && !FUNCTIONS.contains(&name) {
             let help = match nearest(name, &FUNCTIONS) {
                 Some(near) => format!("did you mean {near}?"),
-                None => format!("there are {}, and the loops all, exists, exists_one", FUNCTIONS.join(", ")),
+                None => format!(
+                    "there are {}, and the loops all, exists, exists_one",
+                    FUNCTIONS.join(", ")
+                ),
             };
             return Err(self.error(at, format!("there is no function {name:?} here"), &help));
         }
@@ -209,7 +241,8 @@ impl<'a> ExpressionCheck<'a> {
         let range = self.part(&each.iter_range)?;
         if !has_an_order(&each.iter_range.expr) {
             let message =
-                "a loop goes over a list: over what is written in brackets, or pod.resources".into();
+                "a loop goes over a list: over what is written in brackets, or pod.resources"
+                    .into();
             let help = "labels have no order; ask for one by its name: 'team' in pod.labels";
             return Err(self.error(&each.iter_range, message, help));
         }
@@ -224,8 +257,11 @@ impl<'a> ExpressionCheck<'a> {
         self.loop_depth += 1;
         let start = self.part(&each.accu_init)?;
         let before = self.loops.len();
-        let names = [Some(&each.iter_var), each.iter_var2.as_ref()].into_iter().flatten();
-        self.loops.extend(names.map(|name| (name.clone(), ValueSize::of_item(range.size))));
+        let names = [Some(&each.iter_var), each.iter_var2.as_ref()]
+            .into_iter()
+            .flatten();
+        self.loops
+            .extend(names.map(|name| (name.clone(), ValueSize::of_item(range.size))));
         self.loops.push((each.accu_var.clone(), start.size));
         let condition = self.part(&each.loop_cond)?;
         let step = self.part(&each.loop_step)?;
@@ -236,15 +272,34 @@ impl<'a> ExpressionCheck<'a> {
         let end = self.part(&each.result)?;
         self.loops.truncate(before);
         self.loop_depth -= 1;
-        Ok(ExpressionPart::each(range, start, [condition, step], outcome, end))
+        Ok(ExpressionPart::each(
+            range,
+            start,
+            [condition, step],
+            outcome,
+            end,
+        ))
     }
 
     fn error(&self, at: &IdedExpr, message: String, help: &str) -> ExpressionError {
-        let (start, stop) = self.program.source_info().offset_for(at.id).unwrap_or_default();
+        let (start, stop) = self
+            .program
+            .source_info()
+            .offset_for(at.id)
+            .unwrap_or_default();
         // Characters, the last one included.
-        let byte = |chars: usize| self.text.char_indices().nth(chars).map_or(self.text.len(), |(at, _)| at);
+        let byte = |chars: usize| {
+            self.text
+                .char_indices()
+                .nth(chars)
+                .map_or(self.text.len(), |(at, _)| at)
+        };
         let (start, end) = (byte(start as usize), byte(stop as usize + 1));
-        ExpressionError { at: start..end.max(start), message, help: help.into() }
+        ExpressionError {
+            at: start..end.max(start),
+            message,
+            help: help.into(),
+        }
     }
 }
 
@@ -253,13 +308,17 @@ fn has_an_order(range: &Expr) -> bool {
     match range {
         Expr::List(_) | Expr::Comprehension(_) => true,
         Expr::Select(select) => {
-            select.field == "resources" && matches!(&select.operand.expr, Expr::Ident(name) if name == "pod")
+            select.field == "resources"
+                && matches!(&select.operand.expr, Expr::Ident(name) if name == "pod")
         }
         _ => false,
     }
 }
 
 fn nearest<'a>(word: &str, words: &[&'a str]) -> Option<&'a str> {
-    let near = words.iter().map(|known| (strsim::damerau_levenshtein(word, known), *known)).min()?;
+    let near = words
+        .iter()
+        .map(|known| (strsim::damerau_levenshtein(word, known), *known))
+        .min()?;
     (near.0 <= word.len().max(3) / 3).then_some(near.1)
 }

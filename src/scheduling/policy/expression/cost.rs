@@ -48,9 +48,22 @@ pub(crate) struct ExpressionPart {
 /// Whether what a pod shows is within the bounds that costs are counted by.
 pub fn is_within_bounds(pod: &PodTraits) -> bool {
     let is_short = |text: &String| text.len() as u64 <= TEXT;
-    let labels = pod.labels.iter().map(|(key, value)| (key.len() + value.len()) as u64 + PER_ITEM);
-    [&pod.namespace, &pod.priority_class, &pod.model, &pod.service_account].into_iter().all(is_short)
-        && pod.labels.iter().all(|(key, value)| is_short(key) && is_short(value))
+    let labels = pod
+        .labels
+        .iter()
+        .map(|(key, value)| (key.len() + value.len()) as u64 + PER_ITEM);
+    [
+        &pod.namespace,
+        &pod.priority_class,
+        &pod.model,
+        &pod.service_account,
+    ]
+    .into_iter()
+    .all(is_short)
+        && pod
+            .labels
+            .iter()
+            .all(|(key, value)| is_short(key) && is_short(value))
         && labels.sum::<u64>() <= LABELS
         && pod.resources.len() as u64 <= RESOURCES
         && pod.resources.iter().all(is_short)
@@ -59,10 +72,15 @@ pub fn is_within_bounds(pod: &PodTraits) -> bool {
 impl ValueSize {
     /// A number, or true or false.
     pub const SMALL: Self = Self::of_text(8);
-    pub(crate) const OF_POD: Self = Self::of_text(LABELS + RESOURCES * (TEXT + PER_ITEM) + 16 * TEXT);
+    pub(crate) const OF_POD: Self =
+        Self::of_text(LABELS + RESOURCES * (TEXT + PER_ITEM) + 16 * TEXT);
 
     const fn of_text(bytes: u64) -> Self {
-        Self { bytes, items: 0, item: bytes }
+        Self {
+            bytes,
+            items: 0,
+            item: bytes,
+        }
     }
 
     pub(crate) fn of_literal(literal: &LiteralValue) -> Self {
@@ -75,13 +93,21 @@ impl ValueSize {
 
     /// One item of a list.
     pub(crate) fn of_item(list: Self) -> Self {
-        Self { bytes: list.item, items: list.item / PER_ITEM, item: list.item }
+        Self {
+            bytes: list.item,
+            items: list.item / PER_ITEM,
+            item: list.item,
+        }
     }
 
     /// What a loop has gathered after so many rounds, if each adds as much as the first.
     pub fn after(rounds: u64, start: Self, first: Self) -> Self {
-        let grown =
-            |start: u64, first: u64| first.saturating_sub(start).saturating_mul(rounds).saturating_add(start);
+        let grown = |start: u64, first: u64| {
+            first
+                .saturating_sub(start)
+                .saturating_mul(rounds)
+                .saturating_add(start)
+        };
         Self {
             bytes: grown(start.bytes, first.bytes).max(first.bytes),
             items: grown(start.items, first.items).max(first.items),
@@ -113,7 +139,11 @@ pub(crate) fn size_within(whole: &Expr, field: &str, part: ExpressionPart) -> Va
             "labels" => ValueSize::of_text(LABELS),
             "resources" => {
                 let item = TEXT + PER_ITEM;
-                ValueSize { bytes: RESOURCES * item, items: RESOURCES, item }
+                ValueSize {
+                    bytes: RESOURCES * item,
+                    items: RESOURCES,
+                    item,
+                }
             }
             "model" | "namespace" | "priorityClass" | "serviceAccount" => ValueSize::of_text(TEXT),
             "exclusive" | "gpus" | "kvCache" | "priority" | "vram" => ValueSize::SMALL,
@@ -132,12 +162,18 @@ fn is_pod(expr: &Expr) -> bool {
 
 impl ExpressionPart {
     pub fn of(size: ValueSize) -> Self {
-        Self { cost: Cost::default(), size }
+        Self {
+            cost: Cost::default(),
+            size,
+        }
     }
 
     /// The same, and one step more.
     pub fn looked_at(self) -> Self {
-        let cost = Cost { steps: self.cost.steps.saturating_add(1), ..self.cost };
+        let cost = Cost {
+            steps: self.cost.steps.saturating_add(1),
+            ..self.cost
+        };
         Self { cost, ..self }
     }
 
@@ -156,19 +192,36 @@ impl ExpressionPart {
         let item = |part: &Self| part.size.bytes.saturating_add(PER_ITEM);
         let bytes = parts.iter().map(item).fold(0, u64::saturating_add);
         let largest = parts.iter().map(item).max().unwrap_or_default();
-        Self { cost: sum(parts), size: ValueSize { bytes, items: parts.len() as u64, item: largest } }
+        Self {
+            cost: sum(parts),
+            size: ValueSize {
+                bytes,
+                items: parts.len() as u64,
+                item: largest,
+            },
+        }
     }
 
     pub fn call(call: &CallExpr, parts: &[Self]) -> Self {
-        let all = || parts.iter().map(|part| part.size).fold(ValueSize::of_text(0), ValueSize::joined);
-        let largest = || parts.iter().map(|part| part.size).fold(ValueSize::SMALL, ValueSize::larger);
+        let all = || {
+            parts
+                .iter()
+                .map(|part| part.size)
+                .fold(ValueSize::of_text(0), ValueSize::joined)
+        };
+        let largest = || {
+            parts
+                .iter()
+                .map(|part| part.size)
+                .fold(ValueSize::SMALL, ValueSize::larger)
+        };
         let size = match call.func_name.as_str() {
             "_+_" => all(),
             "_?_:_" => largest(),
             "_[_]" => match (call.args.as_slice(), parts) {
                 ([whole, field], [part, _]) => {
-                    let of_field =
-                        super::kind::text(field).map(|field| size_within(&whole.expr, field, *part));
+                    let of_field = super::kind::text(field)
+                        .map(|field| size_within(&whole.expr, field, *part));
                     of_field.unwrap_or(part.size)
                 }
                 _ => largest(),
@@ -197,8 +250,19 @@ impl ExpressionPart {
             steps: rounds.saturating_mul(once.steps),
             bytes: rounds.saturating_mul(once.bytes.saturating_add(gathered)),
         };
-        let parts = [range, start, end, Self { cost: looped, size: ValueSize::SMALL }];
-        Self { cost: sum(&parts), size: end.size }
+        let parts = [
+            range,
+            start,
+            end,
+            Self {
+                cost: looped,
+                size: ValueSize::SMALL,
+            },
+        ];
+        Self {
+            cost: sum(&parts),
+            size: end.size,
+        }
     }
 }
 

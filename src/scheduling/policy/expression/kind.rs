@@ -105,19 +105,32 @@ impl fmt::Display for ValueKind {
 
 /// What fails on every pod, or is false of every pod, in one operator; in words, with the way out.
 pub fn misfit(call: &CallExpr) -> Option<(String, &'static str)> {
-    let kinds: Vec<Option<ValueKind>> = call.args.iter().map(|part| ValueKind::of(&part.expr)).collect();
+    let kinds: Vec<Option<ValueKind>> = call
+        .args
+        .iter()
+        .map(|part| ValueKind::of(&part.expr))
+        .collect();
     match (call.func_name.as_str(), kinds.as_slice()) {
         ("_==_" | "_!=_" | "_>=_" | "_<=_" | "_>_" | "_<_", [Some(left), Some(right)])
             if !left.compares_with(*right) =>
         {
-            Some((format!("it compares {left} with {right}, which is never met"), compared(*left, *right)))
+            Some((
+                format!("it compares {left} with {right}, which is never met"),
+                compared(*left, *right),
+            ))
         }
         ("_-_" | "_+_" | "_*_" | "_/_" | "_%_", [Some(left), Some(right)]) if left != right => {
             let help = "compute with ints; a string has quotes, a number has none";
-            Some((format!("it computes with {left} and {right}, which always fails"), help))
+            Some((
+                format!("it computes with {left} and {right}, which always fails"),
+                help,
+            ))
         }
         ("_&&_" | "_||_" | "!_", parts) => {
-            let foreign_pod = parts.iter().flatten().find(|kind| **kind != ValueKind::Bool)?;
+            let foreign_pod = parts
+                .iter()
+                .flatten()
+                .find(|kind| **kind != ValueKind::Bool)?;
             Some((
                 format!("it takes {foreign_pod} for a boolean"),
                 "compare it with something, such as pod.gpus > 1",
@@ -132,7 +145,10 @@ pub fn misfit(call: &CallExpr) -> Option<(String, &'static str)> {
 }
 
 fn compared(left: ValueKind, right: ValueKind) -> &'static str {
-    match (left.is_number() || right.is_number(), left == ValueKind::Text || right == ValueKind::Text) {
+    match (
+        left.is_number() || right.is_number(),
+        left == ValueKind::Text || right == ValueKind::Text,
+    ) {
         (true, true) => {
             "write numbers without quotes, strings (labels too) with them; vram and kvCache are in MiB: pod.vram > 40 * 1024"
         }
@@ -142,7 +158,9 @@ fn compared(left: ValueKind, right: ValueKind) -> &'static str {
 
 /// The field that `pod['field']` asks for.
 pub fn indexed(call: &CallExpr) -> Option<&str> {
-    let [whole, field] = call.args.as_slice() else { return None };
+    let [whole, field] = call.args.as_slice() else {
+        return None;
+    };
     text(field).filter(|_| call.func_name == "_[_]" && is_pod(&whole.expr))
 }
 

@@ -48,7 +48,11 @@ impl LedgerHistory {
     pub fn new() -> Self {
         // A byte of the weights takes a second, so that small differences count.
         let mut policy = Policy::default();
-        policy.loading = LoadingSpeeds { network: Bytes(1), disk: Bytes(1), ..LoadingSpeeds::default() };
+        policy.loading = LoadingSpeeds {
+            network: Bytes(1),
+            disk: Bytes(1),
+            ..LoadingSpeeds::default()
+        };
         let mut bench = Self {
             ledger: Ledger::new(Arc::new(policy)),
             now: Moment(0),
@@ -72,12 +76,24 @@ impl LedgerHistory {
             }
             LedgerStep::ArriveForDevices(pod, count, priority) => {
                 let demand = demand_of(0, count, Sharing::Exclusive, priority);
-                self.arrive(pod, Demand { ask: Ask::Plugin { resource: gpu(), count }, ..demand });
+                self.arrive(
+                    pod,
+                    Demand {
+                        ask: Ask::Plugin {
+                            resource: gpu(),
+                            count,
+                        },
+                        ..demand
+                    },
+                );
             }
             LedgerStep::Offer(pod, node) => {
                 let snapshot = ledger.snapshot();
-                let demand = ledger.pod_state(&uid(pod)).map(|entry| entry.demand.clone());
-                if let (Some(demand), Some(view)) = (demand, snapshot.node(node_name(node).as_str()))
+                let demand = ledger
+                    .pod_state(&uid(pod))
+                    .map(|entry| entry.demand.clone());
+                if let (Some(demand), Some(view)) =
+                    (demand, snapshot.node(node_name(node).as_str()))
                     && let Ok(gpus) = fit(view, &demand)
                 {
                     ledger.begin_attempt(&uid(pod));
@@ -86,13 +102,19 @@ impl LedgerHistory {
             }
             LedgerStep::Assume(pod, node) => self.assume(pod, node),
             LedgerStep::Confirm(pod) => {
-                let entry = ledger.pod_state(&uid(pod)).filter(|entry| entry.is_assumed()).cloned();
+                let entry = ledger
+                    .pod_state(&uid(pod))
+                    .filter(|entry| entry.is_assumed())
+                    .cloned();
                 if let Some(entry) = entry {
                     ledger.confirm(&uid(pod), entry.node().unwrap(), entry.devices().cloned());
                 }
             }
             LedgerStep::Forget(pod) => {
-                if ledger.pod_state(&uid(pod)).is_some_and(|entry| entry.is_assumed()) {
+                if ledger
+                    .pod_state(&uid(pod))
+                    .is_some_and(|entry| entry.is_assumed())
+                {
                     self.forget(pod);
                 }
                 self.ledger.forget(&uid(pod));
@@ -105,8 +127,10 @@ impl LedgerHistory {
             LedgerStep::Hold(pod, node) => self.reserve(pod, node),
             LedgerStep::BoundByOthers(pod, node) => {
                 let waiting = |entry: &PodState| matches!(entry.phase, PodPhase::Waiting(_));
-                if let Some(demand) =
-                    ledger.pod_state(&uid(pod)).filter(|e| waiting(e)).map(|e| e.demand.clone())
+                if let Some(demand) = ledger
+                    .pod_state(&uid(pod))
+                    .filter(|e| waiting(e))
+                    .map(|e| e.demand.clone())
                 {
                     if let Ask::Plugin { count, .. } = demand.ask {
                         self.on_devices.insert(uid(pod), (node, count));
@@ -133,9 +157,16 @@ impl LedgerHistory {
                     kind: GroupKind::JobSet,
                     name: format!("set-{group}").into(),
                 });
-                let leaving = PodDeletion { asked_ago: Millis(0), grace: Millis::seconds(30) };
+                let leaving = PodDeletion {
+                    asked_ago: Millis(0),
+                    grace: Millis::seconds(30),
+                };
                 let shown = ObservedDisruptionInfo {
-                    disruption_info: DisruptionInfo { group, do_not_disrupt, ..DisruptionInfo::default() },
+                    disruption_info: DisruptionInfo {
+                        group,
+                        do_not_disrupt,
+                        ..DisruptionInfo::default()
+                    },
                     leaving: is_leaving.then_some(leaving),
                     ..ObservedDisruptionInfo::default()
                 };
@@ -155,27 +186,34 @@ impl LedgerHistory {
             LedgerStep::RemoveNode(node) => {
                 ledger.remove_node(&node_name(node));
                 let of_the_node = format!("GPU-{node}-");
-                self.unaccounted.retain(|uuid, _| !uuid.as_str().starts_with(&of_the_node));
+                self.unaccounted
+                    .retain(|uuid, _| !uuid.as_str().starts_with(&of_the_node));
             }
             LedgerStep::AddNode(node) => {
                 ledger.set_node(&node_name(node), NodeKind::Stowage, None);
                 ledger.set_plugin_devices(&node_name(node), PluginDevices::new());
-                ledger.report_all_devices(&node_name(node), devices(node, 3).into()).unwrap();
+                ledger
+                    .report_all_devices(&node_name(node), devices(node, 3).into())
+                    .unwrap();
             }
             LedgerStep::GiveToPlugin(node) => {
                 ledger.set_node(&node_name(node), NodeKind::DevicePlugin, None);
                 ledger.set_plugin_devices(&node_name(node), [(gpu(), DEVICES)].into());
             }
             LedgerStep::Spare(node, cpu) => {
-                let free_host = HostResources { cpu: MilliCpu(cpu), memory: Bytes::gib(1) };
+                let free_host = HostResources {
+                    cpu: MilliCpu(cpu),
+                    memory: Bytes::gib(1),
+                };
                 ledger.set_free_host(&node_name(node), Some(free_host));
             }
             LedgerStep::Learn => {
                 let mut demand_history = DemandHistory::clone(ledger.demand_history());
                 // Enough to learn from.
                 (1..=10).for_each(|size| {
-                    demand_history
-                        .arrive(DemandShape::of(&demand_of(size * 7, 1, Sharing::Shared, 0)).unwrap())
+                    demand_history.arrive(
+                        DemandShape::of(&demand_of(size * 7, 1, Sharing::Shared, 0)).unwrap(),
+                    )
                 });
                 let packing_model = PackingModel::learn(
                     &demand_history,
@@ -191,32 +229,70 @@ impl LedgerHistory {
         }
         // A node that is gone, with all its pods, is another when it comes back.
         let ledger = &self.ledger;
-        self.departed.retain(|(node, _), _| ledger.node(node).is_some());
+        self.departed
+            .retain(|(node, _), _| ledger.node(node).is_some());
     }
 
     /// The pod ends where it is. As long as a reading shows it there, it keeps what it was granted.
     fn note_departed(&mut self, pod: u8) {
-        let Some(entry) = self.ledger.pod_state(&uid(pod)) else { return };
-        let Some(node) = entry.node().filter(|node| self.ledger.reading(node).is_some()) else { return };
-        let granted = if entry.demand.sharing == Sharing::Exclusive { 100 } else { entry.demand.per_gpu.0 };
-        let devices = entry.devices().map_or(Vec::new(), |devices| devices.to_vec());
-        self.departed.insert((node.clone(), uid(pod)), (self.now, devices, granted));
+        let Some(entry) = self.ledger.pod_state(&uid(pod)) else {
+            return;
+        };
+        let Some(node) = entry
+            .node()
+            .filter(|node| self.ledger.reading(node).is_some())
+        else {
+            return;
+        };
+        let granted = if entry.demand.sharing == Sharing::Exclusive {
+            100
+        } else {
+            entry.demand.per_gpu.0
+        };
+        let devices = entry
+            .devices()
+            .map_or(Vec::new(), |devices| devices.to_vec());
+        self.departed
+            .insert((node.clone(), uid(pod)), (self.now, devices, granted));
     }
 
     fn observe_bound(&mut self, pod: u8, shown: Option<ObservedDisruptionInfo>) {
         let entry = self.ledger.pod_state(&uid(pod)).cloned();
-        if let Some(PodState { key, demand, phase: PodPhase::Bound(bound), .. }) = entry {
+        if let Some(PodState {
+            key,
+            demand,
+            phase: PodPhase::Bound(bound),
+            ..
+        }) = entry
+        {
             let (node, devices) = (bound.node, bound.devices);
             self.starting.remove(&uid(pod));
-            let state = ObservedPhase::Bound { node, devices, starting: false, ran: None };
-            self.ledger.see(PodObservation { uid: uid(pod), key, demand, state, observed: shown });
+            let state = ObservedPhase::Bound {
+                node,
+                devices,
+                starting: false,
+                ran: None,
+            };
+            self.ledger.see(PodObservation {
+                uid: uid(pod),
+                key,
+                demand,
+                state,
+                observed: shown,
+            });
         }
     }
 
     fn arrive(&mut self, pod: u8, demand: Demand) {
         if self.ledger.pod_state(&uid(pod)).is_none() {
             let state = ObservedPhase::Waiting(ObservedWaiting::default());
-            self.ledger.see(PodObservation { uid: uid(pod), key: key(pod), demand, state, observed: None });
+            self.ledger.see(PodObservation {
+                uid: uid(pod),
+                key: key(pod),
+                demand,
+                state,
+                observed: None,
+            });
         }
     }
 
@@ -224,7 +300,11 @@ impl LedgerHistory {
         if let Ok(AssumeResult::New(placement)) = self.ledger.assume(&uid(pod), &node_name(node)) {
             let demand = &self.ledger.pod_state(&uid(pod)).unwrap().demand;
             if let Ask::Plugin { count, .. } = demand.ask {
-                assert_eq!(placement.devices.len(), 0, "nothing of a single GPU is promised");
+                assert_eq!(
+                    placement.devices.len(),
+                    0,
+                    "nothing of a single GPU is promised"
+                );
                 self.on_devices.insert(uid(pod), (node, count));
                 let here = self.on_devices.values().filter(|(other, _)| *other == node);
                 assert!(
@@ -239,16 +319,24 @@ impl LedgerHistory {
             if self.ledger.policy().class(demand.class).engine {
                 self.check_start(&placement.devices);
                 let closed_until = self.ledger.pod_state(&uid(pod)).unwrap().starting;
-                self.starting.insert(uid(pod), closed_until.expect("it is to start"));
+                self.starting
+                    .insert(uid(pod), closed_until.expect("it is to start"));
             }
-            self.promised.insert(uid(pod), (placement.devices.to_vec(), amount, alone));
+            self.promised
+                .insert(uid(pod), (placement.devices.to_vec(), amount, alone));
         }
     }
 
     /// No two engines start on a GPU at once.
     fn check_start(&self, devices: &[GpuUuid]) {
-        for (other, _) in self.starting.iter().filter(|(_, closed_until)| **closed_until > self.now) {
-            let beside = devices.iter().find(|gpu| self.promised[other].0.contains(gpu));
+        for (other, _) in self
+            .starting
+            .iter()
+            .filter(|(_, closed_until)| **closed_until > self.now)
+        {
+            let beside = devices
+                .iter()
+                .find(|gpu| self.promised[other].0.contains(gpu));
             assert_eq!(beside, None, "{other} starts there");
         }
     }
@@ -266,8 +354,14 @@ impl LedgerHistory {
             self.ledger.read(&node_name(node), reading.into());
             return;
         }
-        let known: Vec<GpuUuid> =
-            self.ledger.node(&node_name(node)).unwrap().devices.iter().map(|d| d.uuid.clone()).collect();
+        let known: Vec<GpuUuid> = self
+            .ledger
+            .node(&node_name(node))
+            .unwrap()
+            .devices
+            .iter()
+            .map(|d| d.uuid.clone())
+            .collect();
         for gpu in &reading.gpus {
             if !known.contains(&gpu.uuid) {
                 self.unaccounted.remove(&gpu.uuid);
@@ -285,16 +379,28 @@ impl LedgerHistory {
                     still_to_come += self.reserved(entry, &gpu.uuid).saturating_sub(has);
                 }
             }
-            let rest = used.0.saturating_sub(attributed).saturating_sub(still_to_come);
-            self.unaccounted.entry(gpu.uuid.clone()).or_default().push(rest);
+            let rest = used
+                .0
+                .saturating_sub(attributed)
+                .saturating_sub(still_to_come);
+            self.unaccounted
+                .entry(gpu.uuid.clone())
+                .or_default()
+                .push(rest);
         }
         // A GPU that a reading does not list has no unaccounted VRAM, and starts again.
         for gone in known.iter().filter(|uuid| reading.gpu(uuid).is_none()) {
             self.unaccounted.remove(gone);
         }
-        let shows = |pod: &PodUid| reading.gpus.iter().any(|gpu| gpu.attributed_to(pod).is_some());
-        self.departed
-            .retain(|(of, pod), (at, ..)| *of != node_name(node) || reading.sampled < *at || shows(pod));
+        let shows = |pod: &PodUid| {
+            reading
+                .gpus
+                .iter()
+                .any(|gpu| gpu.attributed_to(pod).is_some())
+        };
+        self.departed.retain(|(of, pod), (at, ..)| {
+            *of != node_name(node) || reading.sampled < *at || shows(pod)
+        });
         self.ledger.read(&node_name(node), reading.into());
     }
 
@@ -303,13 +409,17 @@ impl LedgerHistory {
         if entry.demand.asks_plugin() {
             return 0;
         }
-        let Some(node) = entry.node().and_then(|node| self.ledger.node(node)) else { return 0 };
+        let Some(node) = entry.node().and_then(|node| self.ledger.node(node)) else {
+            return 0;
+        };
         if !node.devices.iter().any(|device| device.uuid == *gpu) {
             return 0;
         }
-        let placed = entry
-            .devices()
-            .filter(|uuids| uuids.iter().all(|uuid| node.devices.iter().any(|d| d.uuid == *uuid)));
+        let placed = entry.devices().filter(|uuids| {
+            uuids
+                .iter()
+                .all(|uuid| node.devices.iter().any(|d| d.uuid == *uuid))
+        });
         match placed {
             Some(uuids) if !uuids.contains(gpu) => 0,
             _ if entry.demand.sharing == Sharing::Exclusive => 88,
@@ -320,10 +430,16 @@ impl LedgerHistory {
     /// `free = total − reserved − headroom − Σ max(allocated, attributed) − unaccounted`, for nodes whose reading is fresh. A pod
     /// that has ended counts with all it had where it is attributed anything.
     pub(crate) fn check_free(&mut self) {
-        let entries: Vec<(PodUid, PodState)> =
-            self.ledger.pod_states().into_iter().map(|(uid, entry)| (uid.clone(), entry.clone())).collect();
+        let entries: Vec<(PodUid, PodState)> = self
+            .ledger
+            .pod_states()
+            .into_iter()
+            .map(|(uid, entry)| (uid.clone(), entry.clone()))
+            .collect();
         for node in self.ledger.snapshot().nodes() {
-            let Some(reading) = self.ledger.reading(&node.name) else { continue };
+            let Some(reading) = self.ledger.reading(&node.name) else {
+                continue;
+            };
             let age = self.now.since(reading.sampled);
             let expected = if age < Millis(5_000) {
                 Freshness::Fresh
@@ -335,9 +451,13 @@ impl LedgerHistory {
             assert_eq!(node.freshness, expected);
             for (gpu, device) in node.gpus.iter().zip(node.devices.iter()) {
                 let held = entries.iter().any(|(_, entry)| {
-                    entry.reservation().is_some_and(|reservation| reservation.node == node.name)
+                    entry
+                        .reservation()
+                        .is_some_and(|reservation| reservation.node == node.name)
                 });
-                let Some(seen) = reading.gpu(&device.uuid).filter(|_| expected == Freshness::Fresh && !held)
+                let Some(seen) = reading
+                    .gpu(&device.uuid)
+                    .filter(|_| expected == Freshness::Fresh && !held)
                 else {
                     continue;
                 };
@@ -357,14 +477,26 @@ impl LedgerHistory {
                             .find(|(other, _)| other == uid)
                             .map_or(0, |(_, e)| self.reserved(e, &device.uuid));
                         let kept = match self.departed.get(&(node.name.clone(), uid.clone())) {
-                            Some((_, devices, granted)) if devices.contains(&device.uuid) => *granted,
+                            Some((_, devices, granted)) if devices.contains(&device.uuid) => {
+                                *granted
+                            }
                             _ => 0,
                         };
-                        reserved.max(seen.attributed_to(uid).map_or(0, |attributed| attributed.0.max(kept)))
+                        reserved.max(
+                            seen.attributed_to(uid)
+                                .map_or(0, |attributed| attributed.0.max(kept)),
+                        )
                     })
                     .sum();
-                let last = self.unaccounted.get(&device.uuid).map_or(&[][..], Vec::as_slice);
-                let believed = if last.len() < 3 { 0 } else { *last[last.len() - 3..].iter().min().unwrap() };
+                let last = self
+                    .unaccounted
+                    .get(&device.uuid)
+                    .map_or(&[][..], Vec::as_slice);
+                let believed = if last.len() < 3 {
+                    0
+                } else {
+                    *last[last.len() - 3..].iter().min().unwrap()
+                };
                 assert_eq!(
                     gpu.free().0,
                     88u64.saturating_sub(sum).saturating_sub(believed),
@@ -376,32 +508,64 @@ impl LedgerHistory {
     }
 
     fn reserve(&mut self, pod: u8, node: u8) {
-        let Some(demand) = self.ledger.pod_state(&uid(pod)).map(|entry| entry.demand.clone()) else { return };
-        let Some(candidate) =
-            self.ledger.candidates_for(&self.ledger.preemptor(&uid(pod)), [&node_name(node)]).pop()
+        let Some(demand) = self
+            .ledger
+            .pod_state(&uid(pod))
+            .map(|entry| entry.demand.clone())
+        else {
+            return;
+        };
+        let Some(candidate) = self
+            .ledger
+            .candidates_for(&self.ledger.preemptor(&uid(pod)), [&node_name(node)])
+            .pop()
         else {
             return;
         };
         for potential in &candidate.potential_victims {
             let victim = &self.ledger.pod_state(&potential.uid).unwrap().demand;
-            assert!(victim.priority < demand.priority, "a victim has lower priority");
-            assert_eq!(self.ledger.policy().class(victim.class).eviction, Preemptibility::ForHigherPriority);
             assert!(
-                !self.ledger.pod_state(&potential.uid).unwrap().disruption_info.do_not_disrupt,
+                victim.priority < demand.priority,
+                "a victim has lower priority"
+            );
+            assert_eq!(
+                self.ledger.policy().class(victim.class).eviction,
+                Preemptibility::ForHigherPriority
+            );
+            assert!(
+                !self
+                    .ledger
+                    .pod_state(&potential.uid)
+                    .unwrap()
+                    .disruption_info
+                    .do_not_disrupt,
                 "it is to be left alone"
             );
         }
-        let Some(set) = cheapest_victims(&candidate, &demand, BudgetRules::Keep) else { return };
+        let Some(set) = cheapest_victims(&candidate, &demand, BudgetRules::Keep) else {
+            return;
+        };
         let view = self.ledger.node(&node_name(node)).unwrap();
         let reservation = Reservation {
             node: node_name(node),
-            devices: set.gpus.iter().map(|place| view.devices[place].uuid.clone()).collect(),
+            devices: set
+                .gpus
+                .iter()
+                .map(|place| view.devices[place].uuid.clone())
+                .collect(),
             victims: set.all_victims().into(),
             deadline: self.now + Millis::seconds(60),
         };
         let result = self.ledger.reserve(&uid(pod), reservation);
-        if self.ledger.pod_state(&uid(pod)).is_some_and(|entry| matches!(entry.phase, PodPhase::Waiting(_))) {
-            let known = matches!(result, Ok(()) | Err(crate::ledger::AssumeConflict::AlreadyReserved { .. }));
+        if self
+            .ledger
+            .pod_state(&uid(pod))
+            .is_some_and(|entry| matches!(entry.phase, PodPhase::Waiting(_)))
+        {
+            let known = matches!(
+                result,
+                Ok(()) | Err(crate::ledger::AssumeConflict::AlreadyReserved { .. })
+            );
             assert!(known, "what the search found can be held: {result:?}");
         }
     }
@@ -410,7 +574,9 @@ impl LedgerHistory {
     pub(crate) fn check_promises(&self) {
         let mut on: BTreeMap<&GpuUuid, Vec<(u64, bool)>> = BTreeMap::new();
         for (devices, amount, alone) in self.promised.values() {
-            devices.iter().for_each(|gpu| on.entry(gpu).or_default().push((*amount, *alone)));
+            devices
+                .iter()
+                .for_each(|gpu| on.entry(gpu).or_default().push((*amount, *alone)));
         }
         for (gpu, tenants) in on {
             assert!(
@@ -432,23 +598,43 @@ impl LedgerHistory {
             let state = match &entry.phase {
                 PodPhase::Bound(bound) => {
                     let (node, devices) = (bound.node.clone(), bound.devices.clone());
-                    ObservedPhase::Bound { node, devices, starting: entry.starting.is_some(), ran: None }
+                    ObservedPhase::Bound {
+                        node,
+                        devices,
+                        starting: entry.starting.is_some(),
+                        ran: None,
+                    }
                 }
                 _ => ObservedPhase::Waiting(ObservedWaiting {
                     reservation: entry.reservation().cloned(),
                     ..ObservedWaiting::default()
                 }),
             };
-            ledger.see(PodObservation { uid, key, demand, state, observed: None });
+            ledger.see(PodObservation {
+                uid,
+                key,
+                demand,
+                state,
+                observed: None,
+            });
         }
-        let published = self.ledger.node_states().filter(|(name, _)| self.ledger.has_node(name));
+        let published = self
+            .ledger
+            .node_states()
+            .filter(|(name, _)| self.ledger.has_node(name));
         for (name, node) in published {
             ledger.set_node(name, node.kind, None);
             let offered = node.plugin.iter().filter(|share| share.allocatable > 0);
-            let offered = offered.map(|share| (share.resource.clone(), share.allocatable)).collect();
+            let offered = offered
+                .map(|share| (share.resource.clone(), share.allocatable))
+                .collect();
             ledger.set_plugin_devices(name, offered);
-            let reported =
-                node.devices.iter().filter(|device| device.health != Health::Lost).cloned().collect();
+            let reported = node
+                .devices
+                .iter()
+                .filter(|device| device.health != Health::Lost)
+                .cloned()
+                .collect();
             ledger.report_all_devices(name, reported).unwrap();
         }
         ledger

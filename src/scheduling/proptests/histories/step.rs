@@ -77,7 +77,10 @@ pub fn step() -> impl Strategy<Value = LedgerStep> {
 
 /// A demand of a pod that loads a model.
 pub fn loading(demand: Demand) -> Demand {
-    Demand { model: ModelId::parse("org/model").ok(), ..demand }
+    Demand {
+        model: ModelId::parse("org/model").ok(),
+        ..demand
+    }
 }
 
 /// The one thing in which a demand differs from another.
@@ -126,22 +129,38 @@ pub fn gpu() -> PluginResource {
 }
 
 pub fn devices(node: u8, gpus: u32) -> Vec<Device> {
-    (0..gpus).map(|index| Device { reserved: Bytes(2), ..unit_gpu(node, index) }).collect()
+    (0..gpus)
+        .map(|index| Device {
+            reserved: Bytes(2),
+            ..unit_gpu(node, index)
+        })
+        .collect()
 }
 
 /// A possible report of an agent: which pod uses how much of which GPU, and the VRAM in use of each GPU.
-pub fn reading(node: u8, sampled: Moment, attributed: &[(u8, u8, u64)], used: &[u64]) -> NodeReading {
+pub fn reading(
+    node: u8,
+    sampled: Moment,
+    attributed: &[(u8, u8, u64)],
+    used: &[u64],
+) -> NodeReading {
     let gpu = |(index, used): (usize, &u64)| {
-        let on_it = attributed.iter().filter(|(_, gpu, _)| usize::from(*gpu) == index);
-        let sums: BTreeMap<PodUid, u64> = on_it.fold(BTreeMap::new(), |mut sums, (pod, _, bytes)| {
-            *sums.entry(uid(*pod)).or_default() += bytes;
-            sums
-        });
+        let on_it = attributed
+            .iter()
+            .filter(|(_, gpu, _)| usize::from(*gpu) == index);
+        let sums: BTreeMap<PodUid, u64> =
+            on_it.fold(BTreeMap::new(), |mut sums, (pod, _, bytes)| {
+                *sums.entry(uid(*pod)).or_default() += bytes;
+                sums
+            });
         GpuReading {
             uuid: gpu_at(node, index),
             // The driver does not always say.
             used: (*used < 105).then_some(Bytes(*used)),
-            attributed: sums.into_iter().map(|(uid, bytes)| (uid, Bytes(bytes))).collect(),
+            attributed: sums
+                .into_iter()
+                .map(|(uid, bytes)| (uid, Bytes(bytes)))
+                .collect(),
             engine_load: EngineLoad::of(Percent::new((used % 101) as u8), None),
         }
     };

@@ -11,7 +11,9 @@ use crate::testkit::{START, classified, demand_of, unit_gpu};
 use crate::units::{Bytes, Millis, Moment, Percent};
 use crate::verbs::bind::{BindAnswer, BindAsked};
 use crate::verbs::binding::BindingWritten;
-use crate::verbs::observe::{DevicesReported, NodeObserved, PodDeleted, PodObserved, ReadingReported};
+use crate::verbs::observe::{
+    DevicesReported, NodeObserved, PodDeleted, PodObserved, ReadingReported,
+};
 use crate::verbs::tick::{ClockAdvanced, LeadershipBegan, PolicySet, Tick};
 use crate::verbs::{Change, Cluster, ClusterState};
 use crate::vocabulary::classification::PodTraits;
@@ -30,11 +32,18 @@ pub(super) const ENGINES: u8 = 4;
 pub(super) const PODS: u8 = 12;
 
 pub(super) fn policy(lends: bool) -> Policy {
-    let of = |class: &str| Match { priority_classes: vec![class.into()], ..Match::default() };
+    let of = |class: &str| Match {
+        priority_classes: vec![class.into()],
+        ..Match::default()
+    };
     let engines = Class {
         matches: of("engines"),
         engine: false,
-        sleeping: if lends { SleepingRule::Lend } else { SleepingRule::Keep },
+        sleeping: if lends {
+            SleepingRule::Lend
+        } else {
+            SleepingRule::Keep
+        },
         ..Class::named("engines")
     };
     let jobs = Class {
@@ -43,10 +52,18 @@ pub(super) fn policy(lends: bool) -> Policy {
         eviction: Preemptibility::ForHigherPriority,
         ..Class::named("jobs")
     };
-    let others = Class { engine: false, ..Class::named("others") };
-    let mut policy = Policy::default().with_classes(vec![engines, jobs, others]).unwrap();
-    policy.planning.lending =
-        LendingRules { after: Millis::seconds(2), margin: Bytes(2), ..LendingRules::default() };
+    let others = Class {
+        engine: false,
+        ..Class::named("others")
+    };
+    let mut policy = Policy::default()
+        .with_classes(vec![engines, jobs, others])
+        .unwrap();
+    policy.planning.lending = LendingRules {
+        after: Millis::seconds(2),
+        margin: Bytes(2),
+        ..LendingRules::default()
+    };
     policy.planning.pressure.as_mut().unwrap().evict_after = Millis::seconds(2);
     policy
 }
@@ -59,8 +76,16 @@ fn demand(pod: u8, policy: &Policy) -> Demand {
         11 => ("others", 0),
         _ => ("jobs", -10),
     };
-    let traits = PodTraits { priority, priority_class: class.into(), ..PodTraits::default() };
-    classified(demand_of(vram, 1, Sharing::Shared, priority), traits, policy)
+    let traits = PodTraits {
+        priority,
+        priority_class: class.into(),
+        ..PodTraits::default()
+    };
+    classified(
+        demand_of(vram, 1, Sharing::Shared, priority),
+        traits,
+        policy,
+    )
 }
 
 /// A pod as the API server has it.
@@ -144,7 +169,12 @@ impl World {
         self.apply(ClockAdvanced(now));
         self.apply(NodeObserved::new(node(), NodeKind::Stowage));
         let devices = (0..GPUS).map(|index| unit_gpu(0, index)).collect();
-        self.apply(DevicesReported { node: node(), devices, are_all: true }).unwrap();
+        self.apply(DevicesReported {
+            node: node(),
+            devices,
+            are_all: true,
+        })
+        .unwrap();
         for pod in self.records.keys().copied().collect::<Vec<_>>() {
             self.watch(pod);
         }
@@ -165,7 +195,10 @@ impl World {
                 ran: None,
             },
         };
-        let leaving = PodDeletion { asked_ago: Millis(0), grace: Millis::seconds(30) };
+        let leaving = PodDeletion {
+            asked_ago: Millis(0),
+            grace: Millis::seconds(30),
+        };
         let observed = ObservedDisruptionInfo {
             leaving: record.leaving.then_some(leaving),
             loan: ObservedLoan {
@@ -191,7 +224,11 @@ impl World {
         }
         self.records.insert(pod, Record::default());
         self.watch(pod);
-        let asked = BindAsked { uid: uid(pod), key: key(pod), node: node() };
+        let asked = BindAsked {
+            uid: uid(pod),
+            key: key(pod),
+            node: node(),
+        };
         let Ok(BindAnswer::Write(decision)) = self.apply(asked) else {
             self.records.remove(&pod);
             return self.watch(pod);
@@ -203,27 +240,60 @@ impl World {
         self.borrowed += usize::from(record.borrows);
         // At once all it may have.
         let gpu = placement.devices[0].clone();
-        self.processes.insert(pod, Process { gpu, granted: placement.granted.0, asleep: false, down: false });
+        self.processes.insert(
+            pod,
+            Process {
+                gpu,
+                granted: placement.granted.0,
+                asleep: false,
+                down: false,
+            },
+        );
         if is_answered {
-            self.apply(BindingWritten { uid: uid(pod), node: node(), devices: Some(placement.devices) });
+            self.apply(BindingWritten {
+                uid: uid(pod),
+                node: node(),
+                devices: Some(placement.devices),
+            });
         }
     }
 
     fn sample(&mut self) {
         let gpu = |index: u32| {
             let uuid = unit_gpu(0, index).uuid;
-            let here = || self.processes.iter().filter(|(_, process)| process.gpu == uuid);
-            let mut attributed: Vec<_> =
-                here().map(|(pod, process)| (uid(*pod), Bytes(process.used()))).collect();
+            let here = || {
+                self.processes
+                    .iter()
+                    .filter(|(_, process)| process.gpu == uuid)
+            };
+            let mut attributed: Vec<_> = here()
+                .map(|(pod, process)| (uid(*pod), Bytes(process.used())))
+                .collect();
             attributed.retain(|(_, used)| *used > Bytes::ZERO);
             attributed.sort_unstable();
             let used = Some(attributed.iter().map(|(_, bytes)| *bytes).sum());
             let engine_load = EngineLoad::of(Percent::new(self.kv_cache), Some(0));
-            GpuReading { uuid: uuid.clone(), used, attributed, engine_load }
+            GpuReading {
+                uuid: uuid.clone(),
+                used,
+                attributed,
+                engine_load,
+            }
         };
-        let state = |process: &Process| if process.asleep { SleepState::Asleep } else { SleepState::Awake };
-        let engines = self.processes.iter().filter(|(pod, process)| **pod < ENGINES && !process.down);
-        let mut sleep: Vec<_> = engines.map(|(pod, process)| (uid(*pod), state(process))).collect();
+        let state = |process: &Process| {
+            if process.asleep {
+                SleepState::Asleep
+            } else {
+                SleepState::Awake
+            }
+        };
+        let engines = self
+            .processes
+            .iter()
+            .filter(|(pod, process)| **pod < ENGINES && !process.down);
+        let mut sleep: Vec<_> = engines
+            .map(|(pod, process)| (uid(*pod), state(process)))
+            .collect();
         sleep.sort_unstable();
         let gpus = (0..GPUS).map(gpu).collect();
         let engine = |(uid, state): &(_, SleepState)| EngineReading {
@@ -239,19 +309,33 @@ impl World {
         };
         let engines = sleep.iter().map(engine).collect();
         let sampled = self.cluster.now();
-        let reading = NodeReading { sampled, gpus, sleep, engines, ..NodeReading::default() };
+        let reading = NodeReading {
+            sampled,
+            gpus,
+            sleep,
+            engines,
+            ..NodeReading::default()
+        };
         self.reports.push_back(reading);
     }
 
     fn deliver(&mut self) {
         if let Some(reading) = self.reports.pop_front() {
-            self.woken_over += self.apply(ReadingReported { node: node(), reading: reading.into() }).len();
+            self.woken_over += self
+                .apply(ReadingReported {
+                    node: node(),
+                    reading: reading.into(),
+                })
+                .len();
         }
     }
 
     fn pass(&mut self, millis: u64) {
         let now = self.cluster.now() + Millis(millis);
-        self.apply(Tick { now, is_leading: true });
+        self.apply(Tick {
+            now,
+            is_leading: true,
+        });
     }
 
     pub fn settle(&mut self) {
@@ -271,11 +355,20 @@ impl World {
         let going: BTreeSet<_> = going.map(|(pod, _)| uid(*pod)).collect();
         for eviction in loans_to_end(&self.cluster, &going, &BTreeSet::new()) {
             let pod = number(&eviction.uid);
-            let Some(record) = self.records.get_mut(&pod) else { continue };
+            let Some(record) = self.records.get_mut(&pod) else {
+                continue;
+            };
             assert!(record.borrows, "only borrowers are evicted: {pod}");
             record.leaving = true;
         }
-        for WakeStatus { uid, request, told, is_wakeable, .. } in self.cluster.open_wakes() {
+        for WakeStatus {
+            uid,
+            request,
+            told,
+            is_wakeable,
+            ..
+        } in self.cluster.open_wakes()
+        {
             match (request, told) {
                 (Some(request), told) if is_wakeable && told.as_ref() != Some(&request) => {
                     self.writes.push_back((number(&uid), Some(request)));
@@ -295,8 +388,13 @@ impl World {
     }
 
     fn wake(&mut self, engine: u8) {
-        let Some(record) = self.records.get(&engine) else { return };
-        let process = self.processes.get_mut(&engine).expect("a bound engine has a process");
+        let Some(record) = self.records.get(&engine) else {
+            return;
+        };
+        let process = self
+            .processes
+            .get_mut(&engine)
+            .expect("a bound engine has a process");
         if record.request.is_some() && record.told == record.request && !process.down {
             self.wakes += usize::from(std::mem::replace(&mut process.asleep, false));
         }
@@ -312,7 +410,10 @@ impl World {
                 }
             }
             Step::Withdraw(engine) => {
-                let sleeps = self.processes.get(&engine).is_some_and(|process| process.asleep);
+                let sleeps = self
+                    .processes
+                    .get(&engine)
+                    .is_some_and(|process| process.asleep);
                 if let Some(record) = self.records.get_mut(&engine).filter(|_| sleeps) {
                     record.request = None;
                 }
@@ -321,7 +422,10 @@ impl World {
                 self.requests += 1;
                 let request = self.requests.to_string().into();
                 // An engine that is awake before it ever slept need not ask.
-                if let Some(record) = self.records.get_mut(&engine).filter(|record| record.devices.is_some())
+                if let Some(record) = self
+                    .records
+                    .get_mut(&engine)
+                    .filter(|record| record.devices.is_some())
                 {
                     record.request = Some(request);
                 }
@@ -335,7 +439,11 @@ impl World {
             Step::Plan => self.plan(),
             Step::Land => self.land(),
             Step::End(pod) => {
-                if self.records.get(&pod).is_some_and(|record| record.leaving || pod == 11) {
+                if self
+                    .records
+                    .get(&pod)
+                    .is_some_and(|record| record.leaving || pod == 11)
+                {
                     self.records.remove(&pod);
                     self.watch(pod);
                     if pod == 11 {
@@ -363,11 +471,17 @@ impl World {
                 let state: ClusterState = serde_json::from_str(&stored).unwrap();
                 self.cluster = Cluster::load(state).unwrap();
                 let again: serde_json::Value = serde_json::to_value(self.cluster.export()).unwrap();
-                assert_eq!(again, serde_json::from_str::<serde_json::Value>(&stored).unwrap());
+                assert_eq!(
+                    again,
+                    serde_json::from_str::<serde_json::Value>(&stored).unwrap()
+                );
             }
             Step::Policy(lends) => {
                 self.lends = lends;
-                self.apply(PolicySet { policy: policy(lends), prepared: None });
+                self.apply(PolicySet {
+                    policy: policy(lends),
+                    prepared: None,
+                });
             }
             Step::Load(kv_cache) => self.kv_cache = kv_cache,
             Step::Pass(millis) => self.pass(millis),
@@ -376,8 +490,13 @@ impl World {
 
     /// The engine loads its model again, if it has crashed and there is room.
     fn start(&mut self, engine: u8) {
-        let Some(process) = self.processes.get(&engine).filter(|process| process.down) else { return };
-        let beside = self.processes.values().filter(|other| other.gpu == process.gpu);
+        let Some(process) = self.processes.get(&engine).filter(|process| process.down) else {
+            return;
+        };
+        let beside = self
+            .processes
+            .values()
+            .filter(|other| other.gpu == process.gpu);
         let used: u64 = beside.map(Process::used).sum();
         if used + process.granted <= CAPACITY {
             let process = self.processes.get_mut(&engine).unwrap();
@@ -391,10 +510,16 @@ impl World {
         let counts = |pod: &u8| self.records.contains_key(pod) || matches!(after, Step::Wake(_));
         for index in 0..GPUS {
             let uuid = unit_gpu(0, index).uuid;
-            let here = self.processes.iter().filter(|(pod, process)| process.gpu == uuid && counts(pod));
+            let here = self
+                .processes
+                .iter()
+                .filter(|(pod, process)| process.gpu == uuid && counts(pod));
             let here: Vec<_> = here.collect();
             let used: u64 = here.iter().map(|(_, process)| process.used()).sum();
-            assert!(used <= CAPACITY, "after {after:?} {used} B are used on {uuid}: {here:?}");
+            assert!(
+                used <= CAPACITY,
+                "after {after:?} {used} B are used on {uuid}: {here:?}"
+            );
         }
         assert_eq!(audit(&self.cluster), [], "after {after:?}");
     }

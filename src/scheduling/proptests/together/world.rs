@@ -61,18 +61,35 @@ impl World {
         };
         world.apply(LeadershipBegan(LeaderEpoch::new("lease", 1, "nonce")));
         for node in 0..NODES {
-            let (labels, taints, allocatable) = (Arc::default(), Arc::default(), Amounts::default());
-            let machine = FilterNode { name: node_name(node), labels, taints, allocatable, pods: 110 };
+            let (labels, taints, allocatable) =
+                (Arc::default(), Arc::default(), Amounts::default());
+            let machine = FilterNode {
+                name: node_name(node),
+                labels,
+                taints,
+                allocatable,
+                pods: 110,
+            };
             let observed = NodeObserved::new(node_name(node), NodeKind::Stowage);
-            world.apply(NodeObserved { machine: Some(machine), ..observed });
+            world.apply(NodeObserved {
+                machine: Some(machine),
+                ..observed
+            });
             let devices = (0..GPUS).map(|index| unit_gpu(node, index)).collect();
-            world.apply(DevicesReported { node: node_name(node), devices, are_all: true }).unwrap();
+            world
+                .apply(DevicesReported {
+                    node: node_name(node),
+                    devices,
+                    are_all: true,
+                })
+                .unwrap();
         }
         world
     }
 
     pub fn apply<C: Change + Clone + Into<Input>>(&mut self, change: C) -> C::Output {
-        self.inputs.push(serde_json::to_string(&change.clone().into()).unwrap());
+        self.inputs
+            .push(serde_json::to_string(&change.clone().into()).unwrap());
         self.cluster.apply(change)
     }
 
@@ -88,36 +105,69 @@ impl World {
     /// The watch shows the pod as it is.
     pub fn watch(&mut self, pod: u8) {
         let known = self.pod(pod);
-        let state = match known.as_ref().and_then(|known| Some((known, known.node()?))) {
+        let state = match known
+            .as_ref()
+            .and_then(|known| Some((known, known.node()?)))
+        {
             Some((known, node)) => {
                 let (node, devices) = (node.clone(), known.devices().cloned());
-                ObservedPhase::Bound { node, devices, starting: false, ran: None }
+                ObservedPhase::Bound {
+                    node,
+                    devices,
+                    starting: false,
+                    ran: None,
+                }
             }
             None => {
-                let reservation = known.as_ref().and_then(|known| known.reservation().cloned());
-                let gate =
-                    if self.gated.contains(&pod) { SchedulingGate::Planned } else { SchedulingGate::Open };
-                ObservedPhase::Waiting(ObservedWaiting { reservation, gate, nominated: None })
+                let reservation = known
+                    .as_ref()
+                    .and_then(|known| known.reservation().cloned());
+                let gate = if self.gated.contains(&pod) {
+                    SchedulingGate::Planned
+                } else {
+                    SchedulingGate::Open
+                };
+                ObservedPhase::Waiting(ObservedWaiting {
+                    reservation,
+                    gate,
+                    nominated: None,
+                })
             }
         };
-        let leaving = PodDeletion { asked_ago: Millis(0), grace: Millis::seconds(30) };
+        let leaving = PodDeletion {
+            asked_ago: Millis(0),
+            grace: Millis::seconds(30),
+        };
         let borrows = known.is_some_and(|known| known.borrows());
         let (wake_requested, wakeable) = (self.asked.get(&pod).cloned(), None);
         let observed = ObservedDisruptionInfo {
             leaving: self.leaving.contains(&pod).then_some(leaving),
-            loan: ObservedLoan { borrows, wake_requested, wakeable },
+            loan: ObservedLoan {
+                borrows,
+                wake_requested,
+                wakeable,
+            },
             ..ObservedDisruptionInfo::default()
         };
         let demand = demand(pod, self.cluster.policy());
         let (uid, key, observed) = (uid(pod), key(pod), Some(observed));
-        self.apply(PodObserved(PodObservation { uid, key, demand, state, observed }));
+        self.apply(PodObserved(PodObservation {
+            uid,
+            key,
+            demand,
+            state,
+            observed,
+        }));
     }
 
     pub fn arrive(&mut self, pod: u8) {
         if self.pod(pod).is_none() {
             self.watch(pod);
             let wants = FilterPod::Waiting(Requirements::default());
-            self.apply(FilterPodObserved { uid: uid(pod), pod: wants });
+            self.apply(FilterPodObserved {
+                uid: uid(pod),
+                pod: wants,
+            });
         }
     }
 
@@ -132,8 +182,14 @@ impl World {
             waiting,
             disruption: None,
         }));
-        let mut scores = ScoreCache::default().take(&view.snapshot, &view.request.demand, &view.policy);
-        let names: Vec<String> = view.snapshot.nodes().iter().map(|node| node.name.to_string()).collect();
+        let mut scores =
+            ScoreCache::default().take(&view.snapshot, &view.request.demand, &view.policy);
+        let names: Vec<String> = view
+            .snapshot
+            .nodes()
+            .iter()
+            .map(|node| node.name.to_string())
+            .collect();
         let list = filter(&view, names.iter().map(String::as_str), &mut scores);
         if let Some(decided) = decided(&view, &list) {
             self.apply(decided);
@@ -144,8 +200,14 @@ impl World {
         self.arrive(pod);
         let is_reserved = self.pod(pod).unwrap().reservation().is_some();
         let free = self.free();
-        let asked = BindAsked { uid: uid(pod), key: key(pod), node: node_name(node) };
-        let Ok(BindAnswer::Write(decision)) = self.apply(asked) else { return };
+        let asked = BindAsked {
+            uid: uid(pod),
+            key: key(pod),
+            node: node_name(node),
+        };
+        let Ok(BindAnswer::Write(decision)) = self.apply(asked) else {
+            return;
+        };
         if decision.is_new {
             self.check_new(pod, &node_name(node), &decision.placement.devices);
             if !is_reserved {
@@ -155,7 +217,11 @@ impl World {
         }
         if is_answered {
             let devices = decision.placement.recorded();
-            self.apply(BindingWritten { uid: uid(pod), node: node_name(node), devices });
+            self.apply(BindingWritten {
+                uid: uid(pod),
+                node: node_name(node),
+                devices,
+            });
         }
     }
 
@@ -170,11 +236,18 @@ impl World {
         let pending = self.apply(TakePending { limit: 4 });
         let (scratch, generation) = (self.cluster.scratch(), self.cluster.generation());
         let filters = self.cluster.kube_filters().snapshot();
-        let bounds = PlanBounds { free: 1000, evictions: 1000, places: 4, is_stopped: &|| false };
+        let bounds = PlanBounds {
+            free: 1000,
+            evictions: 1000,
+            places: 4,
+            is_stopped: &|| false,
+        };
         let plan = plan_within(scratch, &filters, &pending, bounds);
         self.apply(PutBack(plan.left_over));
         for step in plan.steps {
-            let PlanStep::Place(places) = step else { continue };
+            let PlanStep::Place(places) = step else {
+                continue;
+            };
             let free = self.free();
             let of = |place: &_| number(place);
             let pods: Vec<u8> = places.iter().map(|place| of(&place.uid)).collect();
@@ -198,20 +271,37 @@ impl World {
 
     pub fn report_of(&mut self, node: u8) {
         let sampled = self.cluster.now();
-        let here: Vec<_> =
-            self.bound().into_iter().filter(|(_, state)| state.node() == Some(&node_name(node))).collect();
+        let here: Vec<_> = self
+            .bound()
+            .into_iter()
+            .filter(|(_, state)| state.node() == Some(&node_name(node)))
+            .collect();
         let is_asleep = |pod: &u8| self.asleep.contains(pod);
         let gpu = |index: u32| {
             let uuid = unit_gpu(node, index).uuid;
-            let there = here.iter().filter(|(_, state)| state.devices().unwrap().contains(&uuid));
-            let mut attributed: Vec<_> =
-                there.map(|(pod, state)| (uid(*pod), Bytes(used(state, is_asleep(pod))))).collect();
+            let there = here
+                .iter()
+                .filter(|(_, state)| state.devices().unwrap().contains(&uuid));
+            let mut attributed: Vec<_> = there
+                .map(|(pod, state)| (uid(*pod), Bytes(used(state, is_asleep(pod)))))
+                .collect();
             attributed.sort_unstable();
             let used = Some(attributed.iter().map(|(_, bytes)| *bytes).sum());
-            GpuReading { uuid, used, attributed, engine_load: EngineLoad::NONE }
+            GpuReading {
+                uuid,
+                used,
+                attributed,
+                engine_load: EngineLoad::NONE,
+            }
         };
         let engines = || here.iter().filter(|(pod, _)| *pod < 7);
-        let state = |pod: &u8| if is_asleep(pod) { SleepState::Asleep } else { SleepState::Awake };
+        let state = |pod: &u8| {
+            if is_asleep(pod) {
+                SleepState::Asleep
+            } else {
+                SleepState::Awake
+            }
+        };
         let mut sleep: Vec<_> = engines().map(|(pod, _)| (uid(*pod), state(pod))).collect();
         sleep.sort_unstable();
         let reading = |(pod, state): &(u8, PodState)| EngineReading {
@@ -222,28 +312,47 @@ impl World {
             reusable_in: None,
             seen: sampled,
         };
-        let mut engines: Vec<_> = engines().filter(|(pod, _)| is_asleep(pod)).map(reading).collect();
+        let mut engines: Vec<_> = engines()
+            .filter(|(pod, _)| is_asleep(pod))
+            .map(reading)
+            .collect();
         engines.sort_by(|a, b| a.pod.cmp(&b.pod));
         let gpus = (0..GPUS).map(gpu).collect();
-        let reading = NodeReading { sampled, gpus, sleep, engines, ..NodeReading::default() };
+        let reading = NodeReading {
+            sampled,
+            gpus,
+            sleep,
+            engines,
+            ..NodeReading::default()
+        };
         for (pod, _) in &here {
             match self.asleep.contains(pod) {
                 true => self.seen_asleep.insert(*pod),
                 false => self.seen_asleep.remove(pod),
             };
         }
-        self.apply(ReadingReported { node: node_name(node), reading: reading.into() });
+        self.apply(ReadingReported {
+            node: node_name(node),
+            reading: reading.into(),
+        });
     }
 
     pub fn pass(&mut self, millis: u64) {
         let now = self.cluster.now() + Millis(millis);
-        self.apply(Tick { now, is_leading: true });
+        self.apply(Tick {
+            now,
+            is_leading: true,
+        });
     }
 }
 
 /// What the pod's processes have of each of its GPUs.
 pub(super) fn used(state: &PodState, is_asleep: bool) -> u64 {
-    let granted = if state.demand.sharing == Sharing::Exclusive { CAPACITY } else { state.demand.per_gpu.0 };
+    let granted = if state.demand.sharing == Sharing::Exclusive {
+        CAPACITY
+    } else {
+        state.demand.per_gpu.0
+    };
     if is_asleep { granted / 10 } else { granted }
 }
 

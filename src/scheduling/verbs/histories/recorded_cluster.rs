@@ -14,7 +14,12 @@ pub(crate) struct RecordedCluster {
 
 impl RecordedCluster {
     pub fn of(cluster: Cluster) -> Self {
-        Self { cluster, inputs: Vec::new(), decisions: Vec::new(), copies: Vec::new() }
+        Self {
+            cluster,
+            inputs: Vec::new(),
+            decisions: Vec::new(),
+            copies: Vec::new(),
+        }
     }
 
     pub fn new() -> Self {
@@ -25,16 +30,23 @@ impl RecordedCluster {
     }
 
     fn apply<C: Change + Clone + Into<Input>>(&mut self, change: C) -> C::Output {
-        self.inputs.push(serde_json::to_string(&change.clone().into()).unwrap());
+        self.inputs
+            .push(serde_json::to_string(&change.clone().into()).unwrap());
         self.cluster.apply(change)
     }
 
     /// Prepared on the copies, if there are any.
     fn label<C: NamespaceChange + Clone + Into<Input>>(&mut self, change: C) {
         let mut copies = std::mem::take(&mut self.copies).into_iter();
-        let Some(first) = copies.next() else { return drop(self.apply(change)) };
-        self.inputs.push(serde_json::to_string(&change.clone().into()).unwrap());
-        let prepared = copies.fold(NamespacesPrepared::new(change, first), NamespacesPrepared::caught_up);
+        let Some(first) = copies.next() else {
+            return drop(self.apply(change));
+        };
+        self.inputs
+            .push(serde_json::to_string(&change.clone().into()).unwrap());
+        let prepared = copies.fold(
+            NamespacesPrepared::new(change, first),
+            NamespacesPrepared::caught_up,
+        );
         self.cluster.apply(prepared);
     }
 
@@ -52,7 +64,12 @@ impl RecordedCluster {
             ..NodeObserved::new(node_name(node), NodeKind::Stowage)
         });
         let devices = (0..4).map(|index| unit_gpu(node, index)).collect();
-        self.apply(DevicesReported { node: node_name(node), devices, are_all: true }).unwrap();
+        self.apply(DevicesReported {
+            node: node_name(node),
+            devices,
+            are_all: true,
+        })
+        .unwrap();
     }
 
     fn request(&self, pod: u8) -> Option<VerbRequest> {
@@ -76,13 +93,29 @@ impl RecordedCluster {
                     ..demand_of(vram, 1, Sharing::Shared, priority)
                 };
                 let state = ObservedPhase::Waiting(ObservedWaiting::default());
-                let observation =
-                    PodObservation { uid: uid(pod), key: key(pod), demand, state, observed: None };
+                let observation = PodObservation {
+                    uid: uid(pod),
+                    key: key(pod),
+                    demand,
+                    state,
+                    observed: None,
+                };
                 self.apply(PodObserved(observation));
                 // Every other pod has a claim.
-                let claims = if pod % 2 == 0 { Arc::default() } else { Arc::from([Arc::from("data")]) };
-                let wants = Requirements { namespace: "team".into(), claims, ..Requirements::default() };
-                self.apply(FilterPodObserved { uid: uid(pod), pod: FilterPod::Waiting(wants) });
+                let claims = if pod % 2 == 0 {
+                    Arc::default()
+                } else {
+                    Arc::from([Arc::from("data")])
+                };
+                let wants = Requirements {
+                    namespace: "team".into(),
+                    claims,
+                    ..Requirements::default()
+                };
+                self.apply(FilterPodObserved {
+                    uid: uid(pod),
+                    pod: FilterPod::Waiting(wants),
+                });
             }
             OutsideEvent::Schedule(pod) => self.schedule(pod),
             OutsideEvent::Preempt(pod) => self.preempt(pod),
@@ -95,13 +128,22 @@ impl RecordedCluster {
                     1 => StartProgress::Running,
                     _ => StartProgress::Ready,
                 };
-                let timed = self.apply(EngineStartObserved { uid: uid(pod), progress });
+                let timed = self.apply(EngineStartObserved {
+                    uid: uid(pod),
+                    progress,
+                });
                 self.decisions.push(format!("{timed:?}"));
             }
             OutsideEvent::Images(node, images) => {
-                let image = |n: u8| NodeImage { image: image(n), bytes: Bytes::gib(u64::from(n)) };
+                let image = |n: u8| NodeImage {
+                    image: image(n),
+                    bytes: Bytes::gib(u64::from(n)),
+                };
                 let listed = |set: u8| (0..3).filter(|n| set >> n & 1 == 1).map(image).collect();
-                self.apply(NodeImagesObserved { node: node_name(node), images: images.map(listed) });
+                self.apply(NodeImagesObserved {
+                    node: node_name(node),
+                    images: images.map(listed),
+                });
             }
             OutsideEvent::Report(node, used) => {
                 let gpu = |index: u32| GpuReading {
@@ -111,8 +153,15 @@ impl RecordedCluster {
                     attributed: self.users(node, index, used),
                     engine_load: EngineLoad::of(Percent::new(used as u8), Some(used as u32 / 4)),
                 };
-                let state = if used % 4 == 1 { SleepState::Asleep } else { SleepState::Awake };
-                let sleep = (0..8).filter(|_| used % 2 == 1).map(|pod| (uid(pod), state)).collect();
+                let state = if used % 4 == 1 {
+                    SleepState::Asleep
+                } else {
+                    SleepState::Awake
+                };
+                let sleep = (0..8)
+                    .filter(|_| used % 2 == 1)
+                    .map(|pod| (uid(pod), state))
+                    .collect();
                 let over = |pod| OverGrant {
                     pod: uid(pod),
                     granted: Bytes::ZERO,
@@ -120,12 +169,28 @@ impl RecordedCluster {
                     ungranted: None,
                 };
                 // An old sample accuses no pod.
-                let sampled = if used % 2 == 0 { self.cluster.now() } else { Moment::default() };
+                let sampled = if used % 2 == 0 {
+                    self.cluster.now()
+                } else {
+                    Moment::default()
+                };
                 let (gpus, over_grant) = ((0..4).map(gpu).collect(), (0..8).map(over).collect());
-                let engines = (used % 3 > 0).then(|| sleeping(node, (used % 4) as u32)).into_iter().collect();
-                let reading =
-                    NodeReading { sampled, gpus, engines, sleep, over_grant, ..NodeReading::default() };
-                self.apply(ReadingReported { node: node_name(node), reading: reading.into() });
+                let engines = (used % 3 > 0)
+                    .then(|| sleeping(node, (used % 4) as u32))
+                    .into_iter()
+                    .collect();
+                let reading = NodeReading {
+                    sampled,
+                    gpus,
+                    engines,
+                    sleep,
+                    over_grant,
+                    ..NodeReading::default()
+                };
+                self.apply(ReadingReported {
+                    node: node_name(node),
+                    reading: reading.into(),
+                });
             }
             OutsideEvent::NodeGone(node) => {
                 self.apply(NodeDeleted(node_name(node)));
@@ -147,7 +212,10 @@ impl RecordedCluster {
                     slices_of_pool,
                     devices: vec![devices],
                 };
-                let published = self.apply(SliceObserved { name: format!("slice-{node}").into(), slice });
+                let published = self.apply(SliceObserved {
+                    name: format!("slice-{node}").into(),
+                    slice,
+                });
                 self.decisions.push(format!("{published:?}"));
             }
             OutsideEvent::SliceGone(node) => {
@@ -155,60 +223,104 @@ impl RecordedCluster {
             }
             OutsideEvent::Claim(is_bound) => {
                 let binding = match is_bound {
-                    true => ClaimBinding::Bound { volume: "pv".into() },
+                    true => ClaimBinding::Bound {
+                        volume: "pv".into(),
+                    },
                     false => ClaimBinding::Unusable,
                 };
-                let claim = VolumeClaim { binding, of_one_pod: false };
-                self.apply(StorageObserved { name: "team/data".into(), object: StorageObject::Claim(claim) });
+                let claim = VolumeClaim {
+                    binding,
+                    of_one_pod: false,
+                };
+                self.apply(StorageObserved {
+                    name: "team/data".into(),
+                    object: StorageObject::Claim(claim),
+                });
                 let object = StorageObject::Volume(VolumePlace::default());
-                self.apply(StorageObserved { name: "pv".into(), object });
+                self.apply(StorageObserved {
+                    name: "pv".into(),
+                    object,
+                });
             }
             OutsideEvent::ClaimGone => {
-                self.apply(StorageDeleted { kind: StorageKind::Claim, name: "team/data".into() });
+                self.apply(StorageDeleted {
+                    kind: StorageKind::Claim,
+                    name: "team/data".into(),
+                });
             }
             OutsideEvent::Plan => self.plan(),
             OutsideEvent::Recall(begin, end) => {
-                self.apply(LoansRecalled { begin: vec![uid(begin)], end: vec![uid(end)] });
+                self.apply(LoansRecalled {
+                    begin: vec![uid(begin)],
+                    end: vec![uid(end)],
+                });
             }
             OutsideEvent::Copy => self.copies.push(self.cluster.scratch()),
             OutsideEvent::SetPolicy(shortlist) => {
-                let mut policy = if shortlist % 2 == 0 { lending() } else { selecting() };
+                let mut policy = if shortlist % 2 == 0 {
+                    lending()
+                } else {
+                    selecting()
+                };
                 policy.scoring.shortlist = shortlist;
                 // Half of them keep GPUs free, and half of those only at hours that have begun or have not.
                 let hours = r#"{"from": "20:00", "to": "06:00", "timeZone": "UTC"}"#;
                 let window: Window = serde_json::from_str(hours).unwrap();
-                let when = if shortlist % 4 == 0 { vec![window.clone()] } else { Vec::new() };
-                let rule = SpareRule { gpus: shortlist.into(), model: None, pool: None, when };
+                let when = if shortlist % 4 == 0 {
+                    vec![window.clone()]
+                } else {
+                    Vec::new()
+                };
+                let rule = SpareRule {
+                    gpus: shortlist.into(),
+                    model: None,
+                    pool: None,
+                    when,
+                };
                 policy.planning.spare = (shortlist % 2 == 0).then_some(rule).into_iter().collect();
                 policy.planning.lending.after = Millis::seconds(1);
                 policy.loading.init = Millis::seconds(u64::from(shortlist % 2) + 1);
                 if shortlist % 2 == 0 {
-                    (policy.overuse, policy.overuse_after) = (OveruseRule::Evict, Millis::seconds(1));
+                    (policy.overuse, policy.overuse_after) =
+                        (OveruseRule::Evict, Millis::seconds(1));
                 }
-                let policy =
-                    policy.with_open_windows((shortlist > 4).then_some(window).into_iter().collect());
+                let policy = policy
+                    .with_open_windows((shortlist > 4).then_some(window).into_iter().collect());
                 let prepared =
-                    std::mem::take(&mut self.copies).into_iter().fold(
-                        None,
-                        |prepared, copy| match prepared {
+                    std::mem::take(&mut self.copies)
+                        .into_iter()
+                        .fold(None, |prepared, copy| match prepared {
                             None => Some(PreparedPolicy::new(copy, policy.clone())),
                             Some(prepared) => Some(PreparedPolicy::caught_up(prepared, copy)),
-                        },
-                    );
-                let set = prepared.map_or(PolicySet { policy, prepared: None }, PolicySet::from);
+                        });
+                let set = prepared.map_or(
+                    PolicySet {
+                        policy,
+                        prepared: None,
+                    },
+                    PolicySet::from,
+                );
                 self.apply(set);
             }
             OutsideEvent::Label(name, Some(label)) => {
-                self.label(NamespaceObserved { name: namespace(name), labels: labelled(label) });
+                self.label(NamespaceObserved {
+                    name: namespace(name),
+                    labels: labelled(label),
+                });
             }
             OutsideEvent::Label(name, None) => self.label(NamespaceDeleted(namespace(name))),
             OutsideEvent::ListNamespaces(label) => {
-                let all = (0..label).map(|name| (namespace(name), labelled(label))).collect();
+                let all = (0..label)
+                    .map(|name| (namespace(name), labelled(label)))
+                    .collect();
                 self.label(NamespacesListed(all));
             }
             OutsideEvent::Pass(millis) => {
                 let now = self.cluster.now() + Millis(millis);
-                let ended = self.apply(Tick { now, is_leading: true });
+                let ended = self.apply(Tick {
+                    now,
+                    is_leading: true,
+                });
                 self.decisions.push(format!("{ended:?}"));
             }
         }
@@ -219,17 +331,26 @@ impl RecordedCluster {
         let gpu = unit_gpu(node, index).uuid;
         let node = node_name(node);
         let pods = self.cluster.pods_of(&node).filter(|_| used % 2 == 1);
-        let here = pods.filter(|(_, pod)| pod.devices().is_some_and(|devices| devices.contains(&gpu)));
+        let here =
+            pods.filter(|(_, pod)| pod.devices().is_some_and(|devices| devices.contains(&gpu)));
         let mut users: Vec<_> = here.map(|(uid, _)| (uid.clone(), Bytes(1))).collect();
         users.sort_unstable();
         users
     }
 
     fn schedule(&mut self, pod: u8) {
-        let Some(request) = self.request(pod) else { return };
+        let Some(request) = self.request(pod) else {
+            return;
+        };
         let view = self.apply(FilterAsked(request.clone()));
-        let mut scores = ScoreCache::default().take(&view.snapshot, &view.request.demand, &view.policy);
-        let names: Vec<String> = view.snapshot.nodes().iter().map(|node| node.name.to_string()).collect();
+        let mut scores =
+            ScoreCache::default().take(&view.snapshot, &view.request.demand, &view.policy);
+        let names: Vec<String> = view
+            .snapshot
+            .nodes()
+            .iter()
+            .map(|node| node.name.to_string())
+            .collect();
         let names = || names.iter().map(String::as_str);
         let list = filter(&view, names(), &mut scores);
         self.decisions.push(format!("{list:?}"));
@@ -244,34 +365,66 @@ impl RecordedCluster {
     }
 
     fn preempt(&mut self, pod: u8) {
-        let Some(request) = self.request(pod) else { return };
+        let Some(request) = self.request(pod) else {
+            return;
+        };
         let on = |node: u8| {
             let node = node_name(node);
-            let victims = self.cluster.pods_of(&node).map(|(uid, _)| uid.to_string()).collect();
-            OfferedNode { node: node.to_string(), victims, pdb_violations: 0 }
+            let victims = self
+                .cluster
+                .pods_of(&node)
+                .map(|(uid, _)| uid.to_string())
+                .collect();
+            OfferedNode {
+                node: node.to_string(),
+                victims,
+                pdb_violations: 0,
+            }
         };
         let offered = (0..3).map(on).collect();
-        let asked = PreemptAsked { request, wants: Requirements::default(), offered };
-        let Some((request, view)) = self.apply(asked) else { return };
+        let asked = PreemptAsked {
+            request,
+            wants: Requirements::default(),
+            offered,
+        };
+        let Some((request, view)) = self.apply(asked) else {
+            return;
+        };
         let decision = preempt(view.clone());
-        assert_eq!(decision, preempt_in_full(view), "no node is left out that could be cheapest");
+        assert_eq!(
+            decision,
+            preempt_in_full(view),
+            "no node is left out that could be cheapest"
+        );
         self.decisions.push(format!("{decision:?}"));
         let PreemptDecision::Evict { victims, .. } = decision else {
             return self.apply(LeftToPlanner(request.uid));
         };
-        let decided = PreemptDecided { uid: request.uid, victims, policy: request.demand.classified_by };
+        let decided = PreemptDecided {
+            uid: request.uid,
+            victims,
+            policy: request.demand.classified_by,
+        };
         let made = self.apply(decided);
         self.decisions.push(format!("{made:?}"));
     }
 
     fn bind(&mut self, pod: u8, node: u8, answer: BindingAnswer) {
-        let answered = self.apply(BindAsked { uid: uid(pod), key: key(pod), node: node_name(node) });
+        let answered = self.apply(BindAsked {
+            uid: uid(pod),
+            key: key(pod),
+            node: node_name(node),
+        });
         self.decisions.push(format!("{answered:?}"));
-        let Ok(BindAnswer::Write(decision)) = answered else { return };
+        let Ok(BindAnswer::Write(decision)) = answered else {
+            return;
+        };
         let step = self.apply(BindingAnswered {
             uid: uid(pod),
             placement: decision.placement.clone(),
-            stage: BindingStage::Request { is_new: decision.is_new },
+            stage: BindingStage::Request {
+                is_new: decision.is_new,
+            },
             answer,
             latest_landing: Millis::seconds(16),
         });
@@ -286,16 +439,25 @@ impl RecordedCluster {
             };
             self.apply(FilterPodObserved {
                 uid: uid(pod),
-                pod: FilterPod::Bound { footprint, successor: None },
+                pod: FilterPod::Bound {
+                    footprint,
+                    successor: None,
+                },
             });
         }
         self.decisions.push(format!("{step:?}"));
-        let settling = self.apply(SettlingAsked { uid: uid(pod), placement: decision.placement });
+        let settling = self.apply(SettlingAsked {
+            uid: uid(pod),
+            placement: decision.placement,
+        });
         self.decisions.push(format!("{settling:?}"));
     }
 
     fn read(&mut self, pod: u8, what: u8) {
-        let Some(PodPhase::Assumed(assumed)) = self.cluster.pod_state(&uid(pod)).map(|pod| pod.phase.clone())
+        let Some(PodPhase::Assumed(assumed)) = self
+            .cluster
+            .pod_state(&uid(pod))
+            .map(|pod| pod.phase.clone())
         else {
             return;
         };
@@ -306,11 +468,22 @@ impl RecordedCluster {
             0 => PodRead::Failed,
             1 => PodRead::Gone,
             2 => PodRead::Unbound,
-            _ => PodRead::Bound { node, devices, borrows },
+            _ => PodRead::Bound {
+                node,
+                devices,
+                borrows,
+            },
         };
         let (stage, latest_landing) = (BindingStage::Settling, Millis::seconds(16));
         let asked = self.cluster.now();
-        let read = BindingRead { uid: uid(pod), placement, stage, pod: shown, asked, latest_landing };
+        let read = BindingRead {
+            uid: uid(pod),
+            placement,
+            stage,
+            pod: shown,
+            asked,
+            latest_landing,
+        };
         let step = self.apply(read);
         self.decisions.push(format!("{step:?}"));
     }
@@ -321,7 +494,12 @@ impl RecordedCluster {
         let pending = self.apply(TakePending { limit: 4 });
         let (scratch, generation) = (self.cluster.scratch(), self.cluster.generation());
         let filters = self.cluster.kube_filters().snapshot();
-        let bounds = PlanBounds { free: 1000, evictions: 1000, places: 4, is_stopped: &|| false };
+        let bounds = PlanBounds {
+            free: 1000,
+            evictions: 1000,
+            places: 4,
+            is_stopped: &|| false,
+        };
         let plan = plan_within(scratch, &filters, &pending, bounds);
         self.apply(PutBack(plan.left_over));
         for step in plan.steps {

@@ -21,9 +21,18 @@ fn two_jobs(policy: Policy) -> LedgerCluster {
     let mut cluster = LedgerCluster::by(policy, &[("a", 1), ("b", 1)]);
     for (job, on) in [("on-a", "a"), ("on-b", "b")] {
         let demand = demand_of(60 << 30, 1, Sharing::Shared, -10);
-        cluster.run(job, (on, 0), demand, None, ObservedDisruptionInfo::default());
+        cluster.run(
+            job,
+            (on, 0),
+            demand,
+            None,
+            ObservedDisruptionInfo::default(),
+        );
     }
-    let namespace = demand_of(1, 1, Sharing::Shared, 0).traits.namespace.to_string();
+    let namespace = demand_of(1, 1, Sharing::Shared, 0)
+        .traits
+        .namespace
+        .to_string();
     cluster.ledger.set_budget(DisruptionBudget {
         namespace,
         name: "jobs".into(),
@@ -39,7 +48,11 @@ fn two_jobs(policy: Policy) -> LedgerCluster {
 
 /// The victims for the second pod on node `b`, chosen on the cluster as it is now.
 fn chosen_on_b(cluster: &mut LedgerCluster) -> VictimSet {
-    let offered = vec![OfferedNode { node: "b".into(), victims: vec!["on-b".into()], pdb_violations: 0 }];
+    let offered = vec![OfferedNode {
+        node: "b".into(),
+        victims: vec!["on-b".into()],
+        pdb_violations: 0,
+    }];
     match preempt(view_of(cluster, "second", offered)) {
         PreemptDecision::Evict { victims, .. } => victims,
         other => panic!("{other:?}"),
@@ -50,14 +63,31 @@ fn chosen_on_b(cluster: &mut LedgerCluster) -> VictimSet {
 fn view_of(cluster: &mut LedgerCluster, name: &str, offered: Vec<OfferedNode>) -> PreemptView {
     let demand = cluster.pod_state(&uid(name)).unwrap().demand.clone();
     let (uid, key, waiting) = (uid(name), key(name), ObservedWaiting::default());
-    let request = VerbRequest { uid, key, demand, waiting, disruption: None };
-    let asked = PreemptAsked { request, wants: Requirements::default(), offered };
+    let request = VerbRequest {
+        uid,
+        key,
+        demand,
+        waiting,
+        disruption: None,
+    };
+    let asked = PreemptAsked {
+        request,
+        wants: Requirements::default(),
+        offered,
+    };
     cluster.apply(asked).unwrap().1
 }
 
-fn decide(cluster: &mut LedgerCluster, victims: &VictimSet) -> Result<ReservationMade, NotReserved> {
+fn decide(
+    cluster: &mut LedgerCluster,
+    victims: &VictimSet,
+) -> Result<ReservationMade, NotReserved> {
     let policy = cluster.policy().version;
-    cluster.apply(PreemptDecided { uid: uid("second"), victims: victims.clone(), policy })
+    cluster.apply(PreemptDecided {
+        uid: uid("second"),
+        victims: victims.clone(),
+        policy,
+    })
 }
 
 fn reserve_on_a(cluster: &mut LedgerCluster) {
@@ -67,7 +97,12 @@ fn reserve_on_a(cluster: &mut LedgerCluster) {
         victims: [uid("on-a")].into(),
         deadline: cluster.now() + Millis::seconds(60),
     };
-    cluster.apply(Reserve { uid: uid("first"), reservation }).unwrap();
+    cluster
+        .apply(Reserve {
+            uid: uid("first"),
+            reservation,
+        })
+        .unwrap();
 }
 
 #[test]
@@ -97,17 +132,47 @@ fn victims_that_overdraw_a_budget_by_the_policys_leave_are_evicted() {
 }
 
 /// A member of one group on the first GPU of a node.
-fn member(cluster: &mut LedgerCluster, name: &str, on: &str, gib: u64, leaving: Option<PodDeletion>) {
-    let group = GroupKey { namespace: "default".into(), kind: GroupKind::JobSet, name: "jobs".into() };
-    let disruption_info = DisruptionInfo { group: Some(group), ..DisruptionInfo::default() };
-    let shown = ObservedDisruptionInfo { disruption_info, leaving, ..ObservedDisruptionInfo::default() };
-    cluster.run(name, (on, 0), demand_of(gib << 30, 1, Sharing::Shared, -10), None, shown);
+fn member(
+    cluster: &mut LedgerCluster,
+    name: &str,
+    on: &str,
+    gib: u64,
+    leaving: Option<PodDeletion>,
+) {
+    let group = GroupKey {
+        namespace: "default".into(),
+        kind: GroupKind::JobSet,
+        name: "jobs".into(),
+    };
+    let disruption_info = DisruptionInfo {
+        group: Some(group),
+        ..DisruptionInfo::default()
+    };
+    let shown = ObservedDisruptionInfo {
+        disruption_info,
+        leaving,
+        ..ObservedDisruptionInfo::default()
+    };
+    cluster.run(
+        name,
+        (on, 0),
+        demand_of(gib << 30, 1, Sharing::Shared, -10),
+        None,
+        shown,
+    );
 }
 
 #[test]
 fn a_group_leaves_if_all_its_members_that_stay_are_on_the_node() {
-    let leaving = PodDeletion { asked_ago: Millis::default(), grace: Millis::seconds(30) };
-    for (third, leaves) in [(None, true), (Some(Some(leaving)), true), (Some(None), false)] {
+    let leaving = PodDeletion {
+        asked_ago: Millis::default(),
+        grace: Millis::seconds(30),
+    };
+    for (third, leaves) in [
+        (None, true),
+        (Some(Some(leaving)), true),
+        (Some(None), false),
+    ] {
         let mut cluster = LedgerCluster::by(Policy::default(), &[("a", 1), ("b", 1)]);
         member(&mut cluster, "one", "a", 30, None);
         member(&mut cluster, "two", "a", 30, None);
@@ -115,13 +180,21 @@ fn a_group_leaves_if_all_its_members_that_stay_are_on_the_node() {
             member(&mut cluster, "three", "b", 30, leaving);
         }
         cluster.wait("asks", demand_of(30 << 30, 1, Sharing::Shared, 100));
-        let offered = OfferedNode { node: "a".into(), victims: vec!["one".into()], pdb_violations: 0 };
+        let offered = OfferedNode {
+            node: "a".into(),
+            victims: vec!["one".into()],
+            pdb_violations: 0,
+        };
         let decision = preempt(view_of(&mut cluster, "asks", vec![offered]));
         let victims = match &decision {
             PreemptDecision::Evict { victims, .. } => &*victims.victims,
             _ => &[],
         };
-        let expected: &[PodUid] = if leaves { &[uid("one"), uid("two")] } else { &[] };
+        let expected: &[PodUid] = if leaves {
+            &[uid("one"), uid("two")]
+        } else {
+            &[]
+        };
         assert_eq!(victims, expected, "{third:?}: {decision:?}");
     }
 }
@@ -133,7 +206,10 @@ fn a_group_of_which_kube_scheduler_evicts_a_part_costs_all_its_members() {
         let mut cluster = LedgerCluster::by(Policy::default(), &[("a", 1)]);
         member(&mut cluster, "one", "a", 30, None);
         member(&mut cluster, "two", "a", 30, None);
-        let namespace = demand_of(1, 1, Sharing::Shared, 0).traits.namespace.to_string();
+        let namespace = demand_of(1, 1, Sharing::Shared, 0)
+            .traits
+            .namespace
+            .to_string();
         let (name, selector) = ("jobs".into(), Selector::EVERYTHING);
         cluster.ledger.set_budget(DisruptionBudget {
             namespace,
@@ -143,7 +219,11 @@ fn a_group_of_which_kube_scheduler_evicts_a_part_costs_all_its_members() {
             unhealthy_may_go: false,
         });
         cluster.wait("asks", demand_of(30 << 30, 1, Sharing::Shared, 100));
-        let offered = OfferedNode { node: "a".into(), victims: vec!["one".into()], pdb_violations: 0 };
+        let offered = OfferedNode {
+            node: "a".into(),
+            victims: vec!["one".into()],
+            pdb_violations: 0,
+        };
         let decision = preempt(view_of(&mut cluster, "asks", vec![offered]));
         let victims = match &decision {
             PreemptDecision::Evict { victims, .. } => {
@@ -187,12 +267,19 @@ fn nodes(count: usize) -> (LedgerCluster, Vec<String>) {
 fn what_the_offered_nodes_have_in_common_is_looked_at_once() {
     let looks = |count: usize| {
         let (mut cluster, names) = nodes(count);
-        names.iter().for_each(|name| member(&mut cluster, &format!("on-{name}"), name, 60, None));
+        names
+            .iter()
+            .for_each(|name| member(&mut cluster, &format!("on-{name}"), name, 60, None));
         // Members on other nodes keep the group.
-        looks_of(&mut cluster, &names, |decision| *decision == PreemptDecision::NoCandidate)
+        looks_of(&mut cluster, &names, |decision| {
+            *decision == PreemptDecision::NoCandidate
+        })
     };
     let (few, many) = (looks(8), looks(64));
-    assert!(few >= 8 && many <= few * 10, "{many} pods are looked at for 64 nodes, and {few} for 8");
+    assert!(
+        few >= 8 && many <= few * 10,
+        "{many} pods are looked at for 64 nodes, and {few} for 8"
+    );
 }
 
 #[test]
@@ -220,27 +307,65 @@ fn with_one_adapter(free_gpus: u32) -> (LedgerCluster, Requirements) {
     let mut cluster = LedgerCluster::by(Policy::default(), &[("a", 1 + free_gpus)]);
     let adapter = |n: u64| Amounts::of(&[("example.com/rdma", n)].into());
     let (labels, taints) = (Arc::default(), Arc::new([]));
-    let machine = FilterNode { name: node("a"), labels, taints, allocatable: adapter(1), pods: 110 };
-    cluster.apply(NodeObserved { machine: Some(machine), ..NodeObserved::new(node("a"), NodeKind::Stowage) });
+    let machine = FilterNode {
+        name: node("a"),
+        labels,
+        taints,
+        allocatable: adapter(1),
+        pods: 110,
+    };
+    cluster.apply(NodeObserved {
+        machine: Some(machine),
+        ..NodeObserved::new(node("a"), NodeKind::Stowage)
+    });
     for (job, priority, adapters) in [("cheap", -20, 0), ("holder", -10, 1)] {
         let demand = demand_of(36 << 30, 1, Sharing::Shared, priority);
-        cluster.run(job, ("a", 0), demand, None, ObservedDisruptionInfo::default());
+        cluster.run(
+            job,
+            ("a", 0),
+            demand,
+            None,
+            ObservedDisruptionInfo::default(),
+        );
         let Requirements { repels, .. } = Requirements::default();
         let (amounts, ports, claims_devices) = (adapter(adapters), Arc::default(), false);
-        let footprint = NodeFootprint { node: node("a"), amounts, ports, repels, volumes: 0, claims_devices };
-        let pod = FilterPod::Bound { footprint, successor: None };
+        let footprint = NodeFootprint {
+            node: node("a"),
+            amounts,
+            ports,
+            repels,
+            volumes: 0,
+            claims_devices,
+        };
+        let pod = FilterPod::Bound {
+            footprint,
+            successor: None,
+        };
         cluster.apply(FilterPodObserved { uid: uid(job), pod });
     }
     cluster.wait("asks", demand_of(30 << 30, 1, Sharing::Shared, 100));
-    (cluster, Requirements { amounts: adapter(1), ..Requirements::default() })
+    (
+        cluster,
+        Requirements {
+            amounts: adapter(1),
+            ..Requirements::default()
+        },
+    )
 }
 
 #[test]
 fn what_kube_scheduler_evicts_for_another_resource_than_vram_leaves() {
     for free_gpus in [0, 1] {
         let (mut cluster, wants) = with_one_adapter(free_gpus);
-        let offered = OfferedNode { node: "a".into(), victims: vec!["holder".into()], pdb_violations: 0 };
-        let view = PreemptView { wants, ..view_of(&mut cluster, "asks", vec![offered]) };
+        let offered = OfferedNode {
+            node: "a".into(),
+            victims: vec!["holder".into()],
+            pdb_violations: 0,
+        };
+        let view = PreemptView {
+            wants,
+            ..view_of(&mut cluster, "asks", vec![offered])
+        };
         match preempt(view) {
             PreemptDecision::Evict { victims, .. } => assert_eq!(victims.victims, [uid("holder")]),
             other => panic!("{free_gpus} free GPUs: {other:?}"),

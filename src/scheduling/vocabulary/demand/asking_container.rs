@@ -26,7 +26,10 @@ enum Recorded {
 impl From<Recorded> for AskingContainer {
     fn from(recorded: Recorded) -> Self {
         match recorded {
-            Recorded::Name(name) => Self { name, vram: Bytes::ZERO },
+            Recorded::Name(name) => Self {
+                name,
+                vram: Bytes::ZERO,
+            },
             Recorded::Container { name, vram } => Self { name, vram },
         }
     }
@@ -39,8 +42,14 @@ mod tests {
     #[test]
     fn containers_that_an_earlier_version_recorded_are_read() {
         let read = |text| serde_json::from_str::<Vec<AskingContainer>>(text).unwrap();
-        let [old, new] = [read(r#"["engine"]"#), read(r#"[{"name":"engine","vram":7}]"#)];
-        assert_eq!((&*old[0].name, old[0].vram, new[0].vram), ("engine", Bytes::ZERO, Bytes(7)));
+        let [old, new] = [
+            read(r#"["engine"]"#),
+            read(r#"[{"name":"engine","vram":7}]"#),
+        ];
+        assert_eq!(
+            (&*old[0].name, old[0].vram, new[0].vram),
+            ("engine", Bytes::ZERO, Bytes(7))
+        );
         assert_eq!(read(&serde_json::to_string(&new).unwrap()), new);
     }
 }

@@ -83,7 +83,11 @@ impl DemandKey {
             wish: wish.clone(),
             kept: *kept,
             images: images.clone(),
-            engine: if model.is_some() { *engine } else { Engine::default() },
+            engine: if model.is_some() {
+                *engine
+            } else {
+                Engine::default()
+            },
         }
     }
 }
@@ -99,32 +103,81 @@ mod tests {
     #[test]
     fn demands_that_a_node_may_tell_apart_have_different_keys() {
         let model = |name| ModelId::parse(name).ok();
-        let base = Demand { model: model("org/a"), ..demand_of(40 << 30, 1, Sharing::Shared, 0) };
+        let base = Demand {
+            model: model("org/a"),
+            ..demand_of(40 << 30, 1, Sharing::Shared, 0)
+        };
         let others = [
-            Demand { per_gpu: Bytes::gib(41), ..base.clone() },
-            Demand { gpus: 2, ..base.clone() },
-            Demand { sharing: Sharing::Exclusive, ..base.clone() },
-            Demand { class: ClassId::at(63), ..base.clone() },
-            Demand { terms: ClassTerms { queue_limit: Some(77), ..base.terms }, ..base.clone() },
             Demand {
-                host_resources: HostResources { cpu: MilliCpu(1), ..HostResources::default() },
+                per_gpu: Bytes::gib(41),
                 ..base.clone()
             },
-            Demand { model: model("org/b"), ..base.clone() },
-            Demand { model: None, ..base.clone() },
             Demand {
-                traits: Arc::new(PodTraits { namespace: "elsewhere".into(), ..(*base.traits).clone() }),
+                gpus: 2,
                 ..base.clone()
             },
-            Demand { kv_cache: Some(Bytes::gib(1)), ..base.clone() },
-            Demand { weights: Some(Bytes::gib(1)), ..base.clone() },
-            Demand { kept: [0].into_iter().collect(), ..base.clone() },
             Demand {
-                wish: GpuWish::of([vec![Requirement::is("nvidia.com/gpu.product", "H100")]]).map(Arc::new),
+                sharing: Sharing::Exclusive,
                 ..base.clone()
             },
-            Demand { images: [ImageId::of("engine:1").unwrap()].into(), ..base.clone() },
-            Demand { engine: Engine::Vllm, ..base.clone() },
+            Demand {
+                class: ClassId::at(63),
+                ..base.clone()
+            },
+            Demand {
+                terms: ClassTerms {
+                    queue_limit: Some(77),
+                    ..base.terms
+                },
+                ..base.clone()
+            },
+            Demand {
+                host_resources: HostResources {
+                    cpu: MilliCpu(1),
+                    ..HostResources::default()
+                },
+                ..base.clone()
+            },
+            Demand {
+                model: model("org/b"),
+                ..base.clone()
+            },
+            Demand {
+                model: None,
+                ..base.clone()
+            },
+            Demand {
+                traits: Arc::new(PodTraits {
+                    namespace: "elsewhere".into(),
+                    ..(*base.traits).clone()
+                }),
+                ..base.clone()
+            },
+            Demand {
+                kv_cache: Some(Bytes::gib(1)),
+                ..base.clone()
+            },
+            Demand {
+                weights: Some(Bytes::gib(1)),
+                ..base.clone()
+            },
+            Demand {
+                kept: [0].into_iter().collect(),
+                ..base.clone()
+            },
+            Demand {
+                wish: GpuWish::of([vec![Requirement::is("nvidia.com/gpu.product", "H100")]])
+                    .map(Arc::new),
+                ..base.clone()
+            },
+            Demand {
+                images: [ImageId::of("engine:1").unwrap()].into(),
+                ..base.clone()
+            },
+            Demand {
+                engine: Engine::Vllm,
+                ..base.clone()
+            },
         ];
         for (n, other) in others.iter().enumerate() {
             assert_ne!(DemandKey::of(other), DemandKey::of(&base), "{n}");
@@ -134,9 +187,19 @@ mod tests {
     #[test]
     fn demands_that_no_node_tells_apart_share_a_key() {
         let base = demand_of(40 << 30, 1, Sharing::Shared, 0);
-        let without_model = Demand { kv_cache: Some(Bytes::gib(1)), ..base.clone() };
-        let of_an_engine = Demand { engine: Engine::Vllm, ..base.clone() };
-        let urgent = Demand { priority: 7, may_preempt: false, ..base.clone() };
+        let without_model = Demand {
+            kv_cache: Some(Bytes::gib(1)),
+            ..base.clone()
+        };
+        let of_an_engine = Demand {
+            engine: Engine::Vllm,
+            ..base.clone()
+        };
+        let urgent = Demand {
+            priority: 7,
+            may_preempt: false,
+            ..base.clone()
+        };
         assert_eq!(
             [without_model, of_an_engine, urgent].map(|other| DemandKey::of(&other)),
             [(); 3].map(|()| DemandKey::of(&base))

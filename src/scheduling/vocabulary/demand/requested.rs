@@ -36,16 +36,31 @@ impl RequestedGpus {
         let gpus = gpus_of(pod.gpus)?;
         check_containers(pod.containers, gpus)?;
         let kv_cache = kv_cache_of(pod.kv_cache, vram)?;
-        Ok(Self { ask: Ask::Vram, vram, gpus, sharing, kv_cache })
+        Ok(Self {
+            ask: Ask::Vram,
+            vram,
+            gpus,
+            sharing,
+            kv_cache,
+        })
     }
 
     fn devices(pod: &PodRequest<'_>, resource: &str) -> Result<Self, RequestError> {
         let count = count_of(pod.containers, resource)?;
         let resource = PluginResource::parse(resource).filter(|_| count > 0);
-        let ask = Ask::Plugin { resource: resource.ok_or(RequestError::NoVram)?, count };
+        let ask = Ask::Plugin {
+            resource: resource.ok_or(RequestError::NoVram)?,
+            count,
+        };
         // Of how much VRAM it is a part is unknown.
         let kv_cache = quantity(KV_CACHE, pod.kv_cache, Bytes::parse_quantity_up)?;
-        Ok(Self { ask, vram: Bytes::ZERO, gpus: count, sharing: Sharing::Exclusive, kv_cache })
+        Ok(Self {
+            ask,
+            vram: Bytes::ZERO,
+            gpus: count,
+            sharing: Sharing::Exclusive,
+            kv_cache,
+        })
     }
 
     /// All that a pod that cannot be understood could mean.
@@ -61,29 +76,48 @@ impl RequestedGpus {
             Err(RequestError::NoVram) => Bytes::ZERO,
             Err(_) => Bytes(u64::MAX),
         };
-        Self { ask, vram, gpus, sharing, kv_cache: None }
+        Self {
+            ask,
+            vram,
+            gpus,
+            sharing,
+            kv_cache: None,
+        }
     }
 }
 
 /// What all containers together ask of device plugins; the amount is that of the first that asks.
 fn plugin_of<'a>(containers: &[ContainerRequest<'a>]) -> PluginAmount<'a> {
-    containers.iter().fold(PluginAmount::None, |all, container| match (all, container.plugin) {
-        (all, PluginAmount::None) => all,
-        (PluginAmount::None, one) => one,
-        (PluginAmount::Of { resource: a, .. }, PluginAmount::Of { resource: b, .. }) if a == b => all,
-        (PluginAmount::Of { resource, amount } | PluginAmount::Several { resource, amount }, _) => {
-            PluginAmount::Several { resource, amount }
-        }
-    })
+    containers
+        .iter()
+        .fold(PluginAmount::None, |all, container| {
+            match (all, container.plugin) {
+                (all, PluginAmount::None) => all,
+                (PluginAmount::None, one) => one,
+                (PluginAmount::Of { resource: a, .. }, PluginAmount::Of { resource: b, .. })
+                    if a == b =>
+                {
+                    all
+                }
+                (
+                    PluginAmount::Of { resource, amount }
+                    | PluginAmount::Several { resource, amount },
+                    _,
+                ) => PluginAmount::Several { resource, amount },
+            }
+        })
 }
 
 fn count_of(containers: &[ContainerRequest<'_>], resource: &str) -> Result<u32, RequestError> {
     let count = sum_over(containers, |container| match container.plugin {
-        PluginAmount::Of { resource: other, amount } | PluginAmount::Several { resource: other, amount }
-            if other == resource =>
-        {
-            bytes("nvidia.com/*", Some(amount))
+        PluginAmount::Of {
+            resource: other,
+            amount,
         }
+        | PluginAmount::Several {
+            resource: other,
+            amount,
+        } if other == resource => bytes("nvidia.com/*", Some(amount)),
         _ => Ok(Bytes::ZERO),
     })?;
     Ok(u32::try_from(count.0).unwrap_or(u32::MAX))
@@ -91,12 +125,19 @@ fn count_of(containers: &[ContainerRequest<'_>], resource: &str) -> Result<u32, 
 
 fn worst_ask(containers: &[ContainerRequest<'_>]) -> Ask {
     let named = match plugin_of(containers) {
-        PluginAmount::Of { resource, .. } | PluginAmount::Several { resource, .. } => Some(resource),
+        PluginAmount::Of { resource, .. } | PluginAmount::Several { resource, .. } => {
+            Some(resource)
+        }
         PluginAmount::None => None,
     };
     let asks_vram = containers.iter().any(|c| c.vram.is_some());
-    let Some(resource) = named.filter(|_| !asks_vram) else { return Ask::Vram };
-    match (PluginResource::parse(resource), count_of(containers, resource)) {
+    let Some(resource) = named.filter(|_| !asks_vram) else {
+        return Ask::Vram;
+    };
+    match (
+        PluginResource::parse(resource),
+        count_of(containers, resource),
+    ) {
         (Some(resource), Ok(count)) => Ask::Plugin { resource, count },
         _ => Ask::Vram,
     }
@@ -120,7 +161,10 @@ pub(super) fn traits(pod: &PodRequest<'_>, sharing: Sharing) -> PodTraits {
 pub(super) fn asking(containers: &[ContainerRequest<'_>]) -> Arc<[AskingContainer]> {
     let asking = |c: &ContainerRequest<'_>| {
         let vram = bytes("stowage.dev/vram", Some(c.vram?)).unwrap_or_default();
-        Some(AskingContainer { name: c.name.into(), vram })
+        Some(AskingContainer {
+            name: c.name.into(),
+            vram,
+        })
     };
     containers.iter().filter_map(asking).collect()
 }
@@ -130,7 +174,11 @@ pub(super) fn vram_of(containers: &[ContainerRequest<'_>]) -> Result<Bytes, Requ
         return Err(RequestError::NoVram);
     }
     let vram = sum_over(containers, |c| bytes("stowage.dev/vram", c.vram))?;
-    if vram == Bytes::ZERO { Err(RequestError::NoVram) } else { Ok(vram) }
+    if vram == Bytes::ZERO {
+        Err(RequestError::NoVram)
+    } else {
+        Ok(vram)
+    }
 }
 
 /// Each container that asks opens each of the GPUs, and is told its fraction of them, which must have a place on the pod.
@@ -139,10 +187,17 @@ fn check_containers(containers: &[ContainerRequest<'_>], gpus: u32) -> Result<()
         let vram = bytes("stowage.dev/vram", container.vram)?;
         let least = LEAST_PER_GPU.times(gpus.into());
         if vram < least {
-            return Err(RequestError::TooLittleVram { container: container.name.into(), vram, gpus, least });
+            return Err(RequestError::TooLittleVram {
+                container: container.name.into(),
+                vram,
+                gpus,
+                least,
+            });
         }
         if container.name.len() > LONGEST_CONTAINER_NAME {
-            return Err(RequestError::ContainerName { length: container.name.len() });
+            return Err(RequestError::ContainerName {
+                length: container.name.len(),
+            });
         }
     }
     Ok(())
@@ -161,8 +216,10 @@ pub(super) fn host_resources_of(containers: &[ContainerRequest<'_>]) -> HostReso
             Err(_) => 0,
         })
     };
-    let cpu = |c: &ContainerRequest<'_>| amount(c.cpu, |text| Ok(MilliCpu::parse_quantity(text)?.0));
-    let memory = |c: &ContainerRequest<'_>| amount(c.memory, |text| Ok(Bytes::parse_quantity_up(text)?.0));
+    let cpu =
+        |c: &ContainerRequest<'_>| amount(c.cpu, |text| Ok(MilliCpu::parse_quantity(text)?.0));
+    let memory =
+        |c: &ContainerRequest<'_>| amount(c.memory, |text| Ok(Bytes::parse_quantity_up(text)?.0));
     HostResources {
         cpu: MilliCpu(together(containers.iter().map(|c| (c.role, cpu(c)))).0),
         memory: together(containers.iter().map(|c| (c.role, memory(c)))),
@@ -229,6 +286,12 @@ fn quantity<T>(
     text: Option<&str>,
     parse: impl Fn(&str) -> Result<T, QuantityError>,
 ) -> Result<Option<T>, RequestError> {
-    text.map(|text| parse(text).map_err(|error| RequestError::Quantity { what, text: text.into(), error }))
-        .transpose()
+    text.map(|text| {
+        parse(text).map_err(|error| RequestError::Quantity {
+            what,
+            text: text.into(),
+            error,
+        })
+    })
+    .transpose()
 }

@@ -40,19 +40,34 @@ pub async fn answer(
         Ok(turn) => turn,
         Err(refused) => return refused.into_response(),
     };
-    let last = asker.headers.get(LAST_EVENT_ID).and_then(|id| extender.live.number_of(id.to_str().ok()?));
+    let last = asker
+        .headers
+        .get(LAST_EVENT_ID)
+        .and_then(|id| extender.live.number_of(id.to_str().ok()?));
     let (watching, published) = extender.live.watch();
     // A fifth is left for what is on its way when the stream ends.
     let ends = Instant::now() + extender.limits.connections.request / 5 * 4;
     let (service, live) = (extender.service.clone(), extender.live.clone());
     let (queue, whole) = (VecDeque::new(), None);
-    let stream =
-        EventStream { service, live, published, last, queue, whole, ends, _watching: watching, _turn: turn };
+    let stream = EventStream {
+        service,
+        live,
+        published,
+        last,
+        queue,
+        whole,
+        ends,
+        _watching: watching,
+        _turn: turn,
+    };
     let body = futures::stream::unfold(stream, |mut stream| async {
         let event = stream.next().await?;
         Some((Ok::<_, Infallible>(event), stream))
     });
-    let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
+    let headers = [
+        (header::CONTENT_TYPE, "text/event-stream"),
+        (header::CACHE_CONTROL, "no-store"),
+    ];
     (headers, Body::from_stream(body)).into_response()
 }
 
@@ -78,7 +93,9 @@ impl EventStream {
             self.whole = None;
             let last = self.last;
             let is_new = |latest: &Option<Arc<PublishedFleet>>| {
-                latest.as_ref().is_some_and(|latest| Some(latest.number) != last)
+                latest
+                    .as_ref()
+                    .is_some_and(|latest| Some(latest.number) != last)
             };
             let latest = tokio::select! {
                 latest = self.published.wait_for(is_new) => latest.ok()?.clone()?,
@@ -95,7 +112,12 @@ impl EventStream {
     }
 
     async fn queue_whole(&mut self, latest: Arc<PublishedFleet>) -> Option<()> {
-        self.whole = Some(timeout(PATIENCE, self.live.wholes.clone().acquire_owned()).await.ok()?.ok()?);
+        self.whole = Some(
+            timeout(PATIENCE, self.live.wholes.clone().acquire_owned())
+                .await
+                .ok()?
+                .ok()?,
+        );
         let (live, service) = (self.live.clone(), self.service.clone());
         let heavy_work = service.heavy_work.clone();
         let whole = heavy_work.counted(WorkKind::Page, move || live.whole(&service, &latest));

@@ -96,8 +96,8 @@ impl Standing {
     fn of(service: &Service) -> Self {
         let (leadership, policy) = (&service.leadership, service.policy());
         let silence = service.contact.lost_for(service.now());
-        let silent =
-            silence.map(|silence| format!("the API server has not answered for {} s", silence.0 / 1000));
+        let silent = silence
+            .map(|silence| format!("the API server has not answered for {} s", silence.0 / 1000));
         Self {
             leading: leadership.is_leading(),
             state: silent.or_else(|| leadership.reason_not_leading().map(str::to_owned)),
@@ -149,7 +149,10 @@ impl LiveFleet {
 
     /// The number of the view that a client has, by the id of its last event; `None` if that is not of this process.
     pub fn number_of(&self, id: &str) -> Option<u64> {
-        id.strip_prefix(&*self.source)?.strip_prefix('-')?.parse().ok()
+        id.strip_prefix(&*self.source)?
+            .strip_prefix('-')?
+            .parse()
+            .ok()
     }
 
     /// Makes events until `stop`. Clients' streams end then, too.
@@ -174,13 +177,15 @@ impl LiveFleet {
                 tokio::time::sleep(pause).await;
             } else {
                 self.latest.send_replace(None);
-                let due = Duration::from_millis(self.history.lock().due_in(service.now()).0).max(pause);
+                let due =
+                    Duration::from_millis(self.history.lock().due_in(service.now()).0).max(pause);
                 tokio::select! {
                     () = tokio::time::sleep(due) => {}
                     () = self.begun_to_watch.notified() => {}
                 }
             }
-            let (live, service, heavy_work) = (self.clone(), service.clone(), service.heavy_work.clone());
+            let (live, service, heavy_work) =
+                (self.clone(), service.clone(), service.heavy_work.clone());
             let (before, began) = (self.latest.borrow().clone(), Instant::now());
             let is_watched = self.watching.load(Ordering::Acquire) > 0 || before.is_some();
             let round = move || {
@@ -222,13 +227,27 @@ impl LiveFleet {
         let is_kept = self.history.lock().keep(sums.clone());
         let sent = Instant::now();
         let Some(before) = before else {
-            let activity = service.activity.after(0).last().map_or(0, |entry| entry.number);
+            let activity = service
+                .activity
+                .after(0)
+                .last()
+                .map_or(0, |entry| entry.number);
             let (changes, whole) = (VecDeque::new(), OnceLock::new());
-            return Some(PublishedFleet { number, fleet, standing, activity, sent, changes, whole });
+            return Some(PublishedFleet {
+                number,
+                fleet,
+                standing,
+                activity,
+                sent,
+                changes,
+                whole,
+            });
         };
         let changes = FleetChanges::between(&before.fleet, &fleet);
         let activity = service.activity.after(before.activity);
-        let latest = activity.last().map_or(before.activity, |entry| entry.number);
+        let latest = activity
+            .last()
+            .map_or(before.activity, |entry| entry.number);
         let event = ChangesEvent {
             fleet: &changes,
             standing: (standing != before.standing).then_some(&standing),
@@ -249,7 +268,15 @@ impl LiveFleet {
             kept.pop_front();
         }
         let whole = OnceLock::new();
-        Some(PublishedFleet { number, fleet, standing, activity: latest, sent, changes: kept, whole })
+        Some(PublishedFleet {
+            number,
+            fleet,
+            standing,
+            activity: latest,
+            sent,
+            changes: kept,
+            whole,
+        })
     }
 
     /// Everything as one event; rendered once for each view.
@@ -277,7 +304,10 @@ impl LiveFleet {
 /// How long this thread has had a core. A view that waits while others have it costs nothing meanwhile.
 fn computed() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
+    Duration::new(
+        time.tv_sec.unsigned_abs(),
+        time.tv_nsec.unsigned_abs() as u32,
+    )
 }
 
 impl PublishedFleet {
@@ -286,8 +316,16 @@ impl PublishedFleet {
         if number == self.number {
             return Some(Vec::new());
         }
-        let first = self.changes.iter().position(|(leads_to, _)| *leads_to == number + 1)?;
-        Some(self.changes.range(first..).map(|(_, event)| event.clone()).collect())
+        let first = self
+            .changes
+            .iter()
+            .position(|(leads_to, _)| *leads_to == number + 1)?;
+        Some(
+            self.changes
+                .range(first..)
+                .map(|(_, event)| event.clone())
+                .collect(),
+        )
     }
 }
 
@@ -298,20 +336,34 @@ mod tests {
 
     #[test]
     fn a_client_gets_the_changes_it_lacks_and_one_that_lacks_more_gets_the_whole() {
-        let (service, live) = (Service::with_stopped_clock(Policy::default()), LiveFleet::default());
+        let (service, live) = (
+            Service::with_stopped_clock(Policy::default()),
+            LiveFleet::default(),
+        );
         let mut published = live.round(&service, None, 1, true).unwrap();
-        assert!(live.round(&service, Some(&published), 2, true).is_none(), "nothing changed");
+        assert!(
+            live.round(&service, Some(&published), 2, true).is_none(),
+            "nothing changed"
+        );
         for number in 2..=KEPT_CHANGES as u64 + 2 {
             // Something to tell in each.
             service.leadership.set_stopping();
             published.standing.leading = true;
-            published = live.round(&service, Some(&published), number, true).unwrap();
+            published = live
+                .round(&service, Some(&published), number, true)
+                .unwrap();
         }
         let lacks = |number| published.changes_since(number).map(|events| events.len());
         let last = published.number;
-        assert_eq!((lacks(last), lacks(last - 1), lacks(2)), (Some(0), Some(1), Some(KEPT_CHANGES)));
+        assert_eq!(
+            (lacks(last), lacks(last - 1), lacks(2)),
+            (Some(0), Some(1), Some(KEPT_CHANGES))
+        );
         assert_eq!((lacks(1), lacks(last + 1)), (None, None));
-        let (first, again) = (live.whole(&service, &published), live.whole(&service, &published));
+        let (first, again) = (
+            live.whole(&service, &published),
+            live.whole(&service, &published),
+        );
         assert_eq!(first.as_ptr(), again.as_ptr(), "it is rendered once");
     }
 
@@ -320,13 +372,19 @@ mod tests {
         let live = LiveFleet::default();
         let id = format!("{}-17", live.source);
         assert_eq!(live.number_of(&id), Some(17));
-        let other = LiveFleet { source: "another".into(), ..LiveFleet::default() };
+        let other = LiveFleet {
+            source: "another".into(),
+            ..LiveFleet::default()
+        };
         assert_eq!((other.number_of(&id), live.number_of("")), (None, None));
     }
 
     #[test]
     fn sums_are_kept_while_no_client_watches() {
-        let (service, live) = (Service::with_stopped_clock(Policy::default()), LiveFleet::default());
+        let (service, live) = (
+            Service::with_stopped_clock(Policy::default()),
+            LiveFleet::default(),
+        );
         assert!(live.round(&service, None, 1, false).is_none());
         assert_eq!(live.history.lock().sums().len(), 1);
     }

@@ -40,13 +40,21 @@ pub struct PageLimits {
 impl Default for PageLimits {
     fn default() -> Self {
         let turns = |most| Arc::new(Semaphore::new(most));
-        Self { large: turns(1), metrics: turns(4), small: turns(4), watching: turns(WATCHING) }
+        Self {
+            large: turns(1),
+            metrics: turns(4),
+            small: turns(4),
+            watching: turns(WATCHING),
+        }
     }
 }
 
 /// A slot, if one becomes free soon.
 pub async fn turn(turns: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
-    tokio::time::timeout(PATIENCE, turns.clone().acquire_owned()).await.ok()?.ok()
+    tokio::time::timeout(PATIENCE, turns.clone().acquire_owned())
+        .await
+        .ok()?
+        .ok()
 }
 
 /// The page together with its slot, which is freed when the page has been read.
@@ -78,7 +86,11 @@ pub fn streamed(
         let chunk: io::Result<Bytes> = coming.recv().await?;
         Some((chunk, coming))
     });
-    ([(header::CONTENT_TYPE, content_type)], Body::from_stream(body)).into_response()
+    (
+        [(header::CONTENT_TYPE, content_type)],
+        Body::from_stream(body),
+    )
+        .into_response()
 }
 
 /// A page that panics must not end like a whole one.
@@ -87,7 +99,9 @@ struct PageEnd(mpsc::Sender<io::Result<Bytes>>);
 impl Drop for PageEnd {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let _ = self.0.blocking_send(Err(io::Error::other("the page could not be written to its end")));
+            let _ = self.0.blocking_send(Err(io::Error::other(
+                "the page could not be written to its end",
+            )));
         }
     }
 }
@@ -99,12 +113,17 @@ impl Write for Chunks {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         assert_not_held();
         let sent = self.0.blocking_send(Ok(Bytes::copy_from_slice(bytes)));
-        sent.map(|()| bytes.len()).map_err(|_| ErrorKind::BrokenPipe.into())
+        sent.map(|()| bytes.len())
+            .map_err(|_| ErrorKind::BrokenPipe.into())
     }
 
     /// Fails if the client has disconnected: a check for work that produces no chunk for a while.
     fn flush(&mut self) -> io::Result<()> {
-        if self.0.is_closed() { Err(ErrorKind::BrokenPipe.into()) } else { Ok(()) }
+        if self.0.is_closed() {
+            Err(ErrorKind::BrokenPipe.into())
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -118,7 +137,8 @@ mod tests {
     async fn a_page_that_fails_half_way_does_not_end_like_a_whole_one() {
         let service = Service::new(Policy::default());
         let limits = PageLimits::default();
-        let failures: [fn() -> io::Result<()>; 2] = [|| Err(ErrorKind::Other.into()), || panic!("planted")];
+        let failures: [fn() -> io::Result<()>; 2] =
+            [|| Err(ErrorKind::Other.into()), || panic!("planted")];
         for fails in failures {
             let slot = turn(&limits.large).await.expect("it is free again");
             let page = streamed(&service, slot, "text/plain", move |out| {
@@ -128,7 +148,12 @@ mod tests {
             assert!(page.into_body().collect().await.is_err());
         }
         let slot = turn(&limits.large).await.expect("it is free again");
-        let page = streamed(&service, slot, "text/plain", |out| out.write_all(b"all of it"));
-        assert_eq!(page.into_body().collect().await.unwrap().to_bytes(), "all of it");
+        let page = streamed(&service, slot, "text/plain", |out| {
+            out.write_all(b"all of it")
+        });
+        assert_eq!(
+            page.into_body().collect().await.unwrap().to_bytes(),
+            "all of it"
+        );
     }
 }

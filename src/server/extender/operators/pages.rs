@@ -54,9 +54,17 @@ pub fn reports(extender: &Extender, out: &mut dyn Write) -> serde_json::Result<(
     let mut map = json.serialize_map(None)?;
     for name in names {
         // The node may have been deleted meanwhile.
-        let Some(latest) = extender.board.latest(&name) else { continue };
+        let Some(latest) = extender.board.latest(&name) else {
+            continue;
+        };
         let received_millis_ago = latest.age(extender.service.now());
-        map.serialize_entry::<NodeName, _>(&name, &Shape { received_millis_ago, report: latest.report })?;
+        map.serialize_entry::<NodeName, _>(
+            &name,
+            &Shape {
+                received_millis_ago,
+                report: latest.report,
+            },
+        )?;
     }
     SerializeMap::end(map)
 }
@@ -68,14 +76,25 @@ pub fn metrics(extender: &Extender, out: &mut dyn Write) -> io::Result<()> {
 }
 
 /// The ledger is not locked here.
-pub(super) fn write_metrics(extender: &Extender, ledger: &Ledger, out: &mut dyn Write) -> io::Result<()> {
+pub(super) fn write_metrics(
+    extender: &Extender,
+    ledger: &Ledger,
+    out: &mut dyn Write,
+) -> io::Result<()> {
     let service = &extender.service;
     let (now, metrics) = (service.now(), &service.metrics);
     // A node that is gone would stay the oldest forever.
     tidy(&extender.board, ledger);
     metrics.leading.set(service.leadership.is_leading().into());
-    metrics.synced.set((service.leadership.is_synced() && service.contact.lost_for(now).is_none()).into());
-    metrics.silence.set(service.contact.silence(now).map_or(0.0, |silence| silence.0 as f64 / 1e3));
+    metrics
+        .synced
+        .set((service.leadership.is_synced() && service.contact.lost_for(now).is_none()).into());
+    metrics.silence.set(
+        service
+            .contact
+            .silence(now)
+            .map_or(0.0, |silence| silence.0 as f64 / 1e3),
+    );
     for class in ledger.policy().classes() {
         // A rate needs to see the count before its first rise.
         metrics.placement_seconds.with_label_values(&[&class.name]);
@@ -90,10 +109,20 @@ pub(super) fn write_metrics(extender: &Extender, ledger: &Ledger, out: &mut dyn 
     };
     metrics.usage.write(&mut page, &sample)?;
     metrics.starts.write(&mut page, &ledger.start_errors())?;
-    metrics
-        .overuse
-        .write(&mut page, ledger.overusing_pods().map(|(key, overuse)| (key, overuse.excess())))?;
+    metrics.overuse.write(
+        &mut page,
+        ledger
+            .overusing_pods()
+            .map(|(key, overuse)| (key, overuse.excess())),
+    )?;
     let believed = ledger.policy().telemetry.stale;
-    metrics.models.write(&mut page, &extender.board.engines(now, believed))?;
-    metrics.devices.write(&mut page, ledger, &extender.board.ages(now), extender.gpu_series)
+    metrics
+        .models
+        .write(&mut page, &extender.board.engines(now, believed))?;
+    metrics.devices.write(
+        &mut page,
+        ledger,
+        &extender.board.ages(now),
+        extender.gpu_series,
+    )
 }

@@ -22,7 +22,11 @@ struct PageFile {
 
 macro_rules! file {
     ($name:literal, $content_type:expr) => {
-        PageFile { name: $name, content_type: $content_type, bytes: include_bytes!($name) }
+        PageFile {
+            name: $name,
+            content_type: $content_type,
+            bytes: include_bytes!($name),
+        }
     };
 }
 
@@ -53,7 +57,11 @@ fn all() -> impl Iterator<Item = &'static PageFile> {
 
 fn tag(file: &PageFile) -> String {
     let digest = Sha256::digest(file.bytes);
-    let hex: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    let hex: String = digest
+        .iter()
+        .take(8)
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
     format!("\"{hex}\"")
 }
 
@@ -72,7 +80,9 @@ pub(crate) async fn asset(Path(name): Path<String>, headers: HeaderMap) -> Respo
 fn sent(place: usize, asked: &HeaderMap) -> Response {
     let file = all().nth(place).expect("each place has a file");
     let tag = &TAGS[place];
-    let has = asked.get(header::IF_NONE_MATCH).and_then(|has| has.to_str().ok());
+    let has = asked
+        .get(header::IF_NONE_MATCH)
+        .and_then(|has| has.to_str().ok());
     let headers = [
         (header::CONTENT_TYPE, file.content_type),
         (header::ETAG, tag.as_str()),
@@ -81,9 +91,15 @@ fn sent(place: usize, asked: &HeaderMap) -> Response {
         (header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::REFERRER_POLICY, "no-referrer"),
-        (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+        (
+            HeaderName::from_static("cross-origin-opener-policy"),
+            "same-origin",
+        ),
     ];
-    if has.is_some_and(|has| has.split(',').any(|one| one.trim().trim_start_matches("W/") == tag)) {
+    if has.is_some_and(|has| {
+        has.split(',')
+            .any(|one| one.trim().trim_start_matches("W/") == tag)
+    }) {
         return (StatusCode::NOT_MODIFIED, headers).into_response();
     }
     (headers, file.bytes).into_response()
@@ -111,22 +127,49 @@ mod tests {
     #[test]
     fn no_file_names_another_server_and_the_html_has_no_script_or_style_in_itself() {
         for file in all().filter(|file| !file.name.starts_with("uplot")) {
-            let text = std::str::from_utf8(file.bytes).unwrap().replace("http://www.w3.org/2000/svg", "");
-            assert!(!text.contains("http://") && !text.contains("https://"), "{}", file.name);
-            assert!(!text.contains("innerHTML") && !text.contains("insertAdjacentHTML"), "{}", file.name);
+            let text = std::str::from_utf8(file.bytes)
+                .unwrap()
+                .replace("http://www.w3.org/2000/svg", "");
+            assert!(
+                !text.contains("http://") && !text.contains("https://"),
+                "{}",
+                file.name
+            );
+            assert!(
+                !text.contains("innerHTML") && !text.contains("insertAdjacentHTML"),
+                "{}",
+                file.name
+            );
         }
         let html = text("index.html");
-        assert!(!html.contains("<style") && !html.contains(" style=") && !html.contains(" on"), "{html}");
+        assert!(
+            !html.contains("<style") && !html.contains(" style=") && !html.contains(" on"),
+            "{html}"
+        );
         let count = |text: &str| html.matches(text).count();
-        assert_eq!(count("<script"), count("<script src=\"assets/"), "each names a file");
-        assert_eq!(count("<script"), count("></script>"), "and has nothing in itself");
+        assert_eq!(
+            count("<script"),
+            count("<script src=\"assets/"),
+            "each names a file"
+        );
+        assert_eq!(
+            count("<script"),
+            count("></script>"),
+            "and has nothing in itself"
+        );
     }
 
     #[test]
     fn every_file_is_referred_to() {
-        let texts: Vec<&str> = all().map(|file| std::str::from_utf8(file.bytes).unwrap()).collect();
+        let texts: Vec<&str> = all()
+            .map(|file| std::str::from_utf8(file.bytes).unwrap())
+            .collect();
         for file in all().skip(1) {
-            assert!(texts.iter().any(|text| text.contains(file.name)), "{}", file.name);
+            assert!(
+                texts.iter().any(|text| text.contains(file.name)),
+                "{}",
+                file.name
+            );
         }
     }
 
@@ -137,9 +180,18 @@ mod tests {
         let tag = first.headers()[header::ETAG].clone();
         let again = index(HeaderMap::from_iter([(header::IF_NONE_MATCH, tag)])).await;
         assert_eq!(again.status(), StatusCode::NOT_MODIFIED);
-        assert!(again.headers().contains_key(header::CONTENT_SECURITY_POLICY));
+        assert!(
+            again
+                .headers()
+                .contains_key(header::CONTENT_SECURITY_POLICY)
+        );
         let other = HeaderMap::from_iter([(header::IF_NONE_MATCH, "\"other\"".parse().unwrap())]);
         assert_eq!(index(other).await.status(), StatusCode::OK);
-        assert_eq!(asset(Path("../mod.rs".into()), HeaderMap::new()).await.status(), StatusCode::NOT_FOUND);
+        assert_eq!(
+            asset(Path("../mod.rs".into()), HeaderMap::new())
+                .await
+                .status(),
+            StatusCode::NOT_FOUND
+        );
     }
 }

@@ -27,8 +27,14 @@ pub(super) const BOUNDS: ReviewBounds = ReviewBounds {
     bad: 4096,
     open: 1024,
     at_once: 32,
-    per_source: Rate { every: Millis(100), burst: 100 },
-    in_all: Rate { every: Millis(5), burst: 1000 },
+    per_source: Rate {
+        every: Millis(100),
+        burst: 100,
+    },
+    in_all: Rate {
+        every: Millis(5),
+        burst: 1000,
+    },
 };
 
 /// Which clients are admitted.
@@ -50,18 +56,25 @@ pub enum Sender {
 impl AgentAuth {
     /// Authenticates a request by its head.
     pub async fn admit(&self, headers: &HeaderMap, source: IpAddr) -> Result<Sender, BadRequest> {
-        let Self::Token(guard) = self else { return Ok(Sender::Anyone) };
+        let Self::Token(guard) = self else {
+            return Ok(Sender::Anyone);
+        };
         let token = bearer(headers).ok_or_else(no_token)?;
-        guard.verdict(token, source).await.map(Sender::AgentOn).map_err(|error| refusal(&error))
+        guard
+            .verdict(token, source)
+            .await
+            .map(Sender::AgentOn)
+            .map_err(|error| refusal(&error))
     }
 }
 
 fn no_token() -> BadRequest {
     BadRequest::Unauthorized {
         code: "no-token",
-        message: "no token: send Authorization: Bearer and the agent's projected service account token \
+        message:
+            "no token: send Authorization: Bearer and the agent's projected service account token \
                   (stowage agent --token-file)"
-            .into(),
+                .into(),
     }
 }
 
@@ -77,9 +90,16 @@ impl TokenGuard {
     /// If called inside a tokio runtime, that runtime sends the reviews; otherwise the one that serves the agents.
     pub fn new(authority: Arc<dyn AgentAuthority>, service: Arc<Service>) -> Arc<Self> {
         let count = |service: &Service, outcome: &str| {
-            service.metrics.token_reviews.with_label_values(&[outcome]).inc();
+            service
+                .metrics
+                .token_reviews
+                .with_label_values(&[outcome])
+                .inc();
         };
-        Arc::new(Self { authority, reviews: Reviews::new("agents", service, BOUNDS, count) })
+        Arc::new(Self {
+            authority,
+            reviews: Reviews::new("agents", service, BOUNDS, count),
+        })
     }
 
     pub(super) async fn verdict(&self, token: &str, source: IpAddr) -> AgentReviewResult {
@@ -91,8 +111,16 @@ impl TokenGuard {
         }
         let (authority, asked) = (self.authority.clone(), token.to_owned());
         let ask = || {
-            async move { authority.review(&asked).await.map(|agent| (agent.node, agent.remaining)) }.boxed()
+            async move {
+                authority
+                    .review(&asked)
+                    .await
+                    .map(|agent| (agent.node, agent.remaining))
+            }
+            .boxed()
         };
-        self.reviews.verdict(token_reviews::key(token, "reports"), source, ask).await
+        self.reviews
+            .verdict(token_reviews::key(token, "reports"), source, ask)
+            .await
     }
 }

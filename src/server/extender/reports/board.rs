@@ -73,7 +73,11 @@ struct BoardEntry {
 
 impl Default for Board {
     fn default() -> Self {
-        Self { places: DashMap::new(), origins: ReportOrigins::default(), tidy_at: AtomicUsize::new(FEW) }
+        Self {
+            places: DashMap::new(),
+            origins: ReportOrigins::default(),
+            tidy_at: AtomicUsize::new(FEW),
+        }
     }
 }
 
@@ -93,14 +97,24 @@ impl Board {
                 let counted_under = apply(PreviousReport::default())?;
                 let boot_id = report.boot_id.clone();
                 place
-                    .insert(BoardEntry { boot_id, counted_under, ..BoardEntry::default() })
+                    .insert(BoardEntry {
+                        boot_id,
+                        counted_under,
+                        ..BoardEntry::default()
+                    })
                     .advance(report, text, received);
             }
             Entry::Occupied(mut place) => {
                 let place = place.get_mut();
                 place.check_order(report, received)?;
-                let counted_under = place.counted_under.as_ref().filter(|_| place.boot_id == report.boot_id);
-                let previous = PreviousReport { findings: &place.findings, counted_under };
+                let counted_under = place
+                    .counted_under
+                    .as_ref()
+                    .filter(|_| place.boot_id == report.boot_id);
+                let previous = PreviousReport {
+                    findings: &place.findings,
+                    counted_under,
+                };
                 place.counted_under = apply(previous)?;
                 place.advance(report, text, received);
             }
@@ -115,14 +129,22 @@ impl Board {
 
     /// Whether the node's latest report says so.
     pub(crate) fn has_legacy_runtime(&self, node: &NodeName) -> bool {
-        self.places.get(node).is_some_and(|place| place.legacy_runtime)
+        self.places
+            .get(node)
+            .is_some_and(|place| place.legacy_runtime)
     }
 
     /// Every node's entry, in order of name.
     pub fn all(&self) -> BTreeMap<NodeName, Latest> {
         // Copied first, so that reports are not blocked until all entries have been parsed.
-        let kept: Vec<_> = self.places.iter().map(|place| (place.key().clone(), place.kept())).collect();
-        kept.into_iter().map(|(node, (text, received))| (node, Latest::read(&text, received))).collect()
+        let kept: Vec<_> = self
+            .places
+            .iter()
+            .map(|place| (place.key().clone(), place.kept()))
+            .collect();
+        kept.into_iter()
+            .map(|(node, (text, received))| (node, Latest::read(&text, received)))
+            .collect()
     }
 
     /// The engines of every node, in no order. Figures that are older than `stale` count as none.
@@ -132,7 +154,12 @@ impl Board {
         for node in self.names() {
             if let Some(place) = self.places.get(&node) {
                 let age = now.since(place.received);
-                samples.extend(place.engines.iter().map(|engine| engine.sample(&node, age, stale)));
+                samples.extend(
+                    place
+                        .engines
+                        .iter()
+                        .map(|engine| engine.sample(&node, age, stale)),
+                );
             }
         }
         samples
@@ -140,19 +167,30 @@ impl Board {
 
     /// The age of each node's latest report, in order of name.
     pub fn ages(&self, now: Moment) -> Vec<(NodeName, Millis)> {
-        let mut ages: Vec<_> =
-            self.places.iter().map(|place| (place.key().clone(), now.since(place.received))).collect();
+        let mut ages: Vec<_> = self
+            .places
+            .iter()
+            .map(|place| (place.key().clone(), now.since(place.received)))
+            .collect();
         ages.sort_unstable();
         ages
     }
 
     /// The engines of all reports that were received within this time, in order of node.
     pub fn engines(&self, now: Moment, within: Millis) -> Vec<EngineSummary> {
-        let recent = self.places.iter().filter(|place| now.since(place.received) <= within);
-        let mut by_node: Vec<_> = recent.map(|place| (place.key().clone(), place.engines.to_vec())).collect();
+        let recent = self
+            .places
+            .iter()
+            .filter(|place| now.since(place.received) <= within);
+        let mut by_node: Vec<_> = recent
+            .map(|place| (place.key().clone(), place.engines.to_vec()))
+            .collect();
         // In which order sums of fractions are made shows in their last digit.
         by_node.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
-        by_node.into_iter().flat_map(|(_, engines)| engines).collect()
+        by_node
+            .into_iter()
+            .flat_map(|(_, engines)| engines)
+            .collect()
     }
 
     /// Whether so many nodes were added that some may be gone.
@@ -162,7 +200,10 @@ impl Board {
 
     /// Nodes with an entry, in no order.
     pub fn names(&self) -> Vec<NodeName> {
-        self.places.iter().map(|place| place.key().clone()).collect()
+        self.places
+            .iter()
+            .map(|place| place.key().clone())
+            .collect()
     }
 
     /// Removes nodes that do not exist any more.
@@ -170,7 +211,8 @@ impl Board {
         let gone = |names: Vec<NodeName>| names.into_iter().filter(|name| !exists(name));
         gone(self.names()).for_each(|name| drop(self.places.remove(&name)));
         gone(self.origins.names()).for_each(|name| self.origins.forget(&name));
-        self.tidy_at.store(FEW.max(2 * self.places.len()), Ordering::Relaxed);
+        self.tidy_at
+            .store(FEW.max(2 * self.places.len()), Ordering::Relaxed);
     }
 }
 
@@ -182,7 +224,10 @@ impl Latest {
 
     fn read(text: &PackedText, received: Moment) -> Self {
         let report = serde_json::from_slice(&text.unpacked()).expect("it was read when it came");
-        Self { report: validate::check(report).expect("it was checked when it came"), received }
+        Self {
+            report: validate::check(report).expect("it was checked when it came"),
+            received,
+        }
     }
 }
 
@@ -207,7 +252,8 @@ impl BoardEntry {
     fn advance(&mut self, report: &NodeReport, text: &str, received: Moment) {
         if self.boot_id != report.boot_id {
             self.earlier_boots.retain(|boot| *boot != report.boot_id);
-            self.earlier_boots.push_front(std::mem::replace(&mut self.boot_id, report.boot_id.clone()));
+            self.earlier_boots
+                .push_front(std::mem::replace(&mut self.boot_id, report.boot_id.clone()));
             self.earlier_boots.truncate(EARLIER_BOOTS);
         }
         self.sequence = report.sequence;
@@ -215,8 +261,14 @@ impl BoardEntry {
         self.findings.clone_from(&report.findings);
         self.legacy_runtime = report.legacy_runtime;
         let earlier = std::mem::take(&mut self.engines);
-        let engines = report.engines.iter().filter_map(EngineSummary::of).enumerate();
-        self.engines = engines.map(|(place, engine)| engine.named_as(earlier.get(place))).collect();
+        let engines = report
+            .engines
+            .iter()
+            .filter_map(EngineSummary::of)
+            .enumerate();
+        self.engines = engines
+            .map(|(place, engine)| engine.named_as(earlier.get(place)))
+            .collect();
         self.text = match text.len() <= MAX_TEXT {
             true => PackedText::of(text.as_bytes()),
             false => PackedText::of(&serde_json::to_vec(report).expect("a report is plain data")),
@@ -230,12 +282,18 @@ mod tests {
     use proptest::prelude::*;
 
     fn text(node: &str, boot: &str, sequence: u64) -> String {
-        serde_json::json!({ "node": node, "bootId": boot, "sequence": sequence, "gpus": [] }).to_string()
+        serde_json::json!({ "node": node, "bootId": boot, "sequence": sequence, "gpus": [] })
+            .to_string()
     }
 
     fn take_of(board: &Board, node: &str, boot: &str, sequence: u64) -> Result<(), ReportError> {
         let text = text(node, boot, sequence);
-        board.take(&serde_json::from_str(&text).unwrap(), &text, Moment(sequence), |_| Ok(None))
+        board.take(
+            &serde_json::from_str(&text).unwrap(),
+            &text,
+            Moment(sequence),
+            |_| Ok(None),
+        )
     }
 
     fn take(board: &Board, boot: &str, sequence: u64) -> Result<(), ReportError> {
@@ -263,7 +321,11 @@ mod tests {
             assert_eq!(take(&board, boot, 1), Ok(()));
         }
         for boot in ["1", "2", "3", "4"] {
-            assert_eq!(take(&board, boot, 99), Err(ReportError::EarlierBoot), "{boot}");
+            assert_eq!(
+                take(&board, boot, 99),
+                Err(ReportError::EarlierBoot),
+                "{boot}"
+            );
         }
         assert_eq!(take(&board, "6", 1), Ok(()));
         assert_eq!(take(&board, "1", 99), Ok(()), "five restarts ago");
@@ -292,7 +354,10 @@ mod tests {
         assert!(board.is_to_be_tidied());
         board.tidy(|node| *node != name(3));
         assert!(!board.is_to_be_tidied());
-        assert_eq!((board.names().len(), board.latest(&name(3)).is_none()), (FEW - 1, true));
+        assert_eq!(
+            (board.names().len(), board.latest(&name(3)).is_none()),
+            (FEW - 1, true)
+        );
         take_of(&board, "node-3", "boot", 1).unwrap();
     }
 
@@ -304,7 +369,16 @@ mod tests {
         let report: NodeReport = serde_json::from_str(&text).unwrap();
         board.take(&report, &text, Moment(1), |_| Ok(None)).unwrap();
         assert_eq!(board.latest(&report.node).unwrap().report, report);
-        assert!(board.places.get(&report.node).unwrap().text.unpacked().len() < 200);
+        assert!(
+            board
+                .places
+                .get(&report.node)
+                .unwrap()
+                .text
+                .unpacked()
+                .len()
+                < 200
+        );
     }
 
     proptest! {

@@ -58,12 +58,22 @@ impl Default for Bodies {
 
 impl Bodies {
     /// Waits a little until this many bytes of that sender fit within the limits.
-    pub async fn room(self: &Arc<Self>, sender: &Sender, bytes: usize) -> Result<BodyPermit, BadRequest> {
+    pub async fn room(
+        self: &Arc<Self>,
+        sender: &Sender,
+        bytes: usize,
+    ) -> Result<BodyPermit, BadRequest> {
         let turn = self.turn(sender)?;
-        let room = self.bytes.clone().acquire_many_owned(bytes.min(IN_ALL) as u32);
+        let room = self
+            .bytes
+            .clone()
+            .acquire_many_owned(bytes.min(IN_ALL) as u32);
         let _waits = Waits::new(&self.waiting);
         match tokio::time::timeout(PATIENCE, room).await {
-            Ok(room) => Ok(BodyPermit { _bytes: room.expect("the semaphore is never closed"), _turn: turn }),
+            Ok(room) => Ok(BodyPermit {
+                _bytes: room.expect("the semaphore is never closed"),
+                _turn: turn,
+            }),
             Err(_) => Err(BadRequest::Crowded {
                 code: "bodies-at-limit",
                 message: "too many large reports are under way; send it again in a second".into(),
@@ -75,19 +85,27 @@ impl Bodies {
     pub(crate) async fn turn_ends(&self) -> BadRequest {
         tokio::time::sleep(TURN_TIME).await;
         // The sender lives as long as this.
-        let _ = self.waiting.subscribe().wait_for(|waiting| *waiting > 0).await;
+        let _ = self
+            .waiting
+            .subscribe()
+            .wait_for(|waiting| *waiting > 0)
+            .await;
         BadRequest::TooSlow { within: TURN_TIME }
     }
 
     fn turn(self: &Arc<Self>, sender: &Sender) -> Result<Turn, BadRequest> {
-        let Sender::AgentOn(node) = sender else { return Ok(Turn(None)) };
+        let Sender::AgentOn(node) = sender else {
+            return Ok(Turn(None));
+        };
         let agent = (node.name.clone(), node.uid.clone());
         let mut by_agent = self.by_agent.lock();
         let under_way = by_agent.entry(agent.clone()).or_default();
         if *under_way >= PER_AGENT {
             return Err(BadRequest::Crowded {
                 code: "reports-at-once",
-                message: format!("{PER_AGENT} reports of this agent are under way; wait for their answers"),
+                message: format!(
+                    "{PER_AGENT} reports of this agent are under way; wait for their answers"
+                ),
             });
         }
         *under_way += 1;
@@ -113,13 +131,18 @@ impl Drop for Waits<'_> {
 
 /// The announced length of a body; one without a length may be `largest`.
 pub fn announced(body: &impl HttpBody, largest: usize) -> usize {
-    let announced = body.size_hint().upper().and_then(|bytes| usize::try_from(bytes).ok());
+    let announced = body
+        .size_hint()
+        .upper()
+        .and_then(|bytes| usize::try_from(bytes).ok());
     announced.unwrap_or(largest).min(largest)
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let Some((bodies, agent)) = self.0.take() else { return };
+        let Some((bodies, agent)) = self.0.take() else {
+            return;
+        };
         let mut by_agent = bodies.by_agent.lock();
         if let Some(under_way) = by_agent.get_mut(&agent) {
             *under_way -= 1;
@@ -145,7 +168,11 @@ mod tests {
         let bodies = Arc::<Bodies>::default();
         let agent = |node: &str| {
             let name = NodeName::parse(node).unwrap();
-            Sender::AgentOn(AgentNode { name, uid: None, issued: None })
+            Sender::AgentOn(AgentNode {
+                name,
+                uid: None,
+                issued: None,
+            })
         };
         let first = bodies.room(&agent("a"), 100).await.unwrap();
         let _second = bodies.room(&agent("a"), 100).await.unwrap();
@@ -162,11 +189,18 @@ mod tests {
         let bodies = Arc::<Bodies>::default();
         let agent = |uid: &str| {
             let name = NodeName::parse("a").unwrap();
-            Sender::AgentOn(AgentNode { name, uid: Some(uid.into()), issued: None })
+            Sender::AgentOn(AgentNode {
+                name,
+                uid: Some(uid.into()),
+                issued: None,
+            })
         };
         let _first = bodies.room(&agent("earlier"), 100).await.unwrap();
         let _second = bodies.room(&agent("earlier"), 100).await.unwrap();
-        assert_eq!(code(bodies.room(&agent("earlier"), 100).await), "reports-at-once");
+        assert_eq!(
+            code(bodies.room(&agent("earlier"), 100).await),
+            "reports-at-once"
+        );
         assert_eq!(code(bodies.room(&agent("present"), 100).await), "room");
     }
 
@@ -176,14 +210,20 @@ mod tests {
         let bodies = Arc::<Bodies>::default();
         let agent = |node: usize| {
             let name = NodeName::parse(&format!("node-{node}")).unwrap();
-            Sender::AgentOn(AgentNode { name, uid: None, issued: None })
+            Sender::AgentOn(AgentNode {
+                name,
+                uid: None,
+                issued: None,
+            })
         };
         let mut slow = tokio::task::JoinSet::new();
         for n in 0..12 {
             let (bodies, sender) = (bodies.clone(), agent(n / 2));
             slow.spawn(async move {
                 loop {
-                    let Ok(_room) = bodies.room(&sender, 1 << 20).await else { continue };
+                    let Ok(_room) = bodies.room(&sender, 1 << 20).await else {
+                        continue;
+                    };
                     bodies.turn_ends().await;
                 }
             });
@@ -210,7 +250,9 @@ mod tests {
     async fn a_body_takes_the_room_it_announces_and_one_that_does_not_the_most() {
         let bodies = Arc::<Bodies>::default();
         assert_eq!(announced(&Body::from("1234"), 100), 4);
-        let endless = Body::from_stream(futures::stream::pending::<Result<bytes::Bytes, std::io::Error>>());
+        let endless = Body::from_stream(futures::stream::pending::<
+            Result<bytes::Bytes, std::io::Error>,
+        >());
         assert_eq!(announced(&endless, 100), 100);
         let _room = bodies.room(&Sender::Anyone, 100).await.unwrap();
         assert_eq!(bodies.bytes.available_permits(), IN_ALL - 100);

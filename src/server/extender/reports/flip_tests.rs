@@ -50,16 +50,27 @@ fn crowded() -> Extender {
         ledger.apply(NodeObserved::new(name(node), NodeKind::Stowage));
         for place in 0..PODS_PER_NODE {
             let pod = bound(node, place);
-            let seen = objects::observation(&pod, ledger.policy(), None, jiff::Timestamp::UNIX_EPOCH);
+            let seen =
+                objects::observation(&pod, ledger.policy(), None, jiff::Timestamp::UNIX_EPOCH);
             ledger.apply(PodObserved(seen.unwrap()));
         }
     }
     drop(ledger);
-    Extender::new(service, std::sync::Arc::new(Recorder::default()), RequestLimits::default())
+    Extender::new(
+        service,
+        std::sync::Arc::new(Recorder::default()),
+        RequestLimits::default(),
+    )
 }
 
 fn take_report(extender: &Extender, text: &str) -> ReportsResult {
-    reports(extender, &Sender::Anyone, extender.service.now(), text.as_bytes()).unwrap()
+    reports(
+        extender,
+        &Sender::Anyone,
+        extender.service.now(),
+        text.as_bytes(),
+    )
+    .unwrap()
 }
 
 #[test]
@@ -70,5 +81,8 @@ fn b12_a_change_of_one_nodes_gpus_looks_at_the_pods_of_that_node_only() {
     assert_eq!(take_report(&extender, &report(2, 1)).accepted, 1);
     let looked_at = PODS_LOOKED_AT.get();
     // Each of the node's pods several times, and none of the other 1,600.
-    assert!(looked_at <= 20 * PODS_PER_NODE, "{looked_at} entries were looked at");
+    assert!(
+        looked_at <= 20 * PODS_PER_NODE,
+        "{looked_at} entries were looked at"
+    );
 }

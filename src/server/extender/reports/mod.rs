@@ -74,20 +74,32 @@ pub fn reports(
     received: Moment,
     body: &[u8],
 ) -> Result<ReportsResult, BadRequest> {
-    extender.service.metrics.report_bytes.inc_by(body.len() as u64);
+    extender
+        .service
+        .metrics
+        .report_bytes
+        .inc_by(body.len() as u64);
     // The whole body is checked at once, which costs less than string by string.
-    let body = std::str::from_utf8(body).map_err(|error| BadRequest::Malformed(error.to_string()))?;
+    let body =
+        std::str::from_utf8(body).map_err(|error| BadRequest::Malformed(error.to_string()))?;
     let mut result = ReportsResult::default();
     for (place, text) in split(body)?.into_iter().enumerate() {
         let outcome = match serde_json::from_str(text) {
             Ok(report) => take(extender, sender, received, report, text),
             Err(error) if !error.is_data() => return Err(BadRequest::Malformed(error.to_string())),
-            Err(error) => {
-                Err(ReportError::Malformed(super::request::with_path::<NodeReport>(text.as_bytes(), &error)))
-            }
+            Err(error) => Err(ReportError::Malformed(super::request::with_path::<
+                NodeReport,
+            >(
+                text.as_bytes(), &error
+            ))),
         };
         let label = result.note(place, outcome);
-        extender.service.metrics.reports.with_label_values(&[label]).inc();
+        extender
+            .service
+            .metrics
+            .reports
+            .with_label_values(&[label])
+            .inc();
     }
     if extender.board.is_to_be_tidied() {
         let ledger = extender.service.ledger_to_read();
@@ -119,7 +131,9 @@ impl ReportsResult {
         if self.accepted + self.dropped > 0 || self.refused.len() != 1 {
             return Ok(self);
         }
-        self.refused.pop().map_or(Ok(self), |refused| Err(refused.why.into()))
+        self.refused
+            .pop()
+            .map_or(Ok(self), |refused| Err(refused.why.into()))
     }
 }
 
@@ -149,7 +163,10 @@ fn split(body: &str) -> Result<Vec<&str>, BadRequest> {
     }
     let batch: Vec<&RawValue> = super::request::parse(body.as_bytes())?;
     if batch.len() > MAX_BATCH {
-        let message = format!("the batch has {} reports; send at most {MAX_BATCH} at once", batch.len());
+        let message = format!(
+            "the batch has {} reports; send at most {MAX_BATCH} at once",
+            batch.len()
+        );
         return Err(BadRequest::unprocessable("batch-too-long", message));
     }
     Ok(batch.into_iter().map(RawValue::get).collect())
@@ -165,7 +182,10 @@ fn take(
     if let Sender::AgentOn(node) = sender
         && node.name != report.node
     {
-        return Err(ReportError::WrongNode { node: report.node, actual: node.name.clone() });
+        return Err(ReportError::WrongNode {
+            node: report.node,
+            actual: node.name.clone(),
+        });
     }
     let report = validate::check(report)?;
     extender.board.take(&report, text, received, |before| {
@@ -189,7 +209,9 @@ fn apply(
     let unknown = || ReportError::UnknownNode(node.clone());
     let (fresh, lost_after) = {
         let cluster = extender.service.cluster();
-        let TelemetryRules { fresh, lost_after, .. } = cluster.policy().telemetry;
+        let TelemetryRules {
+            fresh, lost_after, ..
+        } = cluster.policy().telemetry;
         (fresh, lost_after)
     };
     let reading = report.reading(received, fresh);
@@ -200,14 +222,18 @@ fn apply(
         }
         let present = ledger.node_identity(node).cloned();
         let origins = &extender.board.origins;
-        let (now, wall) = (extender.service.now(), extender.service.clock.wall().as_second());
+        let (now, wall) = (
+            extender.service.now(),
+            extender.service.clock.wall().as_second(),
+        );
         let admits = |present| origins.admit(sender, node, present, counted_under, now, wall);
         if !present.as_ref().is_none_or(admits) {
             return Err(ReportError::ReplacedNode(node.clone()));
         }
         let before = devices_of(&ledger, node);
         // A report without GPUs keeps the known ones.
-        let Some(devices) = validate::devices(report, lost_after).or_else(|| ledger.unread_devices(node))
+        let Some(devices) =
+            validate::devices(report, lost_after).or_else(|| ledger.unread_devices(node))
         else {
             return Ok(present);
         };
@@ -216,24 +242,32 @@ fn apply(
             Some(known) if **known == *devices => known.clone(),
             _ => devices.into(),
         };
-        let waiting =
-            ledger.apply(DevicesReported { node: node.clone(), devices, are_all }).map_err(|error| {
-                match error {
-                    DevicesRefused::UnknownNode => unknown(),
-                    DevicesRefused::TooMany(devices) => {
-                        ReportError::Flawed { node: node.clone(), flaw: Flaw::TooManyGpus(devices) }
-                    }
-                }
+        let waiting = ledger
+            .apply(DevicesReported {
+                node: node.clone(),
+                devices,
+                are_all,
+            })
+            .map_err(|error| match error {
+                DevicesRefused::UnknownNode => unknown(),
+                DevicesRefused::TooMany(devices) => ReportError::Flawed {
+                    node: node.clone(),
+                    flaw: Flaw::TooManyGpus(devices),
+                },
             })?;
         extender.service.metrics.gpus_delayed.inc_by(waiting as u64);
         let woken = reading.map(|mut reading| {
             // The ledger and the recorder keep the reading, and with its own names much of the report's memory.
             ledger.rename(node, &mut reading);
-            ledger.apply(ReadingReported { node: node.clone(), reading: reading.into() })
+            ledger.apply(ReadingReported {
+                node: node.clone(),
+                reading: reading.into(),
+            })
         });
 
-        let is_other =
-            |before: &Arc<[Device]>| devices_of(&ledger, node).is_some_and(|now| !Arc::ptr_eq(before, &now));
+        let is_other = |before: &Arc<[Device]>| {
+            devices_of(&ledger, node).is_some_and(|now| !Arc::ptr_eq(before, &now))
+        };
         (before.filter(is_other), present, woken.unwrap_or_default())
     };
     pod_warnings::of_wakes(extender, node, woken);

@@ -46,15 +46,23 @@ impl ReportOrigins {
         now: Moment,
         wall: i64,
     ) -> bool {
-        let first = || ReportedNode { node: present.clone(), since: now, before: None, has_own_agent: false };
+        let first = || ReportedNode {
+            node: present.clone(),
+            since: now,
+            before: None,
+            has_own_agent: false,
+        };
         let mut reported = self.nodes.entry(name.clone()).or_insert_with(first);
         reported.follow(present, now);
-        let is_old = present.created.is_some_and(|created| created + LONG_AGO <= wall);
+        let is_old = present
+            .created
+            .is_some_and(|created| created + LONG_AGO <= wall);
         let no_late_report_comes = is_old || reported.since + MAX_LATE <= now;
         match sender {
             Sender::AgentOn(agent) => reported.admit_agent(agent, no_late_report_comes),
             Sender::Anyone => {
-                no_late_report_comes || counted_under.is_none_or(|node| node.is_same_machine(present))
+                no_late_report_comes
+                    || counted_under.is_none_or(|node| node.is_same_machine(present))
             }
         }
     }
@@ -86,10 +94,18 @@ impl ReportedNode {
     }
 
     fn admit_agent(&mut self, agent: &AgentNode, no_late_report_comes: bool) -> bool {
-        let before = self.before.as_ref().filter(|before| agent.uid.as_ref() == Some(&before.uid));
+        let before = self
+            .before
+            .as_ref()
+            .filter(|before| agent.uid.as_ref() == Some(&before.uid));
         // The API server takes the Node from a cache: a token of the present machine may name the Node before.
-        let is_issued_since = agent.issued.zip(self.node.created).map(|(issued, created)| created <= issued);
-        if agent.uid.as_ref() == Some(&self.node.uid) || before.is_some() && is_issued_since == Some(true) {
+        let is_issued_since = agent
+            .issued
+            .zip(self.node.created)
+            .map(|(issued, created)| created <= issued);
+        if agent.uid.as_ref() == Some(&self.node.uid)
+            || before.is_some() && is_issued_since == Some(true)
+        {
             self.has_own_agent = true;
             return true;
         }

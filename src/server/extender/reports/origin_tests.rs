@@ -36,7 +36,9 @@ impl NewReplica {
         SECONDS.set(0);
         let service = Service::timed_by(TIME, Policy::default());
         let limits = RequestLimits::default();
-        Self { extender: Extender::new(service, Arc::new(Recorder::default()), limits) }
+        Self {
+            extender: Extender::new(service, Arc::new(Recorder::default()), limits),
+        }
     }
 
     /// The watch shows this Node object on this machine. It was created when the replica started.
@@ -46,8 +48,15 @@ impl NewReplica {
 
     fn show_created(&self, uid: &str, machine: Option<&str>, created: i64) {
         let (uid, machine) = (uid.into(), machine.map(Into::into));
-        let identity = Some(NodeIdentity { uid, machine, created: Some(created) });
-        let observed = NodeObserved { identity, ..NodeObserved::new(node(), NodeKind::Stowage) };
+        let identity = Some(NodeIdentity {
+            uid,
+            machine,
+            created: Some(created),
+        });
+        let observed = NodeObserved {
+            identity,
+            ..NodeObserved::new(node(), NodeKind::Stowage)
+        };
         self.extender.service.cluster().apply(observed);
     }
 
@@ -67,7 +76,12 @@ impl NewReplica {
 
     fn takes_text(&self, sender: &Sender, seconds: u64, text: &str) -> bool {
         SECONDS.set(seconds);
-        match reports(&self.extender, sender, self.extender.service.now(), text.as_bytes()) {
+        match reports(
+            &self.extender,
+            sender,
+            self.extender.service.now(),
+            text.as_bytes(),
+        ) {
             Ok(taken) => {
                 assert_eq!(taken.accepted, 1, "it is not dropped for another reason");
                 true
@@ -81,21 +95,40 @@ impl NewReplica {
 
     /// The healthy GPUs that the ledger knows, shortened.
     fn gpus(&self) -> Vec<String> {
-        let devices = self.extender.service.cluster().node(&node()).unwrap().devices.clone();
-        let healthy = devices.iter().filter(|device| device.health == Health::Healthy);
-        healthy.map(|device| device.uuid.as_str().replace("GPU-", "")).collect()
+        let devices = self
+            .extender
+            .service
+            .cluster()
+            .node(&node())
+            .unwrap()
+            .devices
+            .clone();
+        let healthy = devices
+            .iter()
+            .filter(|device| device.health == Health::Healthy);
+        healthy
+            .map(|device| device.uuid.as_str().replace("GPU-", ""))
+            .collect()
     }
 }
 
 /// When the Node was created.
 fn created(uid: &str) -> i64 {
-    STARTED + ["first", "second", "third"].iter().position(|known| *known == uid).unwrap() as i64
+    STARTED
+        + ["first", "second", "third"]
+            .iter()
+            .position(|known| *known == uid)
+            .unwrap() as i64
 }
 
 /// The agent whose token names this Node object, and was issued so many seconds after that was created.
 fn agent_since(uid: &str, seconds: i64) -> Sender {
     let issued = Some(created(uid) + seconds);
-    Sender::AgentOn(AgentNode { name: node(), uid: Some(uid.into()), issued })
+    Sender::AgentOn(AgentNode {
+        name: node(),
+        uid: Some(uid.into()),
+        issued,
+    })
 }
 
 fn node() -> NodeName {
@@ -104,22 +137,38 @@ fn node() -> NodeName {
 
 /// The agent whose token names this Node object, and does not say when it was issued.
 fn agent(uid: &str) -> Sender {
-    Sender::AgentOn(AgentNode { name: node(), uid: Some(uid.into()), issued: None })
+    Sender::AgentOn(AgentNode {
+        name: node(),
+        uid: Some(uid.into()),
+        issued: None,
+    })
 }
 
 #[test]
 fn b11_a_late_report_of_the_old_machine_does_not_bring_its_gpus_back() {
-    for senders in [[Sender::Anyone, Sender::Anyone], [agent("first"), agent("second")]] {
-        for (machines, is_taken) in
-            [([Some("one"), Some("two")], false), ([None, None], false), ([Some("one"), Some("one")], true)]
-        {
+    for senders in [
+        [Sender::Anyone, Sender::Anyone],
+        [agent("first"), agent("second")],
+    ] {
+        for (machines, is_taken) in [
+            ([Some("one"), Some("two")], false),
+            ([None, None], false),
+            ([Some("one"), Some("one")], true),
+        ] {
             let replica = NewReplica::start();
             replica.show_on("first", machines[0]);
             assert!(replica.takes(&senders[0], 0, "old"));
             replica.show_on("second", machines[1]);
-            assert_eq!(replica.takes(&senders[0], 1, "old"), is_taken, "{machines:?}");
+            assert_eq!(
+                replica.takes(&senders[0], 1, "old"),
+                is_taken,
+                "{machines:?}"
+            );
             assert_eq!(replica.gpus().len(), if is_taken { 2 } else { 0 });
-            assert!(replica.takes(&senders[1], 2, "new"), "an agent that starts on the new machine");
+            assert!(
+                replica.takes(&senders[1], 2, "new"),
+                "an agent that starts on the new machine"
+            );
             assert_eq!(replica.gpus(), ["new-0", "new-1"]);
         }
     }
@@ -133,7 +182,10 @@ fn b11_a_late_first_report_of_the_old_machine_is_not_taken_for_the_new_ones() {
     assert!(!replica.takes(&agent("first"), 0, "old"));
     assert!(replica.takes(&agent("second"), 1, "new"));
     assert!(!replica.takes(&agent("first"), 2, "old"));
-    assert!(!replica.takes(&agent("first"), 40, "old"), "the Node has another agent");
+    assert!(
+        !replica.takes(&agent("first"), 40, "old"),
+        "the Node has another agent"
+    );
     assert!(replica.takes(&agent("second"), 41, "new"));
     assert_eq!(replica.gpus(), ["new-0", "new-1"]);
 }
@@ -143,7 +195,10 @@ fn an_agent_that_is_ahead_of_the_watch_of_nodes_counts_as_soon_as_its_node_shows
     let replica = NewReplica::start();
     replica.show("first");
     assert!(replica.takes(&agent("first"), 0, "old"));
-    assert!(!replica.takes(&agent("second"), 1, "new"), "it is not on the first machine");
+    assert!(
+        !replica.takes(&agent("second"), 1, "new"),
+        "it is not on the first machine"
+    );
     replica.show("second");
     assert!(replica.takes(&agent("second"), 2, "new"));
 }
@@ -166,7 +221,14 @@ fn an_agent_whose_node_registered_again_counts_at_once_or_when_no_late_report_ca
 /// The machine before is not known, or the token names no Node.
 #[test]
 fn an_agent_whose_token_does_not_name_the_node_counts_when_no_late_report_can_come() {
-    for sender in [agent("first"), Sender::AgentOn(AgentNode { name: node(), uid: None, issued: None })] {
+    for sender in [
+        agent("first"),
+        Sender::AgentOn(AgentNode {
+            name: node(),
+            uid: None,
+            issued: None,
+        }),
+    ] {
         let replica = NewReplica::start();
         replica.show("second");
         assert!(!replica.takes(&sender, 0, "its"));
@@ -266,9 +328,16 @@ fn a_client_without_a_token_counts_on_the_next_machine_once_no_late_report_can_c
         assert!(is_taken);
         replica.show("second");
         for (seconds, is_taken) in [(60, false), (89, false), (90, true), (91, true)] {
-            assert_eq!(replica.takes(&Sender::Anyone, seconds, "its"), is_taken, "{seconds}");
+            assert_eq!(
+                replica.takes(&Sender::Anyone, seconds, "its"),
+                is_taken,
+                "{seconds}"
+            );
         }
         replica.show("third");
-        assert!(!replica.takes(&Sender::Anyone, 92, "its"), "it was on the second");
+        assert!(
+            !replica.takes(&Sender::Anyone, 92, "its"),
+            "it was on the second"
+        );
     }
 }

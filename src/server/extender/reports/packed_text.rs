@@ -12,7 +12,10 @@ pub(super) struct PackedText {
 
 impl PackedText {
     pub(super) fn of(text: &[u8]) -> Self {
-        Self { length: text.len(), packed: block::compress(text).into_boxed_slice() }
+        Self {
+            length: text.len(),
+            packed: block::compress(text).into_boxed_slice(),
+        }
     }
 
     pub(super) fn unpacked(&self) -> Vec<u8> {

@@ -19,17 +19,25 @@ use stowage_scheduling::vocabulary::node::NodeKind;
 pub(crate) fn of_report(extender: &Extender, found_before: &[ReportFinding], report: &NodeReport) {
     let metrics = &extender.service.metrics;
     for missing in &report.missing {
-        metrics.report_missing.with_label_values(&[missing.part.label()]).inc();
+        metrics
+            .report_missing
+            .with_label_values(&[missing.part.label()])
+            .inc();
     }
     for finding in &report.findings {
         let (pod, kind) = subject(finding);
-        let is_known = found_before.iter().any(|found| subject(found) == (pod, kind));
+        let is_known = found_before
+            .iter()
+            .any(|found| subject(found) == (pod, kind));
         if !is_known {
             metrics.report_findings.with_label_values(&[kind]).inc();
         }
     }
     if extender.service.leadership.is_leading() {
-        report.findings.iter().for_each(|finding| tell_finding(extender, &report.node, finding));
+        report
+            .findings
+            .iter()
+            .for_each(|finding| tell_finding(extender, &report.node, finding));
         tell_ungranted(extender, report);
     }
 }
@@ -41,17 +49,28 @@ fn tell_ungranted(extender: &Extender, report: &NodeReport) {
     }
     let events: Vec<PodEvent> = {
         let cluster = extender.service.cluster();
-        if cluster.node(&report.node).is_none_or(|node| node.kind != NodeKind::Stowage) {
+        if cluster
+            .node(&report.node)
+            .is_none_or(|node| node.kind != NodeKind::Stowage)
+        {
             return;
         }
-        report.unrecorded.iter().filter_map(|pod| ungranted(&cluster, &report.node, pod)).collect()
+        report
+            .unrecorded
+            .iter()
+            .filter_map(|pod| ungranted(&cluster, &report.node, pod))
+            .collect()
     };
-    events.into_iter().for_each(|event| extender.control_plane.record_event(event));
+    events
+        .into_iter()
+        .for_each(|event| extender.control_plane.record_event(event));
 }
 
 /// `None` if the pod is not on the agent's node, or was bound there by another component, of which it has an Event.
 fn ungranted(cluster: &Cluster, node: &NodeName, pod: &UnrecordedPod) -> Option<PodEvent> {
-    let is_told = cluster.pod_state(&pod.pod).is_some_and(|known| !known.demand.asks_plugin());
+    let is_told = cluster
+        .pod_state(&pod.pod)
+        .is_some_and(|known| !known.demand.asks_plugin());
     if is_told || cluster.kube_filters().node_of(&pod.pod) != Some(node) {
         return None;
     }
@@ -61,14 +80,28 @@ fn ungranted(cluster: &Cluster, node: &NodeName, pod: &UnrecordedPod) -> Option<
          stowage.dev/all-gpus.",
         list(&pod.gpus)
     );
-    Some(PodEvent { key: pod.key()?, uid: pod.pod.clone(), kind: PodEventReason::Ungranted, text })
+    Some(PodEvent {
+        key: pod.key()?,
+        uid: pod.pod.clone(),
+        kind: PodEventReason::Ungranted,
+        text,
+    })
 }
 
 /// Records Events on pods whose GPUs existed `before` this report and are gone or changed in it.
-pub(crate) fn of_losses(extender: &Extender, before: &[Device], report: &NodeReport, lost_after: Millis) {
-    let Some(gpus) = report.gpus.as_deref() else { return };
-    let lost: Vec<(&Device, String)> =
-        before.iter().filter_map(|device| Some((device, loss(device, gpus, lost_after)?))).collect();
+pub(crate) fn of_losses(
+    extender: &Extender,
+    before: &[Device],
+    report: &NodeReport,
+    lost_after: Millis,
+) {
+    let Some(gpus) = report.gpus.as_deref() else {
+        return;
+    };
+    let lost: Vec<(&Device, String)> = before
+        .iter()
+        .filter_map(|device| Some((device, loss(device, gpus, lost_after)?)))
+        .collect();
     if lost.is_empty() || !extender.service.leadership.is_leading() {
         return;
     }
@@ -85,8 +118,15 @@ pub(crate) fn of_losses(extender: &Extender, before: &[Device], report: &NodeRep
 /// Counts engines that woke over VRAM that they had lent, and records Events on their pods.
 pub(crate) fn of_wakes(extender: &Extender, node: &NodeName, woken: Vec<PodUid>) {
     for uid in woken {
-        extender.service.metrics.lending.wakes.with_label_values(&["unasked"]).inc();
-        let Some(entry) = bound_to(extender, node, &uid).filter(|_| extender.service.leadership.is_leading())
+        extender
+            .service
+            .metrics
+            .lending
+            .wakes
+            .with_label_values(&["unasked"])
+            .inc();
+        let Some(entry) =
+            bound_to(extender, node, &uid).filter(|_| extender.service.leadership.is_leading())
         else {
             continue;
         };
@@ -101,15 +141,24 @@ pub(crate) fn of_wakes(extender: &Extender, node: &NodeName, woken: Vec<PodUid>)
 
 fn tell_finding(extender: &Extender, node: &NodeName, finding: &ReportFinding) {
     let (uid, _) = subject(finding);
-    let Some(entry) = bound_to(extender, node, uid) else { return };
+    let Some(entry) = bound_to(extender, node, uid) else {
+        return;
+    };
     let (kind, text) = match finding {
-        ReportFinding::Drift { recorded, actual, .. } => {
+        ReportFinding::Drift {
+            recorded, actual, ..
+        } => {
             let recorded = entry.devices().map_or(&recorded[..], |devices| devices);
             (PodEventReason::Drift, drift(node, recorded, actual))
         }
-        ReportFinding::OverGrant { granted_bytes, used_bytes, .. } => {
-            (PodEventReason::OverGrant, over_grant(node, *granted_bytes, *used_bytes))
-        }
+        ReportFinding::OverGrant {
+            granted_bytes,
+            used_bytes,
+            ..
+        } => (
+            PodEventReason::OverGrant,
+            over_grant(node, *granted_bytes, *used_bytes),
+        ),
     };
     record_event(extender, uid.clone(), &entry, kind, text);
 }
@@ -135,7 +184,9 @@ fn over_grant(node: &NodeName, granted: Bytes, used: Bytes) -> String {
 
 fn bound_to(extender: &Extender, node: &NodeName, uid: &PodUid) -> Option<PodState> {
     let ledger = extender.service.cluster();
-    let entry = ledger.pod_state(uid).filter(|entry| entry.node() == Some(node))?;
+    let entry = ledger
+        .pod_state(uid)
+        .filter(|entry| entry.node() == Some(node))?;
     matches!(entry.phase, PodPhase::Bound(_)).then(|| entry.clone())
 }
 
@@ -150,14 +201,23 @@ fn loss(device: &Device, gpus: &[GpuReport], lost_after: Millis) -> Option<Strin
         return Some(format!("GPU {uuid} has been partitioned into MIG slices"));
     }
     let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == *uuid) else {
-        return Some(format!("GPU {uuid} is gone: the agent no longer reports it"));
+        return Some(format!(
+            "GPU {uuid} is gone: the agent no longer reports it"
+        ));
     };
     if gpu.health(lost_after) == Health::Lost {
-        let reason = gpu.health_reason.as_deref().unwrap_or("the agent gives no reason");
+        let reason = gpu
+            .health_reason
+            .as_deref()
+            .unwrap_or("the agent gives no reason");
         return Some(format!("GPU {uuid} is unhealthy: {reason}"));
     }
-    (gpu.total_bytes < device.total)
-        .then(|| format!("GPU {uuid} has shrunk from {} to {}", device.total, gpu.total_bytes))
+    (gpu.total_bytes < device.total).then(|| {
+        format!(
+            "GPU {uuid} has shrunk from {} to {}",
+            device.total, gpu.total_bytes
+        )
+    })
 }
 
 /// The pods on these devices, each with what it lost, in order of UID.
@@ -168,7 +228,10 @@ fn struck(
 ) -> Vec<(PodUid, PodState, String)> {
     let ledger = extender.service.cluster();
     let losses = |entry: &PodState| -> String {
-        let of_it = lost.iter().filter(|(device, _)| is_on(entry, device)).map(|(_, text)| text.as_str());
+        let of_it = lost
+            .iter()
+            .filter(|(device, _)| is_on(entry, device))
+            .map(|(_, text)| text.as_str());
         of_it.collect::<Vec<_>>().join("; ")
     };
     let here = ledger.pods_of(node);
@@ -182,17 +245,34 @@ fn is_on(entry: &PodState, device: &Device) -> bool {
         Some(index) => device.index == index && device.parent.is_none(),
         None => *uuid == device.uuid,
     };
-    entry.devices().is_some_and(|devices| devices.iter().any(is_it))
+    entry
+        .devices()
+        .is_some_and(|devices| devices.iter().any(is_it))
 }
 
-fn record_event(extender: &Extender, uid: PodUid, entry: &PodState, kind: PodEventReason, text: String) {
-    extender.control_plane.record_event(PodEvent { key: entry.key.clone(), uid, kind, text });
+fn record_event(
+    extender: &Extender,
+    uid: PodUid,
+    entry: &PodState,
+    kind: PodEventReason,
+    text: String,
+) {
+    extender.control_plane.record_event(PodEvent {
+        key: entry.key.clone(),
+        uid,
+        kind,
+        text,
+    });
 }
 
 fn list(gpus: &[GpuUuid]) -> String {
     match gpus {
         [] => "no GPU".into(),
-        gpus => gpus.iter().map(GpuUuid::as_str).collect::<Vec<_>>().join(", "),
+        gpus => gpus
+            .iter()
+            .map(GpuUuid::as_str)
+            .collect::<Vec<_>>()
+            .join(", "),
     }
 }
 

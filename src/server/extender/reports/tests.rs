@@ -30,10 +30,20 @@ impl AgentAuthority for TokenRecorder {
         self.tokens.lock().push(token.into());
         async move {
             self.permits.acquire().await.unwrap().forget();
-            let node = AgentNode { name: NodeName::parse("node-a").unwrap(), uid: None, issued: None };
+            let node = AgentNode {
+                name: NodeName::parse("node-a").unwrap(),
+                uid: None,
+                issued: None,
+            };
             match token.split('-').next().unwrap() {
-                "good" => Ok(AgentIdentity { node, remaining: None }),
-                "ending" => Ok(AgentIdentity { node, remaining: Some(Millis(0)) }),
+                "good" => Ok(AgentIdentity {
+                    node,
+                    remaining: None,
+                }),
+                "ending" => Ok(AgentIdentity {
+                    node,
+                    remaining: Some(Millis(0)),
+                }),
                 "away" => Err(AuthError::Unavailable("no answer".into())),
                 "panic" => panic!("on purpose"),
                 _ => Err(AuthError::Invalid("unknown".into())),
@@ -45,13 +55,23 @@ impl AgentAuthority for TokenRecorder {
 
 impl TokenRecorder {
     fn guard(permits: usize) -> (Arc<Self>, Arc<TokenGuard>) {
-        let asked = Arc::new(Self { tokens: Mutex::default(), permits: Semaphore::new(permits) });
-        let guard = TokenGuard::new(asked.clone(), Service::with_stopped_clock(Policy::default()));
+        let asked = Arc::new(Self {
+            tokens: Mutex::default(),
+            permits: Semaphore::new(permits),
+        });
+        let guard = TokenGuard::new(
+            asked.clone(),
+            Service::with_stopped_clock(Policy::default()),
+        );
         (asked, guard)
     }
 
     fn times(&self, token: &str) -> usize {
-        self.tokens.lock().iter().filter(|asked| *asked == token).count()
+        self.tokens
+            .lock()
+            .iter()
+            .filter(|asked| *asked == token)
+            .count()
     }
 }
 
@@ -73,7 +93,11 @@ async fn what_was_found_out_about_a_token_is_remembered_and_that_nothing_was_is_
         ("panic", "token-unchecked", 3),
     ] {
         for _ in 0..3 {
-            assert_eq!(code(&guard.verdict(token, AGENT).await), expected, "{token}");
+            assert_eq!(
+                code(&guard.verdict(token, AGENT).await),
+                expected,
+                "{token}"
+            );
         }
         assert_eq!(asked.times(token), times, "{token}");
     }
@@ -84,14 +108,20 @@ async fn what_was_found_out_about_a_token_is_remembered_and_that_nothing_was_is_
 async fn of_many_who_show_one_token_one_asks_even_if_it_goes_away() {
     let (asked, guard) = TokenRecorder::guard(0);
     let first = guard.verdict("good", AGENT).now_or_never();
-    assert_eq!(first, None, "nobody has answered yet, and the one who asked is gone");
+    assert_eq!(
+        first, None,
+        "nobody has answered yet, and the one who asked is gone"
+    );
     let waiting = (0..10).map(|_| guard.verdict("good", AGENT));
     let answer = async {
         tokio::task::yield_now().await;
         asked.permits.add_permits(1);
     };
     let (verdicts, ()) = futures::join!(join_all(waiting), answer);
-    assert!(verdicts.iter().all(|verdict| code(verdict) == "accepted"), "{verdicts:?}");
+    assert!(
+        verdicts.iter().all(|verdict| code(verdict) == "accepted"),
+        "{verdicts:?}"
+    );
     assert_eq!(asked.times("good"), 1);
 }
 
@@ -101,14 +131,23 @@ async fn s3_who_makes_up_tokens_neither_fills_the_memory_nor_pushes_agents_out()
     assert_eq!(code(&guard.verdict("good", AGENT).await), "accepted");
     let mut outcomes = std::collections::BTreeMap::<_, u64>::new();
     for n in 0..20_000 {
-        *outcomes.entry(code(&guard.verdict(&format!("bad-{n}"), ATTACKER).await)).or_default() += 1;
+        *outcomes
+            .entry(code(&guard.verdict(&format!("bad-{n}"), ATTACKER).await))
+            .or_default() += 1;
     }
     let burst = BOUNDS.per_source.burst;
-    assert_eq!(outcomes, [("invalid-token", burst), ("token-crowded", 20_000 - burst)].into());
+    assert_eq!(
+        outcomes,
+        [("invalid-token", burst), ("token-crowded", 20_000 - burst)].into()
+    );
     assert_eq!(guard.reviews.remembered(), [1, burst as usize, 0]);
     assert_eq!(code(&guard.verdict("good", AGENT).await), "accepted");
     assert_eq!(asked.times("good"), 1);
-    assert_eq!(code(&guard.verdict("good-2", AGENT).await), "accepted", "another source's new token");
+    assert_eq!(
+        code(&guard.verdict("good-2", AGENT).await),
+        "accepted",
+        "another source's new token"
+    );
 }
 
 #[tokio::test]
@@ -124,8 +163,9 @@ async fn s3_from_however_many_sources_the_api_server_is_asked_at_one_pace() {
 #[tokio::test]
 async fn s3_a_question_that_nobody_waits_for_any_more_is_not_asked() {
     let (asked, guard) = TokenRecorder::guard(0);
-    let mut waiting: Vec<_> =
-        (0..BOUNDS.at_once + 10).map(|n| Box::pin(guard_of(&guard, format!("bad-{n}")))).collect();
+    let mut waiting: Vec<_> = (0..BOUNDS.at_once + 10)
+        .map(|n| Box::pin(guard_of(&guard, format!("bad-{n}"))))
+        .collect();
     for question in &mut waiting {
         assert_eq!(futures::poll!(question), std::task::Poll::Pending);
     }
@@ -134,7 +174,11 @@ async fn s3_a_question_that_nobody_waits_for_any_more_is_not_asked() {
     until(|| guard.reviews.remembered()[2] <= BOUNDS.at_once).await;
     asked.permits.add_permits(Semaphore::MAX_PERMITS / 2);
     until(|| guard.reviews.remembered()[2] == 0).await;
-    assert_eq!(asked.tokens.lock().len(), BOUNDS.at_once, "the ten had no turn");
+    assert_eq!(
+        asked.tokens.lock().len(),
+        BOUNDS.at_once,
+        "the ten had no turn"
+    );
 }
 
 async fn until(is_so: impl Fn() -> bool) {
@@ -143,7 +187,9 @@ async fn until(is_so: impl Fn() -> bool) {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(60), becoming).await.expect("it comes");
+    tokio::time::timeout(Duration::from_secs(60), becoming)
+        .await
+        .expect("it comes");
 }
 
 async fn guard_of(guard: &TokenGuard, token: String) -> AgentReviewResult {
@@ -155,7 +201,10 @@ async fn s3_a_token_that_is_too_long_is_refused_unasked() {
     let (asked, guard) = TokenRecorder::guard(0);
     let long = "x".repeat(2049);
     assert_eq!(
-        guard.verdict(&long, AGENT).now_or_never().map(|verdict| code(&verdict)),
+        guard
+            .verdict(&long, AGENT)
+            .now_or_never()
+            .map(|verdict| code(&verdict)),
         Some("malformed-token")
     );
     assert_eq!(asked.times(&long), 0);
@@ -176,7 +225,11 @@ fn report(edit: impl FnOnce(&mut Value)) -> NodeReport {
 }
 
 fn engine_gpus(report: NodeReport) -> Vec<String> {
-    check(report).unwrap().engines[0].gpus.iter().map(GpuUuid::to_string).collect()
+    check(report).unwrap().engines[0]
+        .gpus
+        .iter()
+        .map(GpuUuid::to_string)
+        .collect()
 }
 
 #[test]
@@ -186,13 +239,18 @@ fn an_engine_keeps_the_gpus_that_its_report_lists_each_once() {
         report["gpus"] = Value::Null;
         report["missing"] = json!([{ "part": "gpus", "reason": "the driver is gone" }]);
     });
-    assert_eq!(engine_gpus(unseen), ["GPU-0", "GPU-9", "GPU-0", "GPU-1"], "nobody knows better");
+    assert_eq!(
+        engine_gpus(unseen),
+        ["GPU-0", "GPU-9", "GPU-0", "GPU-1"],
+        "nobody knows better"
+    );
 }
 
 const LOST_AFTER: Millis = Millis::seconds(30);
 
 #[test]
-fn a_gpu_for_which_nvml_fails_is_draining_then_lost_and_takes_pods_after_as_long_without_a_failure() {
+fn a_gpu_for_which_nvml_fails_is_draining_then_lost_and_takes_pods_after_as_long_without_a_failure()
+{
     let health = |field: &str, millis: u64| {
         let report = report(|report| report["gpus"][0][field] = json!(millis));
         validate::devices(&report, LOST_AFTER).unwrap()[0].health
@@ -211,7 +269,10 @@ fn a_gpu_for_which_nvml_fails_is_draining_then_lost_and_takes_pods_after_as_long
         report["gpus"][1]["health"] = json!("a-word-of-a-later-version");
     });
     let devices = validate::devices(&worse, LOST_AFTER).unwrap();
-    assert_eq!((devices[0].health, devices[1].health), (Health::Lost, Health::Draining));
+    assert_eq!(
+        (devices[0].health, devices[1].health),
+        (Health::Lost, Health::Draining)
+    );
 }
 
 #[test]
@@ -223,7 +284,10 @@ fn a_compute_mode_without_processes_or_of_a_later_version_takes_no_pods() {
     };
     assert_eq!(device("default"), (Health::Healthy, false));
     assert_eq!(device("exclusive-process"), (Health::Healthy, true));
-    assert_eq!(["prohibited", "exclusive-context"].map(device), [(Health::Draining, false); 2]);
+    assert_eq!(
+        ["prohibited", "exclusive-context"].map(device),
+        [(Health::Draining, false); 2]
+    );
 }
 
 #[test]

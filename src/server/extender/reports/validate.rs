@@ -5,8 +5,8 @@
 
 use std::collections::BTreeSet;
 use stowage_report::limits::{
-    MAX_AGE, MAX_BOOT_ID, MAX_ENGINES, MAX_FINDINGS, MAX_LISTED, MAX_MISSING, MAX_MODELS, MAX_PROCESSES,
-    MAX_TEXT, MAX_TOKEN_RATE,
+    MAX_AGE, MAX_BOOT_ID, MAX_ENGINES, MAX_FINDINGS, MAX_LISTED, MAX_MISSING, MAX_MODELS,
+    MAX_PROCESSES, MAX_TEXT, MAX_TOKEN_RATE,
 };
 use stowage_report::{EngineReport, GpuReport, NodeReport, ReportFinding, ReportPart};
 use stowage_scheduling::coded::coded;
@@ -70,11 +70,20 @@ coded! {
 /// The report as it counts: engines keep only GPUs that the report lists.
 pub fn check(mut report: NodeReport) -> Result<NodeReport, ReportError> {
     if let Err(flaw) = flawless(&report) {
-        return Err(ReportError::Flawed { node: report.node, flaw });
+        return Err(ReportError::Flawed {
+            node: report.node,
+            flaw,
+        });
     }
     if let Some(gpus) = &report.gpus {
-        report.engines.iter_mut().for_each(|engine| keep_listed(&mut engine.gpus, gpus));
-        report.unread.iter_mut().for_each(|unread| keep_listed(&mut unread.gpus, gpus));
+        report
+            .engines
+            .iter_mut()
+            .for_each(|engine| keep_listed(&mut engine.gpus, gpus));
+        report
+            .unread
+            .iter_mut()
+            .for_each(|unread| keep_listed(&mut unread.gpus, gpus));
     }
     Ok(report)
 }
@@ -82,12 +91,21 @@ pub fn check(mut report: NodeReport) -> Result<NodeReport, ReportError> {
 /// Devices for placement: MIG slices instead of the GPUs they are cut from. `None` if the agent could not read its GPUs.
 pub fn devices(report: &NodeReport, lost_after: Millis) -> Option<Vec<Device>> {
     let gpus = report.gpus.as_deref()?;
-    Some(placeable(gpus).into_iter().map(|gpu| device(gpu, lost_after)).collect())
+    Some(
+        placeable(gpus)
+            .into_iter()
+            .map(|gpu| device(gpu, lost_after))
+            .collect(),
+    )
 }
 
 /// Whether the agent left no GPU out because it could not read it.
 pub(crate) fn lists_all_gpus(report: &NodeReport) -> bool {
-    report.gpus.is_some() && report.missing.iter().all(|missing| missing.part != ReportPart::Gpus)
+    report.gpus.is_some()
+        && report
+            .missing
+            .iter()
+            .all(|missing| missing.part != ReportPart::Gpus)
 }
 
 /// A GPU that left between two samples may still be named by its engine.
@@ -110,28 +128,47 @@ fn flawless(report: &NodeReport) -> Result<(), Flaw> {
     }
     match &report.gpus {
         Some(gpus) => check_gpus(gpus)?,
-        None if report.missing.iter().any(|missing| missing.part == ReportPart::Gpus) => {}
+        None if report
+            .missing
+            .iter()
+            .any(|missing| missing.part == ReportPart::Gpus) => {}
         None => return Err(Flaw::NoReason),
     }
     check_engines(&report.engines)?;
     at_most("pods without an engine", report.unread.len(), MAX_ENGINES)?;
     for (place, unread) in report.unread.iter().enumerate() {
         at_most("GPUs of a pod", unread.gpus.len(), MAX_LISTED)?;
-        text(&format_args!("unread[{place}].reason"), &unread.reason, MAX_TEXT)?;
+        text(
+            &format_args!("unread[{place}].reason"),
+            &unread.reason,
+            MAX_TEXT,
+        )?;
     }
     at_most("models", report.models.len(), MAX_MODELS)?;
     for (place, model) in report.models.iter().enumerate() {
-        text(&format_args!("models[{place}].source"), &model.source, MAX_TEXT)?;
+        text(
+            &format_args!("models[{place}].source"),
+            &model.source,
+            MAX_TEXT,
+        )?;
     }
     at_most("findings", report.findings.len(), MAX_FINDINGS)?;
     report.findings.iter().try_for_each(check_finding)?;
-    at_most("pods without a record", report.unrecorded.len(), MAX_FINDINGS)?;
+    at_most(
+        "pods without a record",
+        report.unrecorded.len(),
+        MAX_FINDINGS,
+    )?;
     for unrecorded in &report.unrecorded {
         at_most("GPUs of a pod", unrecorded.gpus.len(), MAX_LISTED)?;
     }
     at_most("missing parts", report.missing.len(), MAX_MISSING)?;
     for (place, missing) in report.missing.iter().enumerate() {
-        text(&format_args!("missing[{place}].reason"), &missing.reason, MAX_TEXT)?;
+        text(
+            &format_args!("missing[{place}].reason"),
+            &missing.reason,
+            MAX_TEXT,
+        )?;
     }
     Ok(())
 }
@@ -144,14 +181,21 @@ fn check_gpus(gpus: &[GpuReport]) -> Result<(), Flaw> {
     let mut processes = 0;
     for (place, gpu) in gpus.iter().enumerate() {
         if !seen.insert(&gpu.uuid) {
-            return Err(Flaw::GpuTwice { place, uuid: gpu.uuid.clone() });
+            return Err(Flaw::GpuTwice {
+                place,
+                uuid: gpu.uuid.clone(),
+            });
         }
         check_gpu(place, gpu)?;
         processes += gpu.processes.as_ref().map_or(0, Vec::len);
     }
     at_most("processes", processes, MAX_PROCESSES)?;
     let placeable = placeable(gpus).len();
-    if placeable > MAX_GPUS as usize { Err(Flaw::TooManyGpus(placeable)) } else { Ok(()) }
+    if placeable > MAX_GPUS as usize {
+        Err(Flaw::TooManyGpus(placeable))
+    } else {
+        Ok(())
+    }
 }
 
 fn check_gpu(place: usize, gpu: &GpuReport) -> Result<(), Flaw> {
@@ -160,20 +204,38 @@ fn check_gpu(place: usize, gpu: &GpuReport) -> Result<(), Flaw> {
         return Err(Flaw::BadUuid { place, uuid });
     }
     if reserved > total {
-        return Err(Flaw::ReservedAboveTotal { place, uuid, reserved, total });
+        return Err(Flaw::ReservedAboveTotal {
+            place,
+            uuid,
+            reserved,
+            total,
+        });
     }
     if total == Bytes::ZERO {
         return Err(Flaw::NoMemory { place, uuid });
     }
     // Drivers differ in whether their reserve counts as used: only a value that is impossible in either reading is rejected.
     if let Some(used) = gpu.used_bytes.filter(|used| *used > total) {
-        return Err(Flaw::UsedAboveTotal { place, uuid, used, total });
+        return Err(Flaw::UsedAboveTotal {
+            place,
+            uuid,
+            used,
+            total,
+        });
     }
     if let Some(percent) = gpu.utilization_percent.filter(|percent| *percent > 100) {
-        return Err(Flaw::Utilization { place, uuid, percent });
+        return Err(Flaw::Utilization {
+            place,
+            uuid,
+            percent,
+        });
     }
     match &gpu.health_reason {
-        Some(reason) => text(&format_args!("gpus[{place}].healthReason"), reason, MAX_TEXT),
+        Some(reason) => text(
+            &format_args!("gpus[{place}].healthReason"),
+            reason,
+            MAX_TEXT,
+        ),
         None => Ok(()),
     }
 }
@@ -182,17 +244,39 @@ fn check_engines(engines: &[EngineReport]) -> Result<(), Flaw> {
     at_most("engines", engines.len(), MAX_ENGINES)?;
     for (place, engine) in engines.iter().enumerate() {
         at_most("GPUs of an engine", engine.gpus.len(), MAX_LISTED)?;
-        text(&format_args!("engines[{place}].engine"), &engine.engine, MAX_TEXT)?;
+        text(
+            &format_args!("engines[{place}].engine"),
+            &engine.engine,
+            MAX_TEXT,
+        )?;
         let problem = engine.problem.as_deref().unwrap_or_default();
         text(&format_args!("engines[{place}].problem"), problem, MAX_TEXT)?;
         let namespace = engine.reusable_in.as_deref().unwrap_or_default();
-        text(&format_args!("engines[{place}].reusableIn"), namespace, MAX_TEXT)?;
+        text(
+            &format_args!("engines[{place}].reusableIn"),
+            namespace,
+            MAX_TEXT,
+        )?;
         // Written so that NaN never passes.
-        if let Some(usage) = engine.kv_cache_usage.filter(|usage| !(0.0..=1.0).contains(usage)) {
-            return Err(Flaw::KvUsage { place, pod: engine.pod.clone(), usage });
+        if let Some(usage) = engine
+            .kv_cache_usage
+            .filter(|usage| !(0.0..=1.0).contains(usage))
+        {
+            return Err(Flaw::KvUsage {
+                place,
+                pod: engine.pod.clone(),
+                usage,
+            });
         }
-        if let Some(rate) = engine.tokens_per_second.filter(|rate| !(0.0..=MAX_TOKEN_RATE).contains(rate)) {
-            return Err(Flaw::TokenRate { place, pod: engine.pod.clone(), rate });
+        if let Some(rate) = engine
+            .tokens_per_second
+            .filter(|rate| !(0.0..=MAX_TOKEN_RATE).contains(rate))
+        {
+            return Err(Flaw::TokenRate {
+                place,
+                pod: engine.pod.clone(),
+                rate,
+            });
         }
     }
     Ok(())
@@ -200,20 +284,32 @@ fn check_engines(engines: &[EngineReport]) -> Result<(), Flaw> {
 
 fn check_finding(finding: &ReportFinding) -> Result<(), Flaw> {
     match finding {
-        ReportFinding::Drift { recorded, actual, .. } => {
-            at_most("GPUs of a drift", recorded.len().max(actual.len()), MAX_LISTED)
-        }
+        ReportFinding::Drift {
+            recorded, actual, ..
+        } => at_most(
+            "GPUs of a drift",
+            recorded.len().max(actual.len()),
+            MAX_LISTED,
+        ),
         ReportFinding::OverGrant { .. } => Ok(()),
     }
 }
 
 fn at_most(what: &'static str, count: usize, most: usize) -> Result<(), Flaw> {
-    if count > most { Err(Flaw::TooMany { what, count, most }) } else { Ok(()) }
+    if count > most {
+        Err(Flaw::TooMany { what, count, most })
+    } else {
+        Ok(())
+    }
 }
 
 fn text(what: &dyn std::fmt::Display, text: &str, most: usize) -> Result<(), Flaw> {
     if text.len() > most {
-        Err(Flaw::TooLong { what: what.to_string(), length: text.len(), most })
+        Err(Flaw::TooLong {
+            what: what.to_string(),
+            length: text.len(),
+            most,
+        })
     } else {
         Ok(())
     }
@@ -221,7 +317,9 @@ fn text(what: &dyn std::fmt::Display, text: &str, most: usize) -> Result<(), Fla
 
 fn placeable(gpus: &[GpuReport]) -> Vec<&GpuReport> {
     let parents: BTreeSet<&GpuUuid> = gpus.iter().filter_map(|gpu| gpu.parent.as_ref()).collect();
-    gpus.iter().filter(|gpu| !parents.contains(&gpu.uuid)).collect()
+    gpus.iter()
+        .filter(|gpu| !parents.contains(&gpu.uuid))
+        .collect()
 }
 
 fn device(gpu: &GpuReport, lost_after: Millis) -> Device {
@@ -234,6 +332,8 @@ fn device(gpu: &GpuReport, lost_after: Millis) -> Device {
         reserved: gpu.reserved_bytes,
         health: gpu.health(lost_after),
         exclusive_process: gpu.compute_mode == Some(ComputeMode::ExclusiveProcess),
-        island: gpu.nvlink_island.and_then(|island| u8::try_from(island).ok()),
+        island: gpu
+            .nvlink_island
+            .and_then(|island| u8::try_from(island).ok()),
     }
 }

@@ -59,7 +59,15 @@ impl ServedAddress {
     pub fn plain(name: &'static str, metrics: &Metrics) -> Self {
         let limits = ConnectionLimits::default();
         let (most, metrics) = (limits.scheduler, metrics.edge.clone());
-        Self { name, tls: None, limits, most, buffer: super::SCHEDULERS_BUFFER, unread: None, metrics }
+        Self {
+            name,
+            tls: None,
+            limits,
+            most,
+            buffer: super::SCHEDULERS_BUFFER,
+            unread: None,
+            metrics,
+        }
     }
 }
 
@@ -76,7 +84,9 @@ pub async fn serve(
     }
     let listener = TcpListener::from_std(listener)?;
     let router = listening::guarded(router, listener.local_addr()?.ip());
-    address.metrics.expect_drops(address.name, CloseCause::ALL.map(CloseCause::label));
+    address
+        .metrics
+        .expect_drops(address.name, CloseCause::ALL.map(CloseCause::label));
     let (connections, cut) = (TaskTracker::new(), CancellationToken::new());
     let _cut_on_drop = cut.clone().drop_guard();
     let accepting = accept_all(&listener, &address, router, &connections, &stop, &cut);
@@ -98,18 +108,28 @@ async fn accept_all(
     stop: &CancellationToken,
     cut: &CancellationToken,
 ) {
-    let admission = ConnectionAdmission::new(address.limits.per_source, address.most - address.most / 8);
+    let admission =
+        ConnectionAdmission::new(address.limits.per_source, address.most - address.most / 8);
     let sockets = Arc::new(Semaphore::new(address.most));
     let mut back_off = BACK_OFF.0;
     loop {
-        let socket = sockets.clone().acquire_owned().await.expect("the semaphore is never closed");
+        let socket = sockets
+            .clone()
+            .acquire_owned()
+            .await
+            .expect("the semaphore is never closed");
         let (stream, source) = match listener.accept().await {
             Ok(accepted) => accepted,
             // The client disconnected before it was accepted.
             Err(error) if is_of_one_connection(&error) => continue,
             Err(error) => {
-                address.metrics.dropped(address.name, CloseCause::AcceptFailed.label());
-                tracing::error!(address = address.name, "no connection can be accepted: {error}");
+                address
+                    .metrics
+                    .dropped(address.name, CloseCause::AcceptFailed.label());
+                tracing::error!(
+                    address = address.name,
+                    "no connection can be accepted: {error}"
+                );
                 sleep(back_off).await;
                 back_off = (back_off * 2).min(BACK_OFF.1);
                 continue;
@@ -139,7 +159,10 @@ async fn accept_all(
 
 fn is_of_one_connection(error: &io::Error) -> bool {
     use ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
-    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
+    matches!(
+        error.kind(),
+        ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted
+    )
 }
 
 /// An IPv4 client has one address, whichever way the listener was opened.
@@ -177,7 +200,9 @@ impl ServedConnection {
 
     /// The stream after its TLS handshake, if this address uses TLS; `None` if the process stops meanwhile.
     async fn secured(&self, stream: TcpStream) -> Result<Option<PeerStream>, CloseCause> {
-        let Some(tls) = &self.address.tls else { return Ok(Some(PeerStream::Plain(stream))) };
+        let Some(tls) = &self.address.tls else {
+            return Ok(Some(PeerStream::Plain(stream)));
+        };
         let shaking = TlsAcceptor::from(tls.current()).accept(stream);
         tokio::select! {
             shaken = timeout(self.address.limits.handshake, shaking) => match shaken {
@@ -200,7 +225,10 @@ impl ServedConnection {
         let service = service_fn(|request: Request<Incoming>| answer(&self.router, peer, request));
         let mut builder = Builder::new();
         // The limits on heads and idle connections are the peer's: hyper has one timer for both.
-        builder.timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(self.address.buffer);
+        builder
+            .timer(TokioTimer::new())
+            .header_read_timeout(None)
+            .max_buf_size(self.address.buffer);
         let mut connection = pin!(builder.serve_connection(io, service));
         let mut stop = pin!(self.stop.cancelled());
         let mut is_stopping = false;
@@ -215,7 +243,10 @@ impl ServedConnection {
             }
             if let Poll::Ready(outcome) = connection.as_mut().poll(cx) {
                 return Poll::Ready(
-                    outcome.err().filter(hyper::Error::is_parse).map(|_| CloseCause::BadHttp),
+                    outcome
+                        .err()
+                        .filter(hyper::Error::is_parse)
+                        .map(|_| CloseCause::BadHttp),
                 );
             }
             watch.as_mut().poll(cx)
@@ -250,7 +281,10 @@ impl ServedConnection {
             }
         })
         .await;
-        if matches!(cause, None | Some(CloseCause::NotReading | CloseCause::SlowRequest)) {
+        if matches!(
+            cause,
+            None | Some(CloseCause::NotReading | CloseCause::SlowRequest)
+        ) {
             self.peer().cut();
         }
         cause
@@ -285,7 +319,10 @@ pub(crate) struct GuardedBody<T> {
 
 impl<T> GuardedBody<T> {
     pub fn new(body: Body, lasts: T) -> Self {
-        Self { body, _lasts: lasts }
+        Self {
+            body,
+            _lasts: lasts,
+        }
     }
 }
 

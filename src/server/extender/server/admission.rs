@@ -35,7 +35,11 @@ pub(crate) struct ConnectionSlot {
 
 impl ConnectionAdmission {
     pub fn new(per_source: usize, in_all: usize) -> Arc<Self> {
-        Arc::new(Self { per_source: per_source.max(1), in_all: in_all.max(1), places: Mutex::default() })
+        Arc::new(Self {
+            per_source: per_source.max(1),
+            in_all: in_all.max(1),
+            places: Mutex::default(),
+        })
     }
 
     /// A slot for a connection from that source, or why there is none.
@@ -43,13 +47,18 @@ impl ConnectionAdmission {
         let peer = Peer::new(source);
         let mut places = self.places.lock();
         if places.of(source) >= self.per_source {
-            places.displace(|peer| peer.source == source).ok_or(CloseCause::SourceFull)?;
+            places
+                .displace(|peer| peer.source == source)
+                .ok_or(CloseCause::SourceFull)?;
         } else if places.peers.len() >= self.in_all {
             places.displace(|_| true).ok_or(CloseCause::AddressFull)?;
         }
         *places.by_source.entry(source).or_default() += 1;
         places.peers.push(peer.clone());
-        Ok(ConnectionSlot { admission: self.clone(), peer })
+        Ok(ConnectionSlot {
+            admission: self.clone(),
+            peer,
+        })
     }
 
     #[cfg(test)]
@@ -65,10 +74,21 @@ impl ConnectionSlots {
 
     /// Ends the connection that is most expendable.
     fn displace(&mut self, may: impl Fn(&Peer) -> bool) -> Option<()> {
-        let standings = self.peers.iter().enumerate().filter(|(_, peer)| may(peer)).map(|(place, peer)| {
-            let (standing, since) = peer.standing();
-            (standing == EvictionOrder::Busy, Reverse(self.of(peer.source)), standing, since, place)
-        });
+        let standings = self
+            .peers
+            .iter()
+            .enumerate()
+            .filter(|(_, peer)| may(peer))
+            .map(|(place, peer)| {
+                let (standing, since) = peer.standing();
+                (
+                    standing == EvictionOrder::Busy,
+                    Reverse(self.of(peer.source)),
+                    standing,
+                    since,
+                    place,
+                )
+            });
         let (is_busy, .., place) = standings.min()?;
         if is_busy {
             return None;
@@ -93,7 +113,11 @@ impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let mut places = self.admission.places.lock();
         // A displaced connection has no slot any more.
-        if let Some(place) = places.peers.iter().position(|peer| Arc::ptr_eq(peer, &self.peer)) {
+        if let Some(place) = places
+            .peers
+            .iter()
+            .position(|peer| Arc::ptr_eq(peer, &self.peer))
+        {
             places.peers.swap_remove(place);
             places.left(self.peer.source);
         }
@@ -112,20 +136,33 @@ mod tests {
     #[test]
     fn a_newcomer_gets_the_place_of_the_oldest_silent_connection() {
         let admission = ConnectionAdmission::new(2, 8);
-        let places: Vec<ConnectionSlot> = (0..2).map(|_| admission.admit(source(1)).unwrap()).collect();
+        let places: Vec<ConnectionSlot> = (0..2)
+            .map(|_| admission.admit(source(1)).unwrap())
+            .collect();
         let newcomer = admission.admit(source(1)).unwrap();
-        assert!(places[0].peer.displaced.is_cancelled() && !places[1].peer.displaced.is_cancelled());
+        assert!(
+            places[0].peer.displaced.is_cancelled() && !places[1].peer.displaced.is_cancelled()
+        );
         drop(places);
-        assert_eq!(admission.taken(), 1, "who was displaced gives up no second place");
+        assert_eq!(
+            admission.taken(),
+            1,
+            "who was displaced gives up no second place"
+        );
         drop(newcomer);
-        assert_eq!((admission.taken(), admission.places.lock().by_source.len()), (0, 0));
+        assert_eq!(
+            (admission.taken(), admission.places.lock().by_source.len()),
+            (0, 0)
+        );
     }
 
     #[test]
     fn who_has_many_makes_room_before_who_has_few() {
         let admission = ConnectionAdmission::new(8, 4);
         let few = admission.admit(source(1)).unwrap();
-        let many: Vec<ConnectionSlot> = (0..3).map(|_| admission.admit(source(2)).unwrap()).collect();
+        let many: Vec<ConnectionSlot> = (0..3)
+            .map(|_| admission.admit(source(2)).unwrap())
+            .collect();
         let _newcomer = admission.admit(source(3)).unwrap();
         assert!(!few.peer.displaced.is_cancelled() && many[0].peer.displaced.is_cancelled());
     }
@@ -142,7 +179,10 @@ mod tests {
         let third = admission.admit(source(1)).unwrap();
         assert!(idle.peer.displaced.is_cancelled());
         let _third_under_way = third.peer.begin_request();
-        assert_eq!(admission.admit(source(1)).err(), Some(CloseCause::SourceFull));
+        assert_eq!(
+            admission.admit(source(1)).err(),
+            Some(CloseCause::SourceFull)
+        );
         assert!(!busy.peer.displaced.is_cancelled());
         drop(under_way);
         assert!(admission.admit(source(1)).is_ok(), "it is idle now");
@@ -151,8 +191,12 @@ mod tests {
     #[test]
     fn s1_a_newcomer_is_not_the_one_who_makes_room_beside_peers_that_asked_once_and_went_silent() {
         let admission = ConnectionAdmission::new(8, 4);
-        let silent: Vec<ConnectionSlot> = (0..3).map(|_| admission.admit(source(2)).unwrap()).collect();
-        silent.iter().for_each(|place| drop(place.peer.begin_request()));
+        let silent: Vec<ConnectionSlot> = (0..3)
+            .map(|_| admission.admit(source(2)).unwrap())
+            .collect();
+        silent
+            .iter()
+            .for_each(|place| drop(place.peer.begin_request()));
         let newcomer = admission.admit(source(1)).unwrap();
         let _another = admission.admit(source(2)).unwrap();
         assert!(!newcomer.peer.displaced.is_cancelled(), "of another source");
@@ -163,7 +207,10 @@ mod tests {
         drop(silent.peer.begin_request());
         let newcomer = admission.admit(source(1)).unwrap();
         let _another = admission.admit(source(1)).unwrap();
-        assert!(!newcomer.peer.displaced.is_cancelled(), "of the same source: it has had no time to ask");
+        assert!(
+            !newcomer.peer.displaced.is_cancelled(),
+            "of the same source: it has had no time to ask"
+        );
         assert!(silent.peer.displaced.is_cancelled());
     }
 
@@ -174,7 +221,10 @@ mod tests {
             .map(|n| admission.admit(source(n)).unwrap())
             .map(|place| (place.peer.begin_request(), place))
             .collect();
-        assert_eq!(admission.admit(source(3)).err(), Some(CloseCause::AddressFull));
+        assert_eq!(
+            admission.admit(source(3)).err(),
+            Some(CloseCause::AddressFull)
+        );
         drop(busy);
         assert!(admission.admit(source(3)).is_ok());
     }

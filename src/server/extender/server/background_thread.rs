@@ -27,14 +27,24 @@ where
     let _stop = stop.clone().drop_guard();
     let serving = serve(stop);
     let (end, ended) = oneshot::channel();
-    std::thread::Builder::new().name(name.into()).spawn(move || {
-        step_back();
-        let mut runtime = Builder::new_current_thread();
-        let runtime = runtime.enable_all().max_blocking_threads(BLOCKING).on_thread_start(step_back).build();
-        // The receiver is gone if this future was dropped.
-        let _ = end.send(runtime.and_then(|runtime| runtime.block_on(serving)));
-    })?;
-    ended.await.unwrap_or_else(|_| Err(io::Error::other(format!("the thread for {name} has failed"))))
+    std::thread::Builder::new()
+        .name(name.into())
+        .spawn(move || {
+            step_back();
+            let mut runtime = Builder::new_current_thread();
+            let runtime = runtime
+                .enable_all()
+                .max_blocking_threads(BLOCKING)
+                .on_thread_start(step_back)
+                .build();
+            // The receiver is gone if this future was dropped.
+            let _ = end.send(runtime.and_then(|runtime| runtime.block_on(serving)));
+        })?;
+    ended.await.unwrap_or_else(|_| {
+        Err(io::Error::other(format!(
+            "the thread for {name} has failed"
+        )))
+    })
 }
 
 /// Call it on such a thread between two pieces of work: threads that wait for this core run now, and not at the kernel's next
@@ -71,18 +81,31 @@ mod tests {
         let serving = async move {
             let niceness = || of_this_thread();
             // The second is started by the first, and the third reuses one of them.
-            let nested = move || (niceness(), Handle::current().block_on(spawn_blocking(niceness)).unwrap());
+            let nested = move || {
+                (
+                    niceness(),
+                    Handle::current()
+                        .block_on(spawn_blocking(niceness))
+                        .unwrap(),
+                )
+            };
             let (first, second) = spawn_blocking(nested).await.unwrap();
-            tell.send([first, second, spawn_blocking(niceness).await.unwrap()]).unwrap();
+            tell.send([first, second, spawn_blocking(niceness).await.unwrap()])
+                .unwrap();
             Ok(())
         };
-        apart("test", CancellationToken::new(), |_| serving).await.unwrap();
+        apart("test", CancellationToken::new(), |_| serving)
+            .await
+            .unwrap();
         assert_eq!(told.await.unwrap(), [stepped_back(); 3]);
     }
 
     #[tokio::test]
     async fn a_thread_that_panics_is_an_error_and_no_silence() {
-        let outcome = apart("test", CancellationToken::new(), |_| async { panic!("on purpose") }).await;
+        let outcome = apart("test", CancellationToken::new(), |_| async {
+            panic!("on purpose")
+        })
+        .await;
         assert!(outcome.unwrap_err().to_string().contains("has failed"));
     }
 
@@ -99,6 +122,9 @@ mod tests {
         let apart = tokio::spawn(apart("test", CancellationToken::new(), serve));
         begin.await.unwrap();
         apart.abort();
-        tokio::time::timeout(Duration::from_secs(60), end).await.expect("it ends").unwrap();
+        tokio::time::timeout(Duration::from_secs(60), end)
+            .await
+            .expect("it ends")
+            .unwrap();
     }
 }

@@ -55,7 +55,9 @@ impl ConnectionLimits {
     /// kept back, 1,024 of a large one. The two small addresses get at most a quarter of the rest each.
     pub fn fit(mut self, descriptors: u64) -> Self {
         let reserve = (descriptors / 2).clamp(RESERVE.0, RESERVE.1);
-        let room = usize::try_from(descriptors.saturating_sub(reserve)).unwrap_or(usize::MAX).max(3);
+        let room = usize::try_from(descriptors.saturating_sub(reserve))
+            .unwrap_or(usize::MAX)
+            .max(3);
         let quarter = (room / 4).max(1);
         self.scheduler = self.scheduler.min(quarter);
         self.operators = self.operators.min(quarter);
@@ -68,7 +70,10 @@ impl ConnectionLimits {
 pub(crate) fn raise_descriptors() -> Option<u64> {
     let before = getrlimit(Resource::Nofile);
     if before.current != before.maximum {
-        let raised = Rlimit { current: before.maximum, maximum: before.maximum };
+        let raised = Rlimit {
+            current: before.maximum,
+            maximum: before.maximum,
+        };
         if let Err(error) = setrlimit(Resource::Nofile, raised) {
             tracing::warn!("the limit on open files stays as it is: {error}");
         }
@@ -92,7 +97,10 @@ mod tests {
             let limits = ConnectionLimits::default().fit(descriptors);
             let sum = limits.scheduler + limits.agents + limits.operators;
             let reserve = (descriptors / 2).clamp(64, 1024);
-            assert!(sum as u64 + reserve <= descriptors.max(reserve + 3), "{descriptors}: {limits:?}");
+            assert!(
+                sum as u64 + reserve <= descriptors.max(reserve + 3),
+                "{descriptors}: {limits:?}"
+            );
             assert!(
                 limits.scheduler > 0 && limits.operators > 0 && limits.agents > 0,
                 "{descriptors}: {limits:?}"

@@ -130,7 +130,9 @@ impl Peer {
         let state = self.state.lock();
         let standing = match state.stage {
             PeerStage::Request => EvictionOrder::Busy,
-            _ if !state.is_proven && state.opened.elapsed() > TIME_TO_ASK => EvictionOrder::Unproven,
+            _ if !state.is_proven && state.opened.elapsed() > TIME_TO_ASK => {
+                EvictionOrder::Unproven
+            }
             _ if !state.is_proven => EvictionOrder::Idle,
             PeerStage::Idle => EvictionOrder::Idle,
             PeerStage::Handshake | PeerStage::Silent | PeerStage::Head => EvictionOrder::Busy,
@@ -140,7 +142,10 @@ impl Peer {
 
     /// No request is being read or answered.
     pub fn is_quiet(&self) -> bool {
-        matches!(self.state.lock().stage, PeerStage::Handshake | PeerStage::Silent | PeerStage::Idle)
+        matches!(
+            self.state.lock().stage,
+            PeerStage::Handshake | PeerStage::Silent | PeerStage::Idle
+        )
     }
 
     /// The deadline of the present state, and the cause that is reported after it.
@@ -154,8 +159,12 @@ impl Peer {
             PeerStage::Idle => (limits.idle, CloseCause::Idle),
         };
         let of_stage = (state.since + time, reason);
-        let of_write = state.stalled.map(|since| (since + limits.write, CloseCause::NotReading));
-        of_write.filter(|(at, _)| *at < of_stage.0).unwrap_or(of_stage)
+        let of_write = state
+            .stalled
+            .map(|since| (since + limits.write, CloseCause::NotReading));
+        of_write
+            .filter(|(at, _)| *at < of_stage.0)
+            .unwrap_or(of_stage)
     }
 
     /// Records a request in progress until its answer is written or abandoned.
@@ -253,7 +262,11 @@ impl AsyncRead for TimedStream {
 }
 
 impl AsyncWrite for TimedStream {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         let outcome = match &mut self.stream {
             PeerStream::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
             PeerStream::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
@@ -324,17 +337,23 @@ mod tests {
                 .with_root_certificates(roots)
                 .with_no_client_auth();
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap())
+            .await
+            .unwrap();
         let (server, _) = listener.accept().await.unwrap();
         let (server, client) = futures::join!(
             TlsAcceptor::from(tls.current()).accept(server),
             TlsConnector::from(Arc::new(trusting)).connect("stowage".try_into().unwrap(), client),
         );
-        (TimedStream::new(PeerStream::Tls(Box::new(server.unwrap())), peer.clone()), client.unwrap())
+        (
+            TimedStream::new(PeerStream::Tls(Box::new(server.unwrap())), peer.clone()),
+            client.unwrap(),
+        )
     }
 
     #[tokio::test]
-    async fn a_client_over_tls_that_reads_the_last_bytes_late_is_not_counted_as_one_that_does_not_read() {
+    async fn a_client_over_tls_that_reads_the_last_bytes_late_is_not_counted_as_one_that_does_not_read()
+     {
         let peer = Peer::new(Ipv4Addr::LOCALHOST.into());
         let (mut server, mut client) = tls_connection(&peer).await;
         let is_stalled = || peer.state.lock().stalled.is_some();

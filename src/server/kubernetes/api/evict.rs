@@ -9,8 +9,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta, 
 use kube::api::DeleteParams;
 use serde::de::IgnoredAny;
 use stowage_kubernetes_objects::port::{
-    ControlPlane, ControlPlaneError, EvictionCondition, EvictionOutcome, EvictionReason, IsDue, PodEvent,
-    PodEventReason, StatusChange,
+    ControlPlane, ControlPlaneError, EvictionCondition, EvictionOutcome, EvictionReason, IsDue,
+    PodEvent, PodEventReason, StatusChange,
 };
 use stowage_scheduling::ids::{PodKey, PodUid};
 use stowage_scheduling::units::Millis;
@@ -27,7 +27,9 @@ impl ApiControlPlane {
             return EvictionOutcome::TryLater { after: None };
         }
         // The victim is evicted even if its condition cannot be written: the Event has the reason too.
-        let told = self.mark(key, uid, EvictionCondition::Evicting(why.clone())).await;
+        let told = self
+            .mark(key, uid, EvictionCondition::Evicting(why.clone()))
+            .await;
         if told == Err(ControlPlaneError::Gone) {
             return EvictionOutcome::Gone;
         }
@@ -44,7 +46,11 @@ impl ApiControlPlane {
         };
         match outcome {
             EvictionOutcome::Evicted => {
-                self.service.metrics.evictions.with_label_values(&[why.code()]).inc();
+                self.service
+                    .metrics
+                    .evictions
+                    .with_label_values(&[why.code()])
+                    .inc();
                 self.record_event(evicted(key, uid, why));
             }
             EvictionOutcome::Refused { .. } => {
@@ -62,7 +68,8 @@ impl ApiControlPlane {
         uid: &PodUid,
         mark: EvictionCondition,
     ) -> Result<(), ControlPlaneError> {
-        self.write_status(key, uid, &StatusChange::eviction(mark)).await
+        self.write_status(key, uid, &StatusChange::eviction(mark))
+            .await
     }
 
     /// Uses the Eviction API, and deletes the pod only if nothing but a budget that the pod's class ignores refuses the
@@ -79,7 +86,11 @@ impl ApiControlPlane {
         };
         // A statement of its own, so that the lock is not held while the API server is asked.
         let waits = self.service.cluster().waits_for_budgets(uid);
-        if waits || self.open().is_err() || !is_due() { Err(refused) } else { self.delete(key, uid).await }
+        if waits || self.open().is_err() || !is_due() {
+            Err(refused)
+        } else {
+            self.delete(key, uid).await
+        }
     }
 
     /// The grace period that a victim gets, in seconds; what Kubernetes gives by default, if the ledger does not know it: its own may
@@ -88,20 +99,30 @@ impl ApiControlPlane {
     fn grace(&self, uid: &PodUid) -> u32 {
         let cluster = self.service.cluster();
         let known = cluster.pod_state(uid);
-        let grace = known.map_or(Millis::seconds(30), |pod_state| cluster.eviction_grace(pod_state));
+        let grace = known.map_or(Millis::seconds(30), |pod_state| {
+            cluster.eviction_grace(pod_state)
+        });
         (grace.0 / 1000) as u32
     }
 
     async fn delete(&self, key: &PodKey, uid: &PodUid) -> Result<(), ApiFailure> {
-        let preconditions = kube::api::Preconditions { uid: Some(uid.to_string()), resource_version: None };
+        let preconditions = kube::api::Preconditions {
+            uid: Some(uid.to_string()),
+            resource_version: None,
+        };
         let mut params = DeleteParams::default().preconditions(preconditions);
         params.grace_period_seconds = Some(self.grace(uid));
         let pods = self.pods(key);
-        within(self.times.client, pods.delete(&key.name, &params)).await.map(drop)
+        within(self.times.client, pods.delete(&key.name, &params))
+            .await
+            .map(drop)
     }
 
     async fn post_eviction(&self, key: &PodKey, uid: &PodUid) -> Result<(), ApiFailure> {
-        let preconditions = Preconditions { uid: Some(uid.to_string()), ..Preconditions::default() };
+        let preconditions = Preconditions {
+            uid: Some(uid.to_string()),
+            ..Preconditions::default()
+        };
         let eviction = Eviction {
             metadata: ObjectMeta {
                 name: Some(key.name.to_string()),
@@ -115,24 +136,34 @@ impl ApiControlPlane {
             }),
         };
         let (pods, params) = (self.pods(key), post());
-        let write = pods.create_subresource::<_, IgnoredAny>("eviction", &key.name, &params, &eviction);
+        let write =
+            pods.create_subresource::<_, IgnoredAny>("eviction", &key.name, &params, &eviction);
         within(self.times.client, write).await.map(drop)
     }
 
-    async fn not_evicted(&self, key: &PodKey, uid: &PodUid, failure: ApiFailure) -> EvictionOutcome {
+    async fn not_evicted(
+        &self,
+        key: &PodKey,
+        uid: &PodUid,
+        failure: ApiFailure,
+    ) -> EvictionOutcome {
         let ApiFailure { why, message } = failure;
         match why {
             FailureCause::Gone => EvictionOutcome::Gone,
             FailureCause::TooMany { after } | FailureCause::Budget { after } => {
                 EvictionOutcome::TryLater { after }
             }
-            FailureCause::Refused | FailureCause::SeveralBudgets => EvictionOutcome::Refused { message },
+            FailureCause::Refused | FailureCause::SeveralBudgets => {
+                EvictionOutcome::Refused { message }
+            }
             FailureCause::Unknown => EvictionOutcome::Unknown { message },
             // Another UID, or too many writes of the pod at the same time.
             FailureCause::Conflict => match self.is_still(key, uid).await {
                 Ok(true) => EvictionOutcome::TryLater { after: None },
                 Ok(false) | Err(ControlPlaneError::Gone) => EvictionOutcome::Gone,
-                Err(error) => EvictionOutcome::Unknown { message: error.to_string() },
+                Err(error) => EvictionOutcome::Unknown {
+                    message: error.to_string(),
+                },
             },
         }
     }
@@ -140,5 +171,10 @@ impl ApiControlPlane {
 
 fn evicted(key: &PodKey, uid: &PodUid, why: &EvictionReason) -> PodEvent {
     let (kind, text) = (PodEventReason::Evicted, why.told_to(key));
-    PodEvent { key: key.clone(), uid: uid.clone(), kind, text }
+    PodEvent {
+        key: key.clone(),
+        uid: uid.clone(),
+        kind,
+        text,
+    }
 }

@@ -34,7 +34,10 @@ pub(crate) enum FailureCause {
 impl ApiFailure {
     /// Disruption budgets refuse an eviction.
     pub(crate) fn is_of_budgets(&self) -> bool {
-        matches!(self.why, FailureCause::Budget { .. } | FailureCause::SeveralBudgets)
+        matches!(
+            self.why,
+            FailureCause::Budget { .. } | FailureCause::SeveralBudgets
+        )
     }
 }
 
@@ -42,14 +45,20 @@ impl From<ApiRequestError> for ApiFailure {
     fn from(error: ApiRequestError) -> Self {
         match error {
             ApiRequestError::Failed(error) => (*error).into(),
-            ApiRequestError::TimedOut(_) => Self { why: FailureCause::Unknown, message: error.to_string() },
+            ApiRequestError::TimedOut(_) => Self {
+                why: FailureCause::Unknown,
+                message: error.to_string(),
+            },
         }
     }
 }
 
 impl From<kube::Error> for ApiFailure {
     fn from(error: kube::Error) -> Self {
-        Self { why: why(&error), message: error.to_string() }
+        Self {
+            why: why(&error),
+            message: error.to_string(),
+        }
     }
 }
 
@@ -67,10 +76,17 @@ fn why(error: &kube::Error) -> FailureCause {
             404 => FailureCause::Gone,
             409 => FailureCause::Conflict,
             429 => {
-                let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
+                let seconds = status
+                    .details
+                    .as_ref()
+                    .map_or(0, |details| details.retry_after_seconds);
                 let after = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
                 let is_of_budget = causes(status).any(|cause| cause.reason == BUDGET_CAUSE);
-                if is_of_budget { FailureCause::Budget { after } } else { FailureCause::TooMany { after } }
+                if is_of_budget {
+                    FailureCause::Budget { after }
+                } else {
+                    FailureCause::TooMany { after }
+                }
             }
             // An overloaded server or a proxy in front of it answers this, whatever happened to the request.
             408 => FailureCause::Unknown,
@@ -139,8 +155,14 @@ mod tests {
             kube::Error::Api(Box::new(status)).into()
         };
         let (several, other) = (failed(said), failed("etcdserver: request timed out"));
-        assert_eq!((several.why, several.is_of_budgets()), (FailureCause::SeveralBudgets, true));
-        assert_eq!((other.why, other.is_of_budgets()), (FailureCause::Unknown, false));
+        assert_eq!(
+            (several.why, several.is_of_budgets()),
+            (FailureCause::SeveralBudgets, true)
+        );
+        assert_eq!(
+            (other.why, other.is_of_budgets()),
+            (FailureCause::Unknown, false)
+        );
     }
 
     #[test]
@@ -150,13 +172,15 @@ mod tests {
             status.details = Some(serde_json::from_value(details).unwrap());
             kube::Error::Api(Box::new(status)).into()
         };
-        let of_a_budget = [serde_json::json!({ "reason": "DisruptionBudget", "message": "none left" })];
+        let of_a_budget =
+            [serde_json::json!({ "reason": "DisruptionBudget", "message": "none left" })];
         assert!(refused(serde_json::json!({ "causes": of_a_budget })).is_of_budgets());
         // API Priority and Fairness, and an admission webhook that moves the pod instead.
         let of_a_webhook = [serde_json::json!({ "reason": "Migrating", "message": "it is moved" })];
-        for details in
-            [serde_json::json!({ "retryAfterSeconds": 1 }), serde_json::json!({ "causes": of_a_webhook })]
-        {
+        for details in [
+            serde_json::json!({ "retryAfterSeconds": 1 }),
+            serde_json::json!({ "causes": of_a_webhook }),
+        ] {
             assert!(!refused(details.clone()).is_of_budgets(), "{details}");
         }
         assert!(!answered(429).is_of_budgets());
@@ -179,15 +203,28 @@ mod tests {
         }
         let garbled = serde_json::from_str::<u8>("<html>").unwrap_err();
         let failure = ApiFailure::from(kube::Error::SerdeError(garbled));
-        assert_eq!(failure.why, FailureCause::Unknown, "an answer that cannot be read says nothing");
+        assert_eq!(
+            failure.why,
+            FailureCause::Unknown,
+            "an answer that cannot be read says nothing"
+        );
     }
 
     #[test]
     fn a_pod_that_is_gone_is_no_failure_to_be_repeated() {
-        assert_eq!(ControlPlaneError::from(answered(404)), ControlPlaneError::Gone);
-        assert!(matches!(answered(403).into(), ControlPlaneError::Refused(_)));
+        assert_eq!(
+            ControlPlaneError::from(answered(404)),
+            ControlPlaneError::Gone
+        );
+        assert!(matches!(
+            answered(403).into(),
+            ControlPlaneError::Refused(_)
+        ));
         for unknown in [409, 429, 500] {
-            assert!(matches!(answered(unknown).into(), ControlPlaneError::Unknown(_)), "{unknown}");
+            assert!(
+                matches!(answered(unknown).into(), ControlPlaneError::Unknown(_)),
+                "{unknown}"
+            );
         }
     }
 
@@ -195,8 +232,10 @@ mod tests {
     fn a_patch_that_would_change_the_uid_met_another_pod() {
         let refused = |field: &str| {
             let mut status = Status::failure("no", "Invalid").with_code(422);
-            status.details =
-                Some(serde_json::from_value(serde_json::json!({ "causes": [{ "field": field }] })).unwrap());
+            status.details = Some(
+                serde_json::from_value(serde_json::json!({ "causes": [{ "field": field }] }))
+                    .unwrap(),
+            );
             ApiFailure::from(kube::Error::Api(Box::new(status))).why
         };
         assert_eq!(refused("metadata.uid"), FailureCause::Gone);
@@ -208,10 +247,16 @@ mod tests {
         let told = |seconds: u32| {
             let mut status = kube::core::Status::failure("no", "TooManyRequests").with_code(429);
             status.details =
-                serde_json::from_value(serde_json::json!({ "retryAfterSeconds": seconds })).unwrap();
+                serde_json::from_value(serde_json::json!({ "retryAfterSeconds": seconds }))
+                    .unwrap();
             ApiFailure::from(kube::Error::Api(Box::new(status))).why
         };
-        assert_eq!(told(10), FailureCause::TooMany { after: Some(Duration::from_secs(10)) });
+        assert_eq!(
+            told(10),
+            FailureCause::TooMany {
+                after: Some(Duration::from_secs(10))
+            }
+        );
         assert_eq!(told(0), FailureCause::TooMany { after: None });
         assert_eq!(answered(429).why, FailureCause::TooMany { after: None });
     }

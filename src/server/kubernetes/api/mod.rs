@@ -21,8 +21,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use stowage_kubernetes_objects as objects;
 use stowage_kubernetes_objects::port::{
-    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, IsDue,
-    PodEvent, PodEventReason, PodOnRecord, StatusChange, WriteTimes,
+    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason,
+    IsDue, PodEvent, PodEventReason, PodOnRecord, StatusChange, WriteTimes,
 };
 use stowage_scheduling::ids::{LeaderEpoch, NodeName, PodKey, PodUid};
 
@@ -46,7 +46,13 @@ impl ApiControlPlane {
         cdi_kind: String,
         times: WriteTimes,
     ) -> Self {
-        Self { client, service, notices, cdi_kind, times }
+        Self {
+            client,
+            service,
+            notices,
+            cdi_kind,
+            times,
+        }
     }
 
     fn pods(&self, key: &PodKey) -> Api<Pod> {
@@ -56,18 +62,31 @@ impl ApiControlPlane {
     async fn post_binding(&self, order: &BindOrder) -> BindOutcome {
         let epoch = match self.open() {
             Ok(epoch) => epoch,
-            Err(reason) => return BindOutcome::Refused { message: reason.into() },
+            Err(reason) => {
+                return BindOutcome::Refused {
+                    message: reason.into(),
+                };
+            }
         };
         if order.epoch.as_ref() != Some(&epoch) {
             let message =
-                "the placement was chosen in another epoch: another replica may have led since".into();
+                "the placement was chosen in another epoch: another replica may have led since"
+                    .into();
             return BindOutcome::Refused { message };
         }
-        let BindOrder { key, uid, demand, placement, legacy_runtime, .. } = order;
+        let BindOrder {
+            key,
+            uid,
+            demand,
+            placement,
+            legacy_runtime,
+            ..
+        } = order;
         let cdi_kind = (!legacy_runtime).then_some(&*self.cdi_kind);
         let binding = objects::binding(key, uid, demand, placement, cdi_kind, &epoch);
         let (pods, params) = (self.pods(key), post());
-        let write = pods.create_subresource::<_, IgnoredAny>("binding", &key.name, &params, &binding);
+        let write =
+            pods.create_subresource::<_, IgnoredAny>("binding", &key.name, &params, &binding);
         match within(self.times.client, write).await {
             Ok(_) => {
                 let mut keys = objects::nri_keys(demand, cdi_kind);
@@ -76,8 +95,14 @@ impl ApiControlPlane {
                         "The name of container {container} is too long for the key of an annotation that names its GPUs to \
                          NVIDIA's NRI plugin: where that plugin hands out GPUs, it gets none. Give it one of at most 53 characters."
                     );
-                    let (key, uid, kind) = (key.clone(), uid.clone(), PodEventReason::NoNriAnnotation);
-                    self.record_event(PodEvent { key, uid, kind, text });
+                    let (key, uid, kind) =
+                        (key.clone(), uid.clone(), PodEventReason::NoNriAnnotation);
+                    self.record_event(PodEvent {
+                        key,
+                        uid,
+                        kind,
+                        text,
+                    });
                 }
                 BindOutcome::Written
             }
@@ -97,14 +122,26 @@ impl ApiControlPlane {
         uid: &PodUid,
         change: &StatusChange,
     ) -> Result<(), ControlPlaneError> {
-        let epoch = self.open().map_err(|reason| ControlPlaneError::Refused(reason.into()))?;
+        let epoch = self
+            .open()
+            .map_err(|reason| ControlPlaneError::Refused(reason.into()))?;
         let (clock, now) = (&self.service.clock, self.service.clock.wall());
         let patch = status::status_patch(key, uid, change, &epoch, clock, now);
         self.patch(key, uid, Subresource::Status, &patch).await
     }
 
-    async fn patch_scheduling_gate(&self, key: &PodKey, uid: &PodUid) -> Result<(), ControlPlaneError> {
-        self.patch(key, uid, Subresource::None, &status::scheduling_gate_patch(uid)).await
+    async fn patch_scheduling_gate(
+        &self,
+        key: &PodKey,
+        uid: &PodUid,
+    ) -> Result<(), ControlPlaneError> {
+        self.patch(
+            key,
+            uid,
+            Subresource::None,
+            &status::scheduling_gate_patch(uid),
+        )
+        .await
     }
 
     /// A patch conflicts with concurrent writes after the API server has retried it several times: one more attempt is
@@ -117,10 +154,17 @@ impl ApiControlPlane {
         patch: &Value,
     ) -> Result<(), ControlPlaneError> {
         match self.patch_once(key, subresource, patch).await {
-            Err(ApiFailure { why: FailureCause::Conflict, .. }) if self.is_still(key, uid).await? => {
-                self.patch_once(key, subresource, patch).await.map_err(ControlPlaneError::from)
-            }
-            Err(ApiFailure { why: FailureCause::Conflict, .. }) => Err(ControlPlaneError::Gone),
+            Err(ApiFailure {
+                why: FailureCause::Conflict,
+                ..
+            }) if self.is_still(key, uid).await? => self
+                .patch_once(key, subresource, patch)
+                .await
+                .map_err(ControlPlaneError::from),
+            Err(ApiFailure {
+                why: FailureCause::Conflict,
+                ..
+            }) => Err(ControlPlaneError::Gone),
             outcome => outcome.map_err(ControlPlaneError::from),
         }
     }
@@ -132,14 +176,26 @@ impl ApiControlPlane {
         patch: &Value,
     ) -> Result<(), ApiFailure> {
         if let Err(reason) = self.open() {
-            return Err(ApiFailure { why: FailureCause::Refused, message: reason.into() });
+            return Err(ApiFailure {
+                why: FailureCause::Refused,
+                message: reason.into(),
+            });
         }
         let (pods, patch) = (self.pods(key), Patch::Strategic(patch));
-        let params = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
+        let params = PatchParams {
+            field_manager: Some(FIELD_MANAGER.into()),
+            ..PatchParams::default()
+        };
         let answer = match subresource {
-            Subresource::None => within(self.times.client, pods.patch(&key.name, &params, &patch)).await,
+            Subresource::None => {
+                within(self.times.client, pods.patch(&key.name, &params, &patch)).await
+            }
             Subresource::Status => {
-                within(self.times.client, pods.patch_status(&key.name, &params, &patch)).await
+                within(
+                    self.times.client,
+                    pods.patch_status(&key.name, &params, &patch),
+                )
+                .await
             }
         };
         answer.map(drop)
@@ -156,7 +212,11 @@ impl ApiControlPlane {
     }
 
     fn count(&self, kind: &str, outcome: &str) {
-        self.service.metrics.writes.with_label_values(&[kind, outcome]).inc();
+        self.service
+            .metrics
+            .writes
+            .with_label_values(&[kind, outcome])
+            .inc();
     }
 
     fn count_result(&self, kind: &str, result: &Result<(), ControlPlaneError>) {
@@ -243,19 +303,34 @@ impl ControlPlane for ApiControlPlane {
     }
 }
 
-async fn within<T>(limit: Duration, request: impl Future<Output = kube::Result<T>>) -> Result<T, ApiFailure> {
-    super::request::within(limit, request).await.map_err(ApiFailure::from)
+async fn within<T>(
+    limit: Duration,
+    request: impl Future<Output = kube::Result<T>>,
+) -> Result<T, ApiFailure> {
+    super::request::within(limit, request)
+        .await
+        .map_err(ApiFailure::from)
 }
 
 fn post() -> PostParams {
-    PostParams { field_manager: Some(FIELD_MANAGER.into()), ..PostParams::default() }
+    PostParams {
+        field_manager: Some(FIELD_MANAGER.into()),
+        ..PostParams::default()
+    }
 }
 
 fn on_record(pod: &Pod) -> Result<PodOnRecord, ControlPlaneError> {
     let unreadable = |error: &dyn std::error::Error| ControlPlaneError::Unknown(error.to_string());
     let (uid, _) = objects::identity(pod).map_err(|error| unreadable(&error))?;
-    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).filter(|name| !name.is_empty());
-    let node = node.map(NodeName::parse).transpose().map_err(|error| unreadable(&error))?;
+    let node = pod
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.node_name.as_deref())
+        .filter(|name| !name.is_empty());
+    let node = node
+        .map(NodeName::parse)
+        .transpose()
+        .map_err(|error| unreadable(&error))?;
     let (devices, borrows) = (objects::recorded_devices(pod), objects::borrows(pod));
     Ok(PodOnRecord {
         uid,
@@ -271,6 +346,11 @@ fn on_record(pod: &Pod) -> Result<PodOnRecord, ControlPlaneError> {
 /// kube-scheduler's condition, while it says that the pod is not scheduled.
 fn refusal(pod: &Pod) -> Option<Arc<str>> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
-    let says = conditions.iter().find(|one| one.type_ == "PodScheduled" && one.status == "False")?;
-    says.message.as_deref().filter(|message| !message.is_empty()).map(Arc::from)
+    let says = conditions
+        .iter()
+        .find(|one| one.type_ == "PodScheduled" && one.status == "False")?;
+    says.message
+        .as_deref()
+        .filter(|message| !message.is_empty())
+        .map(Arc::from)
 }

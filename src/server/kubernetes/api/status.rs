@@ -23,10 +23,22 @@ pub(crate) fn status_patch(
     now: jiff::Timestamp,
 ) -> Value {
     let conditions: Vec<PodCondition> = [
-        change.reservation.as_ref().map(|reservation| reserved_condition(reservation, epoch, clock, now)),
-        change.plan.as_ref().map(|state| objects::placed_condition(state, now)),
-        change.wake.as_ref().map(|answer| objects::wakeable_condition(answer, now)),
-        change.eviction.as_ref().map(|mark| objects::disruption_target_condition(mark, pod)),
+        change
+            .reservation
+            .as_ref()
+            .map(|reservation| reserved_condition(reservation, epoch, clock, now)),
+        change
+            .plan
+            .as_ref()
+            .map(|state| objects::placed_condition(state, now)),
+        change
+            .wake
+            .as_ref()
+            .map(|answer| objects::wakeable_condition(answer, now)),
+        change
+            .eviction
+            .as_ref()
+            .map(|mark| objects::disruption_target_condition(mark, pod)),
         change.touch.map(|_| objects::requeued_condition(now)),
     ]
     .into_iter()
@@ -81,9 +93,19 @@ mod tests {
 
     fn patch(change: &StatusChange) -> Value {
         let service = Service::new(Policy::default());
-        let (pod, uid) = (PodKey::parse("team-a", "pod").unwrap(), PodUid::parse("uid-1").unwrap());
+        let (pod, uid) = (
+            PodKey::parse("team-a", "pod").unwrap(),
+            PodUid::parse("uid-1").unwrap(),
+        );
         let epoch = LeaderEpoch::new("lease", 3, "nonce");
-        status_patch(&pod, &uid, change, &epoch, &service.clock, jiff::Timestamp::UNIX_EPOCH)
+        status_patch(
+            &pod,
+            &uid,
+            change,
+            &epoch,
+            &service.clock,
+            jiff::Timestamp::UNIX_EPOCH,
+        )
     }
 
     fn node() -> NodeName {
@@ -96,14 +118,27 @@ mod tests {
             eviction: Some(EvictionCondition::Evicting(EvictionReason::Preempted {
                 by: PodKey::parse("team-a", "llama").unwrap(),
             })),
-            ..StatusChange::nominate(node()).and_touch().and_plan(PlanState::Nominated { node: node() })
+            ..StatusChange::nominate(node())
+                .and_touch()
+                .and_plan(PlanState::Nominated { node: node() })
         };
         let patch = patch(&change);
         assert_eq!(patch["metadata"], json!({ "uid": "uid-1" }));
         assert_eq!(patch["status"]["nominatedNodeName"], "node-a");
-        let types: Vec<&Value> =
-            patch["status"]["conditions"].as_array().unwrap().iter().map(|one| &one["type"]).collect();
-        assert_eq!(types, ["stowage.dev/Placed", "stowage.dev/DisruptionTarget", "stowage.dev/Requeued"]);
+        let types: Vec<&Value> = patch["status"]["conditions"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|one| &one["type"])
+            .collect();
+        assert_eq!(
+            types,
+            [
+                "stowage.dev/Placed",
+                "stowage.dev/DisruptionTarget",
+                "stowage.dev/Requeued"
+            ]
+        );
     }
 
     #[test]
@@ -115,7 +150,9 @@ mod tests {
             deadline: stowage_scheduling::units::Moment::default(),
         };
         let patch = patch(&StatusChange::reservation(reservation));
-        let message = patch["status"]["conditions"][0]["message"].as_str().unwrap();
+        let message = patch["status"]["conditions"][0]["message"]
+            .as_str()
+            .unwrap();
         let message: Value = serde_json::from_str(message).unwrap();
         assert_eq!(message["epoch"], "lease/3/nonce");
     }
@@ -126,8 +163,14 @@ mod tests {
             patch(&StatusChange::nominate(node()))["status"],
             json!({ "nominatedNodeName": "node-a" })
         );
-        assert_eq!(patch(&StatusChange::clear_nomination())["status"], json!({ "nominatedNodeName": null }));
-        assert_eq!(patch(&StatusChange::touch())["status"].get("nominatedNodeName"), None);
+        assert_eq!(
+            patch(&StatusChange::clear_nomination())["status"],
+            json!({ "nominatedNodeName": null })
+        );
+        assert_eq!(
+            patch(&StatusChange::touch())["status"].get("nominatedNodeName"),
+            None
+        );
         assert_eq!(patch(&StatusChange::default())["status"], json!({}));
     }
 }

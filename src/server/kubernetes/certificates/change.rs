@@ -21,7 +21,9 @@ pub fn changed(
     };
     managed.problems.clear();
     match change {
-        SecretChange::Fill => managed.sign_with(new_ca(now, settings.ca_lifetime)?, now, settings)?,
+        SecretChange::Fill => {
+            managed.sign_with(new_ca(now, settings.ca_lifetime)?, now, settings)?
+        }
         SecretChange::AddNextCa => {
             if managed.signing.is_none() {
                 managed.adopt(published);
@@ -88,7 +90,9 @@ impl Managed {
     fn retire(&mut self, now: Timestamp, settings: &CertificateSettings) {
         let serving_ends = match &self.serving {
             Ok(serving) => serving.not_after,
-            Err(_) => now.saturating_add(settings.lifetime).unwrap_or(Timestamp::MAX),
+            Err(_) => now
+                .saturating_add(settings.lifetime)
+                .unwrap_or(Timestamp::MAX),
         };
         self.previous.retain(|ca| ca.not_after > now);
         self.previous_until = match (self.previous.is_empty(), self.previous_until) {

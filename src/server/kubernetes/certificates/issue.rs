@@ -5,8 +5,8 @@
 use super::keys::{Ca, CaCertificate, PrivateKey, ServingCertificate};
 use jiff::{SignedDuration, Timestamp};
 use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
-    KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, date_time_ymd,
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, date_time_ymd,
 };
 use sha2::{Digest, Sha256};
 use std::fmt::Write;
@@ -48,7 +48,8 @@ pub(crate) fn new_serving(
     params.use_authority_key_identifier_extension = true;
     set_validity(&mut params, serving_end(&ca.certificate, now, lifetime));
     let certificate = params.signed_by(&key, &issuer)?.pem();
-    ServingCertificate::read(certificate.as_bytes(), key.serialize_pem().as_bytes()).map_err(IssueError::Read)
+    ServingCertificate::read(certificate.as_bytes(), key.serialize_pem().as_bytes())
+        .map_err(IssueError::Read)
 }
 
 /// When a serving certificate that is made now ends.
@@ -67,10 +68,12 @@ fn ca_params(key: &KeyPair) -> CertificateParams {
 /// The common name of a CA: of each another one, and made from the key, so that a CA can sign with nothing else read.
 fn subject(key: &KeyPair) -> String {
     let digest = Sha256::digest(key.subject_public_key_info());
-    digest[..8].iter().fold("stowage-agents-ca-".to_owned(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    digest[..8]
+        .iter()
+        .fold("stowage-agents-ca-".to_owned(), |mut text, byte| {
+            let _ = write!(text, "{byte:02x}");
+            text
+        })
 }
 
 /// The common name of the CA with this key.

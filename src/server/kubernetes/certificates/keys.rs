@@ -70,7 +70,11 @@ impl CaCertificate {
         roots.add(der.clone()).map_err(|error| error.to_string())?;
         let not_after = not_after(&der)?;
         let text = pem("CERTIFICATE", &der);
-        Ok(Self { pem: text, der, not_after })
+        Ok(Self {
+            pem: text,
+            der,
+            not_after,
+        })
     }
 }
 
@@ -82,8 +86,9 @@ impl Ca {
             0 => return Err(problem.unwrap_or_else(|| "it holds no certificate".into())),
             _ => return Err("it holds several certificates".into()),
         };
-        let key =
-            private_key(key).ok().filter(|key| belongs(&certificate.der, key) && signs_as(&certificate, key));
+        let key = private_key(key)
+            .ok()
+            .filter(|key| belongs(&certificate.der, key) && signs_as(&certificate, key));
         Ok(Self { certificate, key })
     }
 
@@ -96,7 +101,11 @@ impl Ca {
 /// signs would name the wrong issuer.
 fn signs_as(certificate: &CaCertificate, key: &PrivateKey) -> bool {
     let subject = super::issue::subject_of(key).unwrap_or_default();
-    !subject.is_empty() && certificate.der.windows(subject.len()).any(|part| part == subject.as_bytes())
+    !subject.is_empty()
+        && certificate
+            .der
+            .windows(subject.len())
+            .any(|part| part == subject.as_bytes())
 }
 
 impl ServingCertificate {
@@ -105,24 +114,33 @@ impl ServingCertificate {
             .collect::<Result<_, _>>()
             .map_err(|error| format!("tls.crt cannot be read: {error}"))?;
         let first = certificates.first().ok_or("tls.crt holds no certificate")?;
-        let not_after = not_after(first).map_err(|error| format!("tls.crt cannot be read: {error}"))?;
+        let not_after =
+            not_after(first).map_err(|error| format!("tls.crt cannot be read: {error}"))?;
         let key = private_key(key).map_err(|error| format!("tls.key cannot be read: {error}"))?;
         if !belongs(first, &key) {
             return Err("tls.key does not belong to tls.crt".into());
         }
         let chain = String::from_utf8_lossy(chain).into_owned();
-        Ok(Self { chain, key, not_after })
+        Ok(Self {
+            chain,
+            key,
+            not_after,
+        })
     }
 
     /// Whether a client that trusts these CAs accepts it for every name, as long as it lasts.
     pub fn is_of(&self, cas: &[&CaCertificate], names: &[String]) -> bool {
-        let certificates: Vec<_> =
-            CertificateDer::pem_slice_iter(self.chain.as_bytes()).filter_map(Result::ok).collect();
-        let Some((first, others)) = certificates.split_first() else { return false };
+        let certificates: Vec<_> = CertificateDer::pem_slice_iter(self.chain.as_bytes())
+            .filter_map(Result::ok)
+            .collect();
+        let Some((first, others)) = certificates.split_first() else {
+            return false;
+        };
         let mut roots = rustls::RootCertStore::empty();
         roots.add_parsable_certificates(cas.iter().map(|ca| ca.der.clone()));
         let provider = Arc::new(ring::default_provider());
-        let Ok(verifier) = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build()
+        let Ok(verifier) =
+            WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build()
         else {
             return false;
         };
@@ -130,19 +148,27 @@ impl ServingCertificate {
         let last = u64::try_from(self.not_after.as_second() - 1).unwrap_or_default();
         let at = UnixTime::since_unix_epoch(Duration::from_secs(last));
         names.iter().all(|name| {
-            let Ok(name) = ServerName::try_from(name.as_str()) else { return false };
-            verifier.verify_server_cert(first, others, &name, &[], at).is_ok()
+            let Ok(name) = ServerName::try_from(name.as_str()) else {
+                return false;
+            };
+            verifier
+                .verify_server_cert(first, others, &name, &[], at)
+                .is_ok()
         })
     }
 }
 
 fn private_key(pem: &[u8]) -> Result<PrivateKey, String> {
     PrivateKeyDer::from_pem_slice(pem).map_err(|error| error.to_string())?;
-    String::from_utf8(pem.to_vec()).map(PrivateKey).map_err(|error| error.to_string())
+    String::from_utf8(pem.to_vec())
+        .map(PrivateKey)
+        .map_err(|error| error.to_string())
 }
 
 fn belongs(certificate: &CertificateDer<'static>, key: &PrivateKey) -> bool {
-    let Ok(key) = PrivateKeyDer::from_pem_slice(key.0.as_bytes()) else { return false };
+    let Ok(key) = PrivateKeyDer::from_pem_slice(key.0.as_bytes()) else {
+        return false;
+    };
     CertifiedKey::from_der(vec![certificate.clone()], key, &ring::default_provider()).is_ok()
 }
 
@@ -183,8 +209,14 @@ fn seconds(reader: yasna::BERReader<'_, '_>) -> ASN1Result<i64> {
 }
 
 fn pem(label: &str, der: &[u8]) -> String {
-    let encoded = serde_json::to_value(k8s_openapi::ByteString(der.to_vec())).expect("bytes are plain data");
+    let encoded =
+        serde_json::to_value(k8s_openapi::ByteString(der.to_vec())).expect("bytes are plain data");
     let encoded = encoded.as_str().unwrap_or_default().as_bytes();
-    let lines = encoded.chunks(64).map(|line| format!("{}\n", String::from_utf8_lossy(line)));
-    format!("-----BEGIN {label}-----\n{}-----END {label}-----\n", lines.collect::<String>())
+    let lines = encoded
+        .chunks(64)
+        .map(|line| format!("{}\n", String::from_utf8_lossy(line)));
+    format!(
+        "-----BEGIN {label}-----\n{}-----END {label}-----\n",
+        lines.collect::<String>()
+    )
 }

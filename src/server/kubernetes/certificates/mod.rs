@@ -53,12 +53,15 @@ impl FromStr for ObjectName {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let parts = text
-            .split_once('/')
-            .filter(|(namespace, name)| !namespace.is_empty() && !name.is_empty() && !name.contains('/'));
+        let parts = text.split_once('/').filter(|(namespace, name)| {
+            !namespace.is_empty() && !name.is_empty() && !name.contains('/')
+        });
         let (namespace, name) =
             parts.ok_or("write NAMESPACE/NAME, such as kube-system/stowage-agents-tls")?;
-        Ok(Self { namespace: namespace.into(), name: name.into() })
+        Ok(Self {
+            namespace: namespace.into(),
+            name: name.into(),
+        })
     }
 }
 

@@ -64,23 +64,41 @@ pub fn step(look: &Look<'_>, settings: &CertificateSettings) -> Step {
 }
 
 fn step_of(managed: &Managed, look: &Look<'_>, settings: &CertificateSettings) -> Step {
-    let only_leading = |change| if look.is_leading { Step::WriteSecret(change) } else { Step::Nothing };
+    let only_leading = |change| {
+        if look.is_leading {
+            Step::WriteSecret(change)
+        } else {
+            Step::Nothing
+        }
+    };
     if needs_serving(managed, look.now, settings) {
         return only_leading(SecretChange::Issue);
     }
-    let Some(published) = look.published else { return Step::Nothing };
+    let Some(published) = look.published else {
+        return Step::Nothing;
+    };
     let is_published = |ca: &CaCertificate| published.iter().any(|one| one.der == ca.der);
     if managed.signing.is_none() && managed.next.is_none() {
         return only_leading(SecretChange::AddNextCa);
     }
     let trusted = managed.bundle();
     if trusted.len() != published.len() || !trusted.iter().all(|ca| is_published(ca)) {
-        let lacks_next = managed.next.as_ref().is_some_and(|ca| !is_published(&ca.certificate));
+        let lacks_next = managed
+            .next
+            .as_ref()
+            .is_some_and(|ca| !is_published(&ca.certificate));
         if lacks_next && managed.published_for.is_some() {
             return only_leading(SecretChange::ForgetPublication);
         }
-        let lacks_signing = managed.signing.as_ref().is_some_and(|ca| !is_published(&ca.certificate));
-        return if look.is_leading || lacks_signing { Step::Publish } else { Step::Nothing };
+        let lacks_signing = managed
+            .signing
+            .as_ref()
+            .is_some_and(|ca| !is_published(&ca.certificate));
+        return if look.is_leading || lacks_signing {
+            Step::Publish
+        } else {
+            Step::Nothing
+        };
     }
     match step_of_cas(managed, look, settings) {
         Some(change) => only_leading(change),
@@ -89,10 +107,15 @@ fn step_of(managed: &Managed, look: &Look<'_>, settings: &CertificateSettings) -
 }
 
 /// What is due where everything that is to be trusted is published.
-fn step_of_cas(managed: &Managed, look: &Look<'_>, settings: &CertificateSettings) -> Option<SecretChange> {
+fn step_of_cas(
+    managed: &Managed,
+    look: &Look<'_>,
+    settings: &CertificateSettings,
+) -> Option<SecretChange> {
     let delay = settings.publication_delay;
-    let is_good =
-        |ca: &Ca| ca.can_sign() && !is_due(ca.certificate.not_after, settings.ca_lifetime, look.now);
+    let is_good = |ca: &Ca| {
+        ca.can_sign() && !is_due(ca.certificate.not_after, settings.ca_lifetime, look.now)
+    };
     match &managed.next {
         Some(next) if !is_good(next) => return Some(SecretChange::AddNextCa),
         Some(_) => {
@@ -108,12 +131,14 @@ fn step_of_cas(managed: &Managed, look: &Look<'_>, settings: &CertificateSetting
                 return Some(SecretChange::CountPublication(published_for));
             }
         }
-        None if !managed.signing.as_ref().is_some_and(is_good) => return Some(SecretChange::AddNextCa),
+        None if !managed.signing.as_ref().is_some_and(is_good) => {
+            return Some(SecretChange::AddNextCa);
+        }
         None => {}
     }
     let ended = |until: Timestamp| until <= look.now;
-    let all_ended =
-        managed.previous.iter().all(|ca| ended(ca.not_after)) || managed.previous_until.is_some_and(ended);
+    let all_ended = managed.previous.iter().all(|ca| ended(ca.not_after))
+        || managed.previous_until.is_some_and(ended);
     // By the other clock as well: where the wall clock has jumped, every replica has read the new certificate by then.
     (!managed.previous.is_empty() && all_ended && look.unchanged_for >= delay)
         .then_some(SecretChange::DropPrevious)
@@ -121,7 +146,9 @@ fn step_of_cas(managed: &Managed, look: &Look<'_>, settings: &CertificateSetting
 
 /// Whether the signing CA is to sign another certificate now.
 fn needs_serving(managed: &Managed, now: Timestamp, settings: &CertificateSettings) -> bool {
-    let Some(ca) = managed.signing.as_ref().filter(|ca| ca.can_sign()) else { return false };
+    let Some(ca) = managed.signing.as_ref().filter(|ca| ca.can_sign()) else {
+        return false;
+    };
     let end = serving_end(&ca.certificate, now, settings.lifetime);
     // A certificate of a CA that has expired helps nobody: the next CA is on its way.
     if end <= now {
@@ -130,7 +157,9 @@ fn needs_serving(managed: &Managed, now: Timestamp, settings: &CertificateSettin
     match &managed.serving {
         Err(_) => true,
         Ok(serving) if !serving.is_of(&[&ca.certificate], &settings.names) => true,
-        Ok(serving) => is_due(serving.not_after, settings.lifetime, now) && serving.not_after != end,
+        Ok(serving) => {
+            is_due(serving.not_after, settings.lifetime, now) && serving.not_after != end
+        }
     }
 }
 
@@ -157,7 +186,10 @@ pub fn serving<'a>(
                 let mut cas = managed.bundle();
                 cas.extend(published.unwrap_or_default());
                 // Under any of its names: new ones come with the next certificate.
-                match names.iter().any(|name| serving.is_of(&cas, std::slice::from_ref(name))) {
+                match names
+                    .iter()
+                    .any(|name| serving.is_of(&cas, std::slice::from_ref(name)))
+                {
                     true => Ok(Some(serving)),
                     false => Err("tls.crt is of no CA that agents are to trust".into()),
                 }

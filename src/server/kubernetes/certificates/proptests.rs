@@ -108,7 +108,10 @@ impl World {
             config_map: ConfigMap::default(),
             version: 0,
             replicas: Default::default(),
-            agents: [0, 0].map(|synced| Agent { trusted: Vec::new(), synced }),
+            agents: [0, 0].map(|synced| Agent {
+                trusted: Vec::new(),
+                synced,
+            }),
             under_way: Vec::new(),
             verified: BTreeMap::new(),
         };
@@ -126,7 +129,9 @@ impl World {
     fn happens(&mut self, happening: Happening) {
         match happening {
             Happening::Pass(time) => self.pass(time),
-            Happening::Begin(replica) => self.replicas[replica].read = Some((self.secret.clone(), self.now)),
+            Happening::Begin(replica) => {
+                self.replicas[replica].read = Some((self.secret.clone(), self.now))
+            }
             Happening::End(replica) => self.end(replica),
             Happening::Lands(_) | Happening::IsLost(_) if self.under_way.is_empty() => {}
             Happening::Lands(which) => {
@@ -136,9 +141,17 @@ impl World {
             Happening::IsLost(which) => drop(self.under_way.remove(which % self.under_way.len())),
             // It starts again; what it had sent may still land.
             Happening::Crashes(replica) => {
-                let Replica { is_leading, clock_ahead, .. } = self.replicas[replica];
-                self.replicas[replica] =
-                    Replica { is_leading, clock_ahead, looked: self.now, ..Replica::default() };
+                let Replica {
+                    is_leading,
+                    clock_ahead,
+                    ..
+                } = self.replicas[replica];
+                self.replicas[replica] = Replica {
+                    is_leading,
+                    clock_ahead,
+                    looked: self.now,
+                    ..Replica::default()
+                };
             }
             Happening::Leads(replica, leads) => self.replicas[replica].is_leading = leads,
             Happening::Jumps(replica, minutes) => {
@@ -148,7 +161,10 @@ impl World {
             // Not both: then nothing says any more what agents trust.
             Happening::EmptySecret if !read_bundle(&self.config_map).is_empty() => {
                 let metadata = self.secret.metadata.clone();
-                self.secret = Secret { metadata, ..Secret::default() };
+                self.secret = Secret {
+                    metadata,
+                    ..Secret::default()
+                };
                 self.secret.metadata.annotations = None;
                 self.secret.metadata.resource_version = self.next_version();
             }
@@ -164,8 +180,18 @@ impl World {
     fn pass(&mut self, time: u64) {
         let until = self.now + time;
         loop {
-            let due_sync = self.agents.iter().map(|agent| agent.synced + SYNC).min().unwrap();
-            let due_look = self.replicas.iter().map(|replica| replica.looked + CUT_OFF).min().unwrap();
+            let due_sync = self
+                .agents
+                .iter()
+                .map(|agent| agent.synced + SYNC)
+                .min()
+                .unwrap();
+            let due_look = self
+                .replicas
+                .iter()
+                .map(|replica| replica.looked + CUT_OFF)
+                .min()
+                .unwrap();
             self.now = until.min(due_sync).min(due_look).max(self.now);
             for agent in 0..2 {
                 if self.agents[agent].synced + SYNC <= self.now {
@@ -195,15 +221,19 @@ impl World {
     }
 
     fn end(&mut self, replica: usize) {
-        let Some((secret, asked)) = self.replicas[replica].read.take() else { return };
+        let Some((secret, asked)) = self.replicas[replica].read.take() else {
+            return;
+        };
         let (state, published) = (SecretState::read(&secret), read_bundle(&self.config_map));
         let (one, settings) = (&mut self.replicas[replica], &self.settings);
         one.looked = self.now;
         if let Ok(Some(found)) = serving(&state, Some(&published), &settings.names) {
             one.served = Some(found.clone());
         }
-        let versions =
-            [secret.metadata.resource_version.clone(), self.config_map.metadata.resource_version.clone()];
+        let versions = [
+            secret.metadata.resource_version.clone(),
+            self.config_map.metadata.resource_version.clone(),
+        ];
         let unchanged_for = match &one.seen {
             Some((seen, since)) if *seen == versions => asked.saturating_sub(*since),
             _ => {
@@ -212,7 +242,8 @@ impl World {
             }
         };
         let wall = i64::try_from(self.now).unwrap() + one.clock_ahead;
-        let now = Timestamp::from_second(2_000_000_000).unwrap() + SignedDuration::from_millis(wall);
+        let now =
+            Timestamp::from_second(2_000_000_000).unwrap() + SignedDuration::from_millis(wall);
         let look = Look {
             secret: &state,
             published: Some(&published),
@@ -227,7 +258,9 @@ impl World {
                 self.under_way.push(Write::Secret(changed.write(secret)));
             }
             Step::Publish => {
-                let SecretState::Managed(managed) = &state else { panic!("{state:?}") };
+                let SecretState::Managed(managed) = &state else {
+                    panic!("{state:?}")
+                };
                 let changed = write_bundle(self.config_map.clone(), &managed.bundle());
                 self.under_way.push(Write::ConfigMap(changed));
             }
@@ -255,13 +288,27 @@ impl World {
 
     /// Every agent that trusts somebody accepts what every replica serves.
     fn check(&mut self) {
-        for served in self.replicas.iter().filter_map(|replica| replica.served.as_ref()) {
+        for served in self
+            .replicas
+            .iter()
+            .filter_map(|replica| replica.served.as_ref())
+        {
             for agent in self.agents.iter().filter(|agent| !agent.trusted.is_empty()) {
                 let trusted: String = agent.trusted.iter().map(|ca| &*ca.pem).collect();
-                let accepts = self.verified.entry((served.chain.clone(), trusted)).or_insert_with(|| {
-                    served.is_of(&agent.trusted.iter().collect::<Vec<_>>(), &self.settings.names)
-                });
-                assert!(*accepts, "an agent refuses what is served, at {} s", self.now / 1000);
+                let accepts = self
+                    .verified
+                    .entry((served.chain.clone(), trusted))
+                    .or_insert_with(|| {
+                        served.is_of(
+                            &agent.trusted.iter().collect::<Vec<_>>(),
+                            &self.settings.names,
+                        )
+                    });
+                assert!(
+                    *accepts,
+                    "an agent refuses what is served, at {} s",
+                    self.now / 1000
+                );
             }
         }
     }
@@ -288,14 +335,23 @@ impl World {
             panic!("{:?}", SecretState::read(&self.secret));
         };
         assert_eq!(managed.problems, [""; 0]);
-        let now = Timestamp::from_second(2_000_000_000 + i64::try_from(self.now / 1000).unwrap()).unwrap();
+        let now = Timestamp::from_second(2_000_000_000 + i64::try_from(self.now / 1000).unwrap())
+            .unwrap();
         let serving = managed.serving.as_ref().unwrap();
-        assert!(serving.not_after > now, "{} is over at {now}", serving.not_after);
+        assert!(
+            serving.not_after > now,
+            "{} is over at {now}",
+            serving.not_after
+        );
         for replica in &self.replicas {
             assert!(replica.served.as_ref().unwrap().not_after > now);
         }
         for agent in &self.agents {
-            assert!(agent.trusted.contains(&managed.signing.as_ref().unwrap().certificate));
+            assert!(
+                agent
+                    .trusted
+                    .contains(&managed.signing.as_ref().unwrap().certificate)
+            );
         }
     }
 }

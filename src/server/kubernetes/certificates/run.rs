@@ -37,7 +37,12 @@ pub async fn run(
     let mut keeper = CertificateKeeper {
         secrets: Api::namespaced(client.clone(), &options.secret.namespace),
         config_maps: Api::namespaced(client, &options.config_map.namespace),
-        served: ServedCertificate::new(service.clone(), &options.secret, addresses, Box::new(serve)),
+        served: ServedCertificate::new(
+            service.clone(),
+            &options.secret,
+            addresses,
+            Box::new(serve),
+        ),
         service,
         seen: None,
         out_of_reach: Trouble::default(),
@@ -84,7 +89,8 @@ impl CertificateKeeper {
         };
         let state = SecretState::read(&secret);
         let published = config_map.as_ref().map(read_bundle);
-        self.served.show(&state, published.as_deref(), &self.options);
+        self.served
+            .show(&state, published.as_deref(), &self.options);
         let look = Look {
             secret: &state,
             published: published.as_deref(),
@@ -109,20 +115,34 @@ impl CertificateKeeper {
 
     async fn read(&self) -> Result<(Option<Secret>, Option<ConfigMap>), ApiRequestError> {
         // The ConfigMap second: what it shows is not older than what the Secret says of it.
-        let secret = within(REQUEST_TIMEOUT, self.secrets.get_opt(&self.options.secret.name)).await?;
-        let config_map =
-            within(REQUEST_TIMEOUT, self.config_maps.get_opt(&self.options.config_map.name)).await?;
+        let secret = within(
+            REQUEST_TIMEOUT,
+            self.secrets.get_opt(&self.options.secret.name),
+        )
+        .await?;
+        let config_map = within(
+            REQUEST_TIMEOUT,
+            self.config_maps.get_opt(&self.options.config_map.name),
+        )
+        .await?;
         Ok((secret, config_map))
     }
 
     /// From the end of the first read that showed them so to the beginning of the latest.
-    fn unchanged_for(&mut self, asked: Moment, secret: &Secret, map: Option<&ConfigMap>) -> Duration {
+    fn unchanged_for(
+        &mut self,
+        asked: Moment,
+        secret: &Secret,
+        map: Option<&ConfigMap>,
+    ) -> Duration {
         let versions = [
             secret.metadata.resource_version.clone(),
             map.and_then(|map| map.metadata.resource_version.clone()),
         ];
         match &self.seen {
-            Some((seen, since)) if *seen == versions => Duration::from_millis(asked.since(*since).0),
+            Some((seen, since)) if *seen == versions => {
+                Duration::from_millis(asked.since(*since).0)
+            }
             _ => {
                 self.seen = Some((versions, self.service.now()));
                 Duration::ZERO
@@ -147,8 +167,11 @@ impl CertificateKeeper {
         };
         // With the resourceVersion that was read: of two replicas one is refused.
         let name = &self.options.secret.name;
-        let written =
-            within(REQUEST_TIMEOUT, self.secrets.replace(name, &PostParams::default(), &changed)).await;
+        let written = within(
+            REQUEST_TIMEOUT,
+            self.secrets.replace(name, &PostParams::default(), &changed),
+        )
+        .await;
         if self.counted(written, "Secret", &self.options.secret)? {
             self.announce(change);
         }
@@ -160,9 +183,16 @@ impl CertificateKeeper {
         config_map: ConfigMap,
         bundle: &[&CaCertificate],
     ) -> Result<bool, ApiRequestError> {
-        let (name, changed) = (&self.options.config_map.name, write_bundle(config_map, bundle));
-        let written =
-            within(REQUEST_TIMEOUT, self.config_maps.replace(name, &PostParams::default(), &changed)).await;
+        let (name, changed) = (
+            &self.options.config_map.name,
+            write_bundle(config_map, bundle),
+        );
+        let written = within(
+            REQUEST_TIMEOUT,
+            self.config_maps
+                .replace(name, &PostParams::default(), &changed),
+        )
+        .await;
         if self.counted(written, "ConfigMap", &self.options.config_map)? {
             let count = bundle.len();
             info!(config_map = %self.options.config_map, "{} {} published for agents", plural(count, "CA"), are(count));
@@ -186,7 +216,11 @@ impl CertificateKeeper {
             Err(error) if conflicts(error) => "conflict",
             Err(_) => "failed",
         };
-        self.service.metrics.writes.with_label_values(&["certificates", outcome]).inc();
+        self.service
+            .metrics
+            .writes
+            .with_label_values(&["certificates", outcome])
+            .inc();
         match written {
             Ok(_) => Ok(true),
             Err(error) if conflicts(&error) => {
@@ -198,9 +232,14 @@ impl CertificateKeeper {
     }
 
     fn announce(&self, change: SecretChange) {
-        let (secret, delay) = (&self.options.secret, self.options.settings.publication_delay);
+        let (secret, delay) = (
+            &self.options.secret,
+            self.options.settings.publication_delay,
+        );
         match change {
-            SecretChange::Fill => info!(%secret, "made a CA and a certificate for the agents' address"),
+            SecretChange::Fill => {
+                info!(%secret, "made a CA and a certificate for the agents' address")
+            }
             SecretChange::AddNextCa => info!(
                 %secret,
                 "made another CA; it signs from {} s after its publication on, when every agent has it", delay.as_secs()
@@ -208,7 +247,9 @@ impl CertificateKeeper {
             SecretChange::Promote => {
                 info!(%secret, "the next CA signs from now on; made a certificate of it")
             }
-            SecretChange::Issue => info!(%secret, "made another certificate for the agents' address"),
+            SecretChange::Issue => {
+                info!(%secret, "made another certificate for the agents' address")
+            }
             SecretChange::ForgetPublication => warn!(
                 config_map = %self.options.config_map,
                 "somebody has removed the next CA; it is published again, and its time counts again"
@@ -223,7 +264,9 @@ impl CertificateKeeper {
     /// Once, until the objects are within reach again.
     fn complain(&mut self, error: &ApiRequestError) {
         if self.out_of_reach.begin(self.service.now()) {
-            let CertificateOptions { secret, config_map, .. } = &self.options;
+            let CertificateOptions {
+                secret, config_map, ..
+            } = &self.options;
             warn!(
                 "the Secret {secret} or the ConfigMap {config_map} is out of reach: {error}; the certificate in use stays. The \
                  Role in the manifests lets Stowage get and update these two"
@@ -250,8 +293,20 @@ struct ServedCertificate {
 }
 
 impl ServedCertificate {
-    fn new(service: Arc<Service>, secret: &ObjectName, addresses: Vec<&'static str>, serve: Serve) -> Self {
-        let new = Self { service, secret: secret.clone(), addresses, serve, current: None, said: Vec::new() };
+    fn new(
+        service: Arc<Service>,
+        secret: &ObjectName,
+        addresses: Vec<&'static str>,
+        serve: Serve,
+    ) -> Self {
+        let new = Self {
+            service,
+            secret: secret.clone(),
+            addresses,
+            serve,
+            current: None,
+            said: Vec::new(),
+        };
         new.awaits("the Secret was not read yet");
         new
     }
@@ -273,7 +328,10 @@ impl ServedCertificate {
         if let (SecretState::Foreign(Ok(serving)), Some(published)) = (state, published) {
             let cas: Vec<&CaCertificate> = published.iter().collect();
             let names = &options.settings.names;
-            if !names.iter().any(|name| serving.is_of(&cas, std::slice::from_ref(name))) {
+            if !names
+                .iter()
+                .any(|name| serving.is_of(&cas, std::slice::from_ref(name)))
+            {
                 problems.push(format!(
                     "the ConfigMap {} has no CA of this certificate, or it is for none of Stowage's names: agents refuse it. Put \
                      the CA there under ca.crt, or empty the Secret's data, and Stowage makes both",
@@ -283,14 +341,22 @@ impl ServedCertificate {
         }
         match found {
             Ok(Some(found)) => problems.extend(self.put_into_use(found).err()),
-            Ok(None) => self.awaits("its first certificate is being made, and its CA published before"),
+            Ok(None) => {
+                self.awaits("its first certificate is being made, and its CA published before")
+            }
             Err(error) => {
                 self.awaits(&error);
                 problems.push(error);
             }
         }
-        let (now, current) = (self.service.clock.to_wall(self.service.now()), self.current.as_ref());
-        if let Some(ended) = current.map(|current| current.not_after).filter(|end| *end <= now) {
+        let (now, current) = (
+            self.service.clock.to_wall(self.service.now()),
+            self.current.as_ref(),
+        );
+        if let Some(ended) = current
+            .map(|current| current.not_after)
+            .filter(|end| *end <= now)
+        {
             problems.push(format!("the certificate in use has expired at {ended}"));
         }
         let edge = &self.service.metrics.edge;
@@ -299,7 +365,10 @@ impl ServedCertificate {
         {
             edge.certificate_ends("ca", ca.certificate.not_after.as_second());
             if ca.certificate.not_after <= now {
-                problems.push(format!("the CA has expired at {}", ca.certificate.not_after));
+                problems.push(format!(
+                    "the CA has expired at {}",
+                    ca.certificate.not_after
+                ));
             }
         }
         match problems.is_empty() {
@@ -317,7 +386,9 @@ impl ServedCertificate {
         let edge = &self.service.metrics.edge;
         edge.certificate_ends("serving", found.not_after.as_second());
         for address in &self.addresses {
-            edge.tls_reloads.with_label_values(&[address, "applied"]).inc();
+            edge.tls_reloads
+                .with_label_values(&[address, "applied"])
+                .inc();
         }
         info!(secret = %self.secret, until = %found.not_after, "a new certificate is in use");
         self.service.certificate.send_replace(None);
@@ -327,7 +398,10 @@ impl ServedCertificate {
     /// As long as there is none in use, this replica is not ready.
     fn awaits(&self, why: &str) {
         if self.current.is_none() {
-            let why = format!("no certificate for the agents' address: Secret {}: {why}", self.secret);
+            let why = format!(
+                "no certificate for the agents' address: Secret {}: {why}",
+                self.secret
+            );
             self.service.certificate.send_replace(Some(why));
         }
     }
@@ -344,10 +418,15 @@ impl ServedCertificate {
         for address in &self.addresses {
             edge.tls_refused.with_label_values(&[address]).set(1);
             if is_new {
-                edge.tls_reloads.with_label_values(&[address, "rejected"]).inc();
+                edge.tls_reloads
+                    .with_label_values(&[address, "rejected"])
+                    .inc();
             }
         }
-        for problem in problems.iter().filter(|problem| !self.said.contains(problem)) {
+        for problem in problems
+            .iter()
+            .filter(|problem| !self.said.contains(problem))
+        {
             error!(secret = %self.secret, "--agents-tls-secret: {problem}. A certificate that is in use stays");
         }
         self.said = problems;
@@ -355,7 +434,12 @@ impl ServedCertificate {
 
     fn is_good(&mut self) {
         for address in &self.addresses {
-            self.service.metrics.edge.tls_refused.with_label_values(&[address]).set(0);
+            self.service
+                .metrics
+                .edge
+                .tls_refused
+                .with_label_values(&[address])
+                .set(0);
         }
         if !std::mem::take(&mut self.said).is_empty() {
             info!(secret = %self.secret, "the certificate's Secret is good again");

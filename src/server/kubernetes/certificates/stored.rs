@@ -62,7 +62,9 @@ impl SecretState {
             let read = Ca::read(of(&certificate), of(&key));
             match &read {
                 Err(error) => problems.push(format!("{certificate} cannot be used: {error}")),
-                Ok(ca) if !ca.can_sign() => problems.push(format!("{key} is not the key of {certificate}")),
+                Ok(ca) if !ca.can_sign() => {
+                    problems.push(format!("{key} is not the key of {certificate}"))
+                }
                 Ok(_) => {}
             }
             read.ok()
@@ -90,7 +92,10 @@ impl Managed {
     /// What agents are to trust: each once, the signing CA first.
     pub fn bundle(&self) -> Vec<&CaCertificate> {
         let mut bundle: Vec<&CaCertificate> = Vec::new();
-        let cas = [&self.signing, &self.next].into_iter().flatten().map(|ca| &ca.certificate);
+        let cas = [&self.signing, &self.next]
+            .into_iter()
+            .flatten()
+            .map(|ca| &ca.certificate);
         for certificate in cas.chain(&self.previous) {
             if bundle.iter().all(|known| known.der != certificate.der) {
                 bundle.push(certificate);
@@ -107,16 +112,28 @@ impl Managed {
             None => drop(data.remove(key)),
         };
         for (name, ca) in [("ca", &self.signing), ("next-ca", &self.next)] {
-            set(&format!("{name}.crt"), ca.as_ref().map(|ca| &*ca.certificate.pem));
+            set(
+                &format!("{name}.crt"),
+                ca.as_ref().map(|ca| &*ca.certificate.pem),
+            );
             let key = ca.as_ref().and_then(|ca| ca.key.as_ref());
             set(&format!("{name}.key"), key.map(|key| &*key.0));
         }
         let previous: String = self.previous.iter().map(|ca| &*ca.pem).collect();
-        set("previous-ca.crt", Some(&*previous).filter(|text| !text.is_empty()));
+        set(
+            "previous-ca.crt",
+            Some(&*previous).filter(|text| !text.is_empty()),
+        );
         // A Secret of type kubernetes.io/tls has these two, be they empty.
         let serving = self.serving.as_ref().ok();
-        set("tls.crt", Some(serving.map_or("", |serving| &serving.chain)));
-        set("tls.key", Some(serving.map_or("", |serving| &serving.key.0)));
+        set(
+            "tls.crt",
+            Some(serving.map_or("", |serving| &serving.chain)),
+        );
+        set(
+            "tls.key",
+            Some(serving.map_or("", |serving| &serving.key.0)),
+        );
 
         let annotations = secret.metadata.annotations.get_or_insert_default();
         let mut annotate = |key: &str, text: Option<String>| match text {
@@ -126,21 +143,31 @@ impl Managed {
         annotate(MANAGED, Some("managed".into()));
         annotate(
             PUBLISHED_FOR,
-            self.published_for.map(|time| duration_text(Millis(time.as_millis() as u64))),
+            self.published_for
+                .map(|time| duration_text(Millis(time.as_millis() as u64))),
         );
-        annotate(PREVIOUS_UNTIL, self.previous_until.map(|until| until.to_string()));
+        annotate(
+            PREVIOUS_UNTIL,
+            self.previous_until.map(|until| until.to_string()),
+        );
         secret
     }
 }
 
 fn annotation<'a>(secret: &'a Secret, key: &str) -> Option<&'a str> {
-    secret.metadata.annotations.as_ref()?.get(key).map(String::as_str)
+    secret
+        .metadata
+        .annotations
+        .as_ref()?
+        .get(key)
+        .map(String::as_str)
 }
 
 /// The certificates that a ConfigMap publishes.
 pub(crate) fn read_bundle(config_map: &ConfigMap) -> Vec<CaCertificate> {
     let text = config_map.data.as_ref().and_then(|data| data.get(CA));
-    text.map(|text| CaCertificate::bundle(text.as_bytes()).0).unwrap_or_default()
+    text.map(|text| CaCertificate::bundle(text.as_bytes()).0)
+        .unwrap_or_default()
 }
 
 /// The ConfigMap with this bundle in it. What else it has stays.

@@ -32,13 +32,21 @@ impl Cluster {
             publication_delay: DELAY,
         };
         let now = "2026-11-23T00:00:00Z".parse().unwrap();
-        Self { secret: Secret::default(), config_map: Some(ConfigMap::default()), now, settings }
+        Self {
+            secret: Secret::default(),
+            config_map: Some(ConfigMap::default()),
+            now,
+            settings,
+        }
     }
 
     /// With a first CA, a certificate of it, and both published.
     fn filled() -> Self {
         let mut cluster = Self::empty();
-        assert_eq!(cluster.act(false, Duration::ZERO), Step::WriteSecret(SecretChange::Fill));
+        assert_eq!(
+            cluster.act(false, Duration::ZERO),
+            Step::WriteSecret(SecretChange::Fill)
+        );
         assert_eq!(cluster.act(false, Duration::ZERO), Step::Publish);
         assert_eq!(cluster.act(true, DELAY), Step::Nothing);
         cluster
@@ -56,7 +64,10 @@ impl Cluster {
     }
 
     fn published(&self) -> Vec<CaCertificate> {
-        self.config_map.as_ref().map(read_bundle).unwrap_or_default()
+        self.config_map
+            .as_ref()
+            .map(read_bundle)
+            .unwrap_or_default()
     }
 
     fn step(&self, is_leading: bool, unchanged_for: Duration) -> Step {
@@ -77,8 +88,14 @@ impl Cluster {
         match step {
             Step::Nothing => {}
             Step::WriteSecret(change) => {
-                let changed =
-                    changed(&self.state(), &self.published(), change, self.now, &self.settings).unwrap();
+                let changed = changed(
+                    &self.state(),
+                    &self.published(),
+                    change,
+                    self.now,
+                    &self.settings,
+                )
+                .unwrap();
                 self.secret = changed.write(self.secret.clone());
             }
             Step::Publish => {
@@ -123,8 +140,14 @@ fn any_replica_fills_an_empty_secret_and_publishes_its_ca() {
     assert!(!serving.is_of(&[&signing(&managed).certificate], &["elsewhere".to_owned()]));
     let until = |not_after: Timestamp| not_after.duration_since(cluster.now).as_secs();
     assert_eq!(until(serving.not_after), 90 * 24 * 3600);
-    assert_eq!(until(signing(&managed).certificate.not_after), 365 * 24 * 3600);
-    assert!(!format!("{managed:?}").contains("PRIVATE"), "keys are never shown");
+    assert_eq!(
+        until(signing(&managed).certificate.not_after),
+        365 * 24 * 3600
+    );
+    assert!(
+        !format!("{managed:?}").contains("PRIVATE"),
+        "keys are never shown"
+    );
 }
 
 #[test]
@@ -135,13 +158,22 @@ fn a_certificate_is_renewed_after_two_thirds_of_its_lifetime_and_only_by_the_lea
     cluster.pass(DAY);
     assert_eq!(cluster.step(false, DELAY), Step::Nothing);
     let before = (cluster.served().unwrap().unwrap(), cluster.published());
-    assert_eq!(cluster.act(true, DELAY), Step::WriteSecret(SecretChange::Issue));
+    assert_eq!(
+        cluster.act(true, DELAY),
+        Step::WriteSecret(SecretChange::Issue)
+    );
     let after = cluster.served().unwrap().unwrap();
-    assert!(after != before.0 && after.is_of(&[&before.1[0]], &cluster.settings.names), "of the same CA");
+    assert!(
+        after != before.0 && after.is_of(&[&before.1[0]], &cluster.settings.names),
+        "of the same CA"
+    );
     assert_eq!(cluster.step(true, DELAY), Step::Nothing);
     // Other names, as of another Service, come at once.
     cluster.settings.names.push("agents.example.com".into());
-    assert_eq!(cluster.act(true, DELAY), Step::WriteSecret(SecretChange::Issue));
+    assert_eq!(
+        cluster.act(true, DELAY),
+        Step::WriteSecret(SecretChange::Issue)
+    );
     assert_eq!(cluster.step(true, DELAY), Step::Nothing);
 }
 
@@ -155,7 +187,10 @@ fn a_ca_signs_when_its_publication_is_old_enough_and_a_restart_counts_on() {
         Step::WriteSecret(SecretChange::Issue),
         "the certificate is due as well"
     );
-    assert_eq!(cluster.act(true, DELAY), Step::WriteSecret(SecretChange::AddNextCa));
+    assert_eq!(
+        cluster.act(true, DELAY),
+        Step::WriteSecret(SecretChange::AddNextCa)
+    );
     assert_eq!(cluster.act(true, Duration::ZERO), Step::Publish);
     assert_eq!(cluster.published().len(), 2);
     let counted = |time| Step::WriteSecret(SecretChange::CountPublication(time));
@@ -170,22 +205,46 @@ fn a_ca_signs_when_its_publication_is_old_enough_and_a_restart_counts_on() {
     // The wall clock says nothing of it.
     cluster.pass(5 * DAY);
     assert_eq!(cluster.step(true, Duration::ZERO), Step::Nothing);
-    assert_eq!(cluster.step(false, DELAY / 2), Step::Nothing, "the leader's");
-    assert_eq!(cluster.act(true, DELAY / 2), Step::WriteSecret(SecretChange::Promote));
+    assert_eq!(
+        cluster.step(false, DELAY / 2),
+        Step::Nothing,
+        "the leader's"
+    );
+    assert_eq!(
+        cluster.act(true, DELAY / 2),
+        Step::WriteSecret(SecretChange::Promote)
+    );
     let managed = cluster.managed();
     assert_eq!(
-        (managed.next.as_ref(), managed.published_for, &managed.previous[..]),
+        (
+            managed.next.as_ref(),
+            managed.published_for,
+            &managed.previous[..]
+        ),
         (None, None, &[first][..])
     );
     let served = cluster.served().unwrap().unwrap();
     assert!(served.is_of(&[&signing(&managed).certificate], &cluster.settings.names));
-    assert_eq!((cluster.step(true, DELAY), cluster.published().len()), (Step::Nothing, 2));
+    assert_eq!(
+        (cluster.step(true, DELAY), cluster.published().len()),
+        (Step::Nothing, 2)
+    );
     // The previous CA is trusted until the last certificate of it has ended, though its own end is later.
     cluster.pass(85 * DAY);
-    assert_eq!(cluster.act(true, DELAY), Step::WriteSecret(SecretChange::Issue));
+    assert_eq!(
+        cluster.act(true, DELAY),
+        Step::WriteSecret(SecretChange::Issue)
+    );
     cluster.pass(10 * DAY);
-    assert_eq!(cluster.step(true, DELAY / 2), Step::Nothing, "not before every replica has looked");
-    assert_eq!(cluster.act(true, DELAY), Step::WriteSecret(SecretChange::DropPrevious));
+    assert_eq!(
+        cluster.step(true, DELAY / 2),
+        Step::Nothing,
+        "not before every replica has looked"
+    );
+    assert_eq!(
+        cluster.act(true, DELAY),
+        Step::WriteSecret(SecretChange::DropPrevious)
+    );
     assert_eq!(cluster.act(true, Duration::ZERO), Step::Publish);
     assert_eq!(cluster.published(), [signing(&managed).certificate.clone()]);
 }
@@ -204,12 +263,19 @@ fn a_next_ca_that_somebody_unpublishes_is_published_and_counted_anew() {
         Step::Nothing,
         "its time is forgotten first, by the leader"
     );
-    assert_eq!(cluster.act(true, DELAY), Step::WriteSecret(SecretChange::ForgetPublication));
+    assert_eq!(
+        cluster.act(true, DELAY),
+        Step::WriteSecret(SecretChange::ForgetPublication)
+    );
     assert_eq!(cluster.act(true, DELAY), Step::Publish);
     let counted = Step::WriteSecret(SecretChange::CountPublication(Duration::ZERO));
     assert_eq!(cluster.act(true, DELAY), counted);
     cluster.config_map = None;
-    assert_eq!(cluster.step(true, DELAY), Step::Nothing, "nothing signs that is not published");
+    assert_eq!(
+        cluster.step(true, DELAY),
+        Step::Nothing,
+        "nothing signs that is not published"
+    );
 }
 
 #[test]
@@ -217,11 +283,17 @@ fn a_ca_that_expired_is_replaced_and_the_old_certificate_served_meanwhile() {
     let mut cluster = Cluster::filled();
     let old = cluster.served().unwrap().unwrap();
     cluster.pass(400 * DAY);
-    assert_eq!(cluster.act(true, DELAY), Step::WriteSecret(SecretChange::AddNextCa));
+    assert_eq!(
+        cluster.act(true, DELAY),
+        Step::WriteSecret(SecretChange::AddNextCa)
+    );
     assert_eq!(cluster.act(true, DELAY), Step::Publish);
     assert_eq!(cluster.served(), Ok(Some(old)));
     cluster.act(true, DELAY);
-    assert_eq!(cluster.act(true, DELAY), Step::WriteSecret(SecretChange::Promote));
+    assert_eq!(
+        cluster.act(true, DELAY),
+        Step::WriteSecret(SecretChange::Promote)
+    );
     assert!(cluster.served().unwrap().unwrap().not_after > cluster.now);
 }
 
@@ -230,16 +302,25 @@ fn a_secret_that_was_emptied_gets_another_ca_beside_the_one_that_agents_trust() 
     let mut cluster = Cluster::filled();
     let trusted = cluster.published();
     cluster.secret = Secret::default();
-    assert_eq!(cluster.act(true, DELAY), Step::WriteSecret(SecretChange::AddNextCa));
+    assert_eq!(
+        cluster.act(true, DELAY),
+        Step::WriteSecret(SecretChange::AddNextCa)
+    );
     assert_eq!(cluster.served(), Ok(None), "what is in use stays");
     assert_eq!(cluster.step(false, DELAY), Step::Nothing);
     assert_eq!(cluster.act(true, DELAY), Step::Publish);
     assert!(cluster.published().contains(&trusted[0]) && cluster.published().len() == 2);
     cluster.act(true, DELAY);
-    assert_eq!(cluster.act(true, DELAY), Step::WriteSecret(SecretChange::Promote));
+    assert_eq!(
+        cluster.act(true, DELAY),
+        Step::WriteSecret(SecretChange::Promote)
+    );
     assert!(cluster.served().unwrap().is_some());
     assert_eq!(cluster.step(true, DELAY), Step::Nothing);
-    assert!(cluster.published().contains(&trusted[0]), "a replica may serve a certificate of it");
+    assert!(
+        cluster.published().contains(&trusted[0]),
+        "a replica may serve a certificate of it"
+    );
 }
 
 #[test]
@@ -274,33 +355,62 @@ fn a_secret_of_another_is_served_and_never_written() {
     ours.pass(60 * DAY);
     ours.act(true, DELAY);
     cluster.set("tls.key", &ours.text("tls.key"));
-    assert_eq!(cluster.served(), Err("tls.key does not belong to tls.crt".into()));
+    assert_eq!(
+        cluster.served(),
+        Err("tls.key does not belong to tls.crt".into())
+    );
 }
 
 #[test]
 fn a_managed_secret_with_half_a_key_is_repaired() {
     let mut cluster = Cluster::filled();
     cluster.set("tls.key", "half");
-    assert!(cluster.served().unwrap_err().contains("tls.key cannot be read"));
-    assert_eq!(cluster.act(true, DELAY), Step::WriteSecret(SecretChange::Issue));
+    assert!(
+        cluster
+            .served()
+            .unwrap_err()
+            .contains("tls.key cannot be read")
+    );
+    assert_eq!(
+        cluster.act(true, DELAY),
+        Step::WriteSecret(SecretChange::Issue)
+    );
     assert!(cluster.served().unwrap().is_some());
     // A CA that lost its key signs no more; what it signed is trusted until the next one may sign.
     let (old, trusted) = (cluster.served(), cluster.published());
     cluster.set("ca.key", "half");
-    assert_eq!(cluster.managed().problems, ["ca.key is not the key of ca.crt"]);
-    assert_eq!(cluster.act(true, DELAY), Step::WriteSecret(SecretChange::AddNextCa));
+    assert_eq!(
+        cluster.managed().problems,
+        ["ca.key is not the key of ca.crt"]
+    );
+    assert_eq!(
+        cluster.act(true, DELAY),
+        Step::WriteSecret(SecretChange::AddNextCa)
+    );
     assert_eq!(cluster.act(true, DELAY), Step::Publish);
-    assert_eq!((cluster.served(), cluster.published()[0].clone()), (old.clone(), trusted[0].clone()));
+    assert_eq!(
+        (cluster.served(), cluster.published()[0].clone()),
+        (old.clone(), trusted[0].clone())
+    );
     // And one that lost its certificate is still trusted.
     cluster.set("ca.crt", "");
-    cluster.set("next-ca.crt", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n");
+    cluster.set(
+        "next-ca.crt",
+        "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+    );
     assert!(cluster.managed().problems[0].starts_with("next-ca.crt cannot be used"));
-    assert_eq!(cluster.act(true, DELAY), Step::WriteSecret(SecretChange::AddNextCa));
+    assert_eq!(
+        cluster.act(true, DELAY),
+        Step::WriteSecret(SecretChange::AddNextCa)
+    );
     assert_eq!(cluster.act(true, DELAY), Step::Publish);
     assert!(cluster.published().contains(&trusted[0]));
     assert_eq!(cluster.served(), old);
     cluster.act(true, DELAY);
-    assert_eq!(cluster.act(true, DELAY), Step::WriteSecret(SecretChange::Promote));
+    assert_eq!(
+        cluster.act(true, DELAY),
+        Step::WriteSecret(SecretChange::Promote)
+    );
     assert!(cluster.managed().problems.is_empty() && cluster.served().unwrap().is_some());
 }
 
@@ -310,8 +420,16 @@ fn a_certificate_of_an_unknown_ca_is_not_served_and_anothers_ca_does_not_sign() 
     for key in ["tls.crt", "tls.key"] {
         cluster.set(key, &other.text(key));
     }
-    assert!(cluster.served().unwrap_err().contains("of no CA that agents are to trust"));
-    assert_eq!(cluster.act(true, DELAY), Step::WriteSecret(SecretChange::Issue));
+    assert!(
+        cluster
+            .served()
+            .unwrap_err()
+            .contains("of no CA that agents are to trust")
+    );
+    assert_eq!(
+        cluster.act(true, DELAY),
+        Step::WriteSecret(SecretChange::Issue)
+    );
     assert!(cluster.served().unwrap().is_some());
     let key = rcgen::KeyPair::generate().unwrap();
     let mut params = rcgen::CertificateParams::default();
@@ -329,10 +447,23 @@ fn a_clock_that_was_ahead_leaves_nothing_that_is_not_valid_today() {
     cluster.act(true, DELAY);
     let far = cluster.managed();
     cluster.now = "2026-11-23T00:00:00Z".parse().unwrap();
-    assert_eq!(cluster.act(true, DELAY), Step::WriteSecret(SecretChange::Issue), "it would last for years");
-    assert_eq!(cluster.act(true, DELAY), Step::WriteSecret(SecretChange::AddNextCa));
-    assert_eq!(signing(&cluster.managed()).certificate, signing(&far).certificate);
-    assert!(cluster.served().unwrap().unwrap().not_after < cluster.now + SignedDuration::from_hours(91 * 24));
+    assert_eq!(
+        cluster.act(true, DELAY),
+        Step::WriteSecret(SecretChange::Issue),
+        "it would last for years"
+    );
+    assert_eq!(
+        cluster.act(true, DELAY),
+        Step::WriteSecret(SecretChange::AddNextCa)
+    );
+    assert_eq!(
+        signing(&cluster.managed()).certificate,
+        signing(&far).certificate
+    );
+    assert!(
+        cluster.served().unwrap().unwrap().not_after
+            < cluster.now + SignedDuration::from_hours(91 * 24)
+    );
 }
 
 #[test]
@@ -343,13 +474,36 @@ fn what_else_is_in_the_objects_stays() {
     cluster.set("tls.key", "");
     cluster.secret.metadata.annotations = Some([("team".to_owned(), "a".to_owned())].into());
     cluster.secret.metadata.resource_version = Some("7".into());
-    assert_eq!(cluster.act(true, DELAY), Step::WriteSecret(SecretChange::Fill));
+    assert_eq!(
+        cluster.act(true, DELAY),
+        Step::WriteSecret(SecretChange::Fill)
+    );
     let metadata = &cluster.secret.metadata;
     let annotations = metadata.annotations.as_ref().unwrap();
-    assert_eq!((&*annotations["team"], &*annotations[MANAGED]), ("a", "managed"));
-    assert_eq!(metadata.resource_version.as_deref(), Some("7"), "what the write is conditional on");
+    assert_eq!(
+        (&*annotations["team"], &*annotations[MANAGED]),
+        ("a", "managed")
+    );
+    assert_eq!(
+        metadata.resource_version.as_deref(),
+        Some("7"),
+        "what the write is conditional on"
+    );
     let data = [("notes".to_owned(), "mine".to_owned())].into();
-    cluster.config_map = Some(ConfigMap { data: Some(data), ..ConfigMap::default() });
+    cluster.config_map = Some(ConfigMap {
+        data: Some(data),
+        ..ConfigMap::default()
+    });
     cluster.act(true, DELAY);
-    assert_eq!(cluster.config_map.as_ref().unwrap().data.as_ref().unwrap().len(), 2);
+    assert_eq!(
+        cluster
+            .config_map
+            .as_ref()
+            .unwrap()
+            .data
+            .as_ref()
+            .unwrap()
+            .len(),
+        2
+    );
 }

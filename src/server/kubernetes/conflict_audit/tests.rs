@@ -54,8 +54,16 @@ impl AuditFixture {
         service.set_synced_in(0, 0);
         let recorder = Arc::new(Recorder::default());
         let now = service.now();
-        let (audit, index) = (ConflictAudit::new(service, recorder.clone()), Arc::new(Mutex::new(index)));
-        Self { audit, recorder, index, now }
+        let (audit, index) = (
+            ConflictAudit::new(service, recorder.clone()),
+            Arc::new(Mutex::new(index)),
+        );
+        Self {
+            audit,
+            recorder,
+            index,
+            now,
+        }
     }
 
     fn lead(&self) {
@@ -63,7 +71,9 @@ impl AuditFixture {
     }
 
     fn show(&mut self, name: &str, phase: &str) {
-        self.index.lock().apply_pod(&self.audit.service, &pod(name, phase));
+        self.index
+            .lock()
+            .apply_pod(&self.audit.service, &pod(name, phase));
         let record = PodOnRecord {
             uid: PodUid::parse(name).unwrap(),
             node: Some(NodeName::parse("n").unwrap()),
@@ -90,7 +100,13 @@ impl AuditFixture {
     }
 
     fn evictions(&self, outcome: &str) -> u64 {
-        self.audit.service.metrics.conflicts.evictions.with_label_values(&[outcome]).get()
+        self.audit
+            .service
+            .metrics
+            .conflicts
+            .evictions
+            .with_label_values(&[outcome])
+            .get()
     }
 }
 
@@ -101,11 +117,17 @@ async fn a_standby_only_counts_conflicts_and_reports_the_current_ones_when_it_le
     bench.show("b", "Pending");
     bench.looks(5).await;
     let text = bench.audit.service.metrics.render();
-    assert!(text.contains("stowage_gpu_conflicts{kind=\"overcommitted\"} 1\n"), "{text}");
+    assert!(
+        text.contains("stowage_gpu_conflicts{kind=\"overcommitted\"} 1\n"),
+        "{text}"
+    );
     assert!(bench.recorder.told().is_empty() && bench.recorder.written().is_empty());
     bench.lead();
     bench.looks(1).await;
-    assert_eq!(bench.recorder.told(), ["StowageGpuConflict", "StowageGpuConflict"]);
+    assert_eq!(
+        bench.recorder.told(),
+        ["StowageGpuConflict", "StowageGpuConflict"]
+    );
     assert_eq!(bench.recorder.written(), ["b: evict GpuConflict"]);
     bench.looks(1).await;
     assert!(bench.recorder.told().is_empty(), "it is told once");
@@ -134,7 +156,11 @@ async fn an_eviction_that_fails_is_tried_again_after_a_pause_that_grows() {
     bench.lead();
     bench.show("a", "Running");
     bench.show("b", "Pending");
-    bench.recorder.evictions.lock().insert("b".into(), EvictionOutcome::TryLater { after: None });
+    bench
+        .recorder
+        .evictions
+        .lock()
+        .insert("b".into(), EvictionOutcome::TryLater { after: None });
     bench.looks(3).await;
     assert_eq!(bench.evictions("later"), 1);
     bench.looks(19).await;
@@ -169,10 +195,20 @@ async fn a_limit_of_evictions_is_no_failure_and_is_reported_once() {
     bench.show("a", "Running");
     bench.show("b", "Pending");
     bench.looks(200).await;
-    assert_eq!((bench.recorder.written(), bench.evictions("rate-limited")), (vec![], 1));
-    bench.audit.service.set_policy(policy_with(ConflictRule::EvictUnstarted));
+    assert_eq!(
+        (bench.recorder.written(), bench.evictions("rate-limited")),
+        (vec![], 1)
+    );
+    bench
+        .audit
+        .service
+        .set_policy(policy_with(ConflictRule::EvictUnstarted));
     bench.looks(2).await;
-    assert_eq!(bench.recorder.written(), ["b: evict GpuConflict"], "as soon as the limit allows it");
+    assert_eq!(
+        bench.recorder.written(),
+        ["b: evict GpuConflict"],
+        "as soon as the limit allows it"
+    );
 }
 
 #[tokio::test]
@@ -199,18 +235,32 @@ async fn the_queue_of_reports_is_limited_and_dropped_ones_are_counted() {
     bench.show("a", "Running");
     bench.show("b", "Running");
     bench.looks(3).await;
-    let conflict = bench.audit.service.conflicts().standing().next().unwrap().clone();
+    let conflict = bench
+        .audit
+        .service
+        .conflicts()
+        .standing()
+        .next()
+        .unwrap()
+        .clone();
     bench.audit.queue(vec![conflict; UNREPORTED_LIMIT + 5]);
     assert_eq!(bench.audit.unreported.len(), UNREPORTED_LIMIT);
     let events = &bench.audit.service.metrics.events;
-    assert_eq!(events.with_label_values(&["StowageGpuConflict", "dropped"]).get(), 10);
+    assert_eq!(
+        events
+            .with_label_values(&["StowageGpuConflict", "dropped"])
+            .get(),
+        10
+    );
     bench.recorder.told();
     bench.audit.tell();
     assert_eq!(bench.recorder.told().len(), 2 * REPORTED_AT_ONCE);
 }
 
 /// What becomes of the eviction of `b`, which is in conflict with `a`, after `change` to what reads of both show.
-async fn evicted_after(change: impl FnOnce(&mut BTreeMap<String, PodOnRecord>)) -> (Vec<String>, u64) {
+async fn evicted_after(
+    change: impl FnOnce(&mut BTreeMap<String, PodOnRecord>),
+) -> (Vec<String>, u64) {
     let mut bench = AuditFixture::with(ConflictRule::EvictUnstarted);
     bench.lead();
     bench.show("a", "Running");
@@ -222,23 +272,30 @@ async fn evicted_after(change: impl FnOnce(&mut BTreeMap<String, PodOnRecord>)) 
 
 /// The watch that shows them there may be silent.
 #[tokio::test]
-async fn a_victim_is_evicted_only_if_reads_show_both_pods_on_the_node_and_that_it_has_not_started() {
+async fn a_victim_is_evicted_only_if_reads_show_both_pods_on_the_node_and_that_it_has_not_started()
+{
     let (written, over) = evicted_after(|_| ()).await;
-    assert_eq!((written.as_slice(), over), (["b: evict GpuConflict".to_owned()].as_slice(), 0));
+    assert_eq!(
+        (written.as_slice(), over),
+        (["b: evict GpuConflict".to_owned()].as_slice(), 0)
+    );
     for name in ["a", "b"] {
-        let on_another = |record: &mut PodOnRecord| record.node = Some(NodeName::parse("m").unwrap());
+        let on_another =
+            |record: &mut PodOnRecord| record.node = Some(NodeName::parse("m").unwrap());
         let unbound = |record: &mut PodOnRecord| record.node = None;
         let recreated = |record: &mut PodOnRecord| record.uid = PodUid::parse("recreated").unwrap();
         let over = |record: &mut PodOnRecord| record.is_over = true;
         let changes: [fn(&mut PodOnRecord); 4] = [on_another, unbound, recreated, over];
         for change in changes {
-            let (written, over) = evicted_after(|records| change(records.get_mut(name).unwrap())).await;
+            let (written, over) =
+                evicted_after(|records| change(records.get_mut(name).unwrap())).await;
             assert!(written.is_empty() && over > 0, "{name}: {written:?}");
         }
         let (written, over) = evicted_after(|records| drop(records.remove(name))).await;
         assert!(written.is_empty() && over > 0, "{name}: {written:?}");
     }
-    let (written, over) = evicted_after(|records| records.get_mut("b").unwrap().has_started = true).await;
+    let (written, over) =
+        evicted_after(|records| records.get_mut("b").unwrap().has_started = true).await;
     assert!(written.is_empty() && over > 0, "{written:?}");
 }
 
@@ -253,7 +310,12 @@ async fn no_victim_is_evicted_while_the_pods_cannot_be_read() {
     assert!(bench.recorder.written().is_empty() && bench.evictions("unknown") > 0);
     *bench.recorder.deaf.lock() = false;
     bench.looks(60).await;
-    assert!(bench.recorder.written().contains(&"b: evict GpuConflict".to_owned()));
+    assert!(
+        bench
+            .recorder
+            .written()
+            .contains(&"b: evict GpuConflict".to_owned())
+    );
 }
 
 #[tokio::test]
@@ -262,7 +324,13 @@ async fn a_pod_that_was_deleted_while_the_ledger_was_discarded_is_in_no_conflict
     bench.show("a", "Running");
     bench.show("b", "Pending");
     bench.looks(5).await;
-    let count = |bench: &AuditFixture| bench.audit.service.conflicts().count(GpuConflictKind::Overcommitted);
+    let count = |bench: &AuditFixture| {
+        bench
+            .audit
+            .service
+            .conflicts()
+            .count(GpuConflictKind::Overcommitted)
+    };
     assert_eq!(count(&bench), 1);
     let panicked = catch_unwind(AssertUnwindSafe(|| {
         let _cluster = bench.audit.service.cluster();
@@ -295,10 +363,15 @@ async fn a_victim_stays_if_it_starts_or_the_policy_changes_while_its_condition_i
     };
     // No fresh read shows the pod that it would leave for now.
     let the_other_goes: Happens = |service, index| {
-        let victims = service.conflicts().victims(service.now() + Millis::seconds(60));
+        let victims = service
+            .conflicts()
+            .victims(service.now() + Millis::seconds(60));
         index.delete_pod(service, &pod(&victims[0].stays.name, "Running"));
     };
-    for (at, change) in [reports, in_shadow, starts, the_other_goes].into_iter().enumerate() {
+    for (at, change) in [reports, in_shadow, starts, the_other_goes]
+        .into_iter()
+        .enumerate()
+    {
         let mut bench = AuditFixture::with(ConflictRule::EvictUnstarted);
         bench.lead();
         bench.show("a", "Running");

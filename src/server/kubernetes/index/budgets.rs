@@ -9,16 +9,20 @@ use stowage_scheduling::vocabulary::disruption_budget::BudgetVisibility;
 
 impl ClusterIndex {
     pub(crate) fn apply_budget(&mut self, service: &Service, budget: &PodDisruptionBudget) {
-        let Some(budget) = objects::budget(budget) else { return };
-        self.unlisted_budgets.remove(&(budget.namespace.clone(), budget.name.clone()));
+        let Some(budget) = objects::budget(budget) else {
+            return;
+        };
+        self.unlisted_budgets
+            .remove(&(budget.namespace.clone(), budget.name.clone()));
         service.cluster().apply(BudgetObserved(budget));
     }
 
     pub(crate) fn delete_budget(&mut self, service: &Service, budget: &PodDisruptionBudget) {
         if let Some(budget) = objects::budget(budget) {
-            service
-                .cluster()
-                .apply(BudgetDeleted { namespace: budget.namespace.clone(), name: budget.name.clone() });
+            service.cluster().apply(BudgetDeleted {
+                namespace: budget.namespace.clone(),
+                name: budget.name.clone(),
+            });
         }
     }
 
@@ -29,7 +33,10 @@ impl ClusterIndex {
 
     pub(crate) fn begin_budgets(&mut self, service: &Service) {
         let ledger = service.cluster();
-        let named = ledger.budgets().iter().map(|budget| (budget.namespace.clone(), budget.name.clone()));
+        let named = ledger
+            .budgets()
+            .iter()
+            .map(|budget| (budget.namespace.clone(), budget.name.clone()));
         self.unlisted_budgets = named.collect();
     }
 
@@ -37,7 +44,10 @@ impl ClusterIndex {
     pub(crate) fn end_budgets(&mut self, service: &Service) {
         let mut ledger = service.cluster();
         for (namespace, name) in std::mem::take(&mut self.unlisted_budgets) {
-            ledger.apply(BudgetDeleted { namespace: namespace.clone(), name: name.clone() });
+            ledger.apply(BudgetDeleted {
+                namespace: namespace.clone(),
+                name: name.clone(),
+            });
         }
         ledger.apply(BudgetsVisible(BudgetVisibility::Complete));
         self.budgets_list.is_complete = true;
@@ -46,6 +56,8 @@ impl ClusterIndex {
     /// Records that budgets may not be read. Pods are placed without them, and no pod is evicted.
     pub(crate) fn forbid_budgets(&mut self, service: &Service) {
         self.budgets_list.is_complete = true;
-        service.cluster().apply(BudgetsVisible(BudgetVisibility::Forbidden));
+        service
+            .cluster()
+            .apply(BudgetsVisible(BudgetVisibility::Forbidden));
     }
 }

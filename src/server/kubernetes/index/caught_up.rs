@@ -40,8 +40,12 @@ impl PodsShown {
 
     /// What is shown is complete: it comes from a list that has ended, or from the watch after it.
     pub(super) fn note_complete(&mut self) {
-        let awaited = self.awaited.filter(|awaited| awaited.version <= self.version);
-        let known = awaited.map_or(0, |awaited| awaited.takeover).max(self.listed_after);
+        let awaited = self
+            .awaited
+            .filter(|awaited| awaited.version <= self.version);
+        let known = awaited
+            .map_or(0, |awaited| awaited.takeover)
+            .max(self.listed_after);
         self.caught_up = self.caught_up.max(known);
     }
 }
@@ -112,7 +116,11 @@ mod tests {
         assert_eq!(index.pods_caught_up(), 2, "it was shown before it was read");
         index.expect_pods_up_to(3, 10);
         index.delete_pod(&service, &pod("12"));
-        assert_eq!(index.pods_caught_up(), 3, "a deletion is a change of its own");
+        assert_eq!(
+            index.pods_caught_up(),
+            3,
+            "a deletion is a change of its own"
+        );
     }
 
     #[test]

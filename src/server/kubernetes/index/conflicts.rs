@@ -15,5 +15,7 @@ pub fn see(service: &Service, uid: &PodUid, key: &PodKey, pod: &Pod) {
 
 fn reservation(service: &Service, key: &PodKey, pod: &Pod) -> Option<AuditedPod> {
     let classify = |traits: &PodTraits| service.classify(traits);
-    objects::observed_reservation(pod, key, classify, |deadline| service.clock.to_moment(deadline))
+    objects::observed_reservation(pod, key, classify, |deadline| {
+        service.clock.to_moment(deadline)
+    })
 }

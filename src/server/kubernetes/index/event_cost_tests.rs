@@ -5,14 +5,24 @@ use crate::service::PODS_LOOKED_AT_UNDER_LOCK;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use stowage_scheduling::policy::expression::evaluations;
-use stowage_scheduling::policy::{Class, Consolidation, Expression, Match, NamespaceSelector, Policy};
+use stowage_scheduling::policy::{
+    Class, Consolidation, Expression, Match, NamespaceSelector, Policy,
+};
 use stowage_scheduling::units::Millis;
 
 /// Node `a` with two GPUs, and a policy that asks every pod one expression.
 fn watched() -> (Arc<Service>, ClusterIndex) {
     let expression = Expression::compile("pod.labels['tier'] == 'gold'").ok();
-    let gold = Class { matches: Match { expression, ..Match::default() }, ..Class::named("gold") };
-    let policy = Policy::default().with_classes(vec![gold, Class::named("rest")]).unwrap();
+    let gold = Class {
+        matches: Match {
+            expression,
+            ..Match::default()
+        },
+        ..Class::named("gold")
+    };
+    let policy = Policy::default()
+        .with_classes(vec![gold, Class::named("rest")])
+        .unwrap();
     let (service, mut index) = (Service::new(policy), ClusterIndex::default());
     let labels = json!({
         "nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100",
@@ -52,7 +62,11 @@ fn finding_8_replicas_of_one_workload_and_their_events_are_classified_once() {
     assert_eq!(evaluations::so_far() - before, 1);
     let class = |uid: &str| {
         let cluster = service.cluster();
-        let class = cluster.pod_state(&PodUid::parse(uid).unwrap()).unwrap().demand.class;
+        let class = cluster
+            .pod_state(&PodUid::parse(uid).unwrap())
+            .unwrap()
+            .demand
+            .class;
         cluster.policy().class(class).name.clone()
     };
     assert_eq!(["1", "2", "3"].map(class), ["gold"; 3]);
@@ -83,18 +97,33 @@ fn a_list_does_not_read_a_bound_pod_that_it_shows_as_it_was_applied_whatever_the
         service.locks_taken() - before
     };
     let (first, again) = (locks_of(&listed(1, 1)), locks_of(&listed(1, 1)));
-    assert_eq!(again, first - 1, "the cluster is asked whether it has the pod");
+    assert_eq!(
+        again,
+        first - 1,
+        "the cluster is asked whether it has the pod"
+    );
     assert_eq!(locks_of(&listed(2, 1)), first, "it has changed");
-    service.set_policy(Policy::default().with_classes(vec![Class::named("another")]).unwrap());
+    service.set_policy(
+        Policy::default()
+            .with_classes(vec![Class::named("another")])
+            .unwrap(),
+    );
     assert_eq!(locks_of(&listed(2, 1)), again);
     let class = |cluster: &Ledger| {
         let pod = cluster.pod_state(&PodUid::parse("1").unwrap()).unwrap();
         cluster.policy().class(pod.demand.class).name.clone()
     };
     assert_eq!(class(&service.cluster()), "another");
-    service.cluster().apply(PodDeleted(PodUid::parse("1").unwrap()));
+    service
+        .cluster()
+        .apply(PodDeleted(PodUid::parse("1").unwrap()));
     assert_eq!(locks_of(&listed(2, 1)), first + 1, "the ledger lacks it");
-    assert!(service.cluster().pod_state(&PodUid::parse("1").unwrap()).is_some());
+    assert!(
+        service
+            .cluster()
+            .pod_state(&PodUid::parse("1").unwrap())
+            .is_some()
+    );
 }
 
 #[test]
@@ -108,7 +137,9 @@ fn a_list_reads_a_bound_pod_again_once_the_policy_moves_pods() {
     let successor_is_known = || service.cluster().kube_filters().movable(&uid).is_some();
     assert!(!successor_is_known(), "nothing asks for it");
     let mut policy = Policy::default();
-    policy.planning.consolidation = Some(Consolidation { gain: Millis::seconds(600) });
+    policy.planning.consolidation = Some(Consolidation {
+        gain: Millis::seconds(600),
+    });
     service.set_policy(policy);
     index.reset_pods(&service, std::slice::from_ref(&pod));
     assert!(successor_is_known());
@@ -118,15 +149,27 @@ fn a_list_reads_a_bound_pod_again_once_the_policy_moves_pods() {
 fn a_label_of_a_namespace_goes_through_no_pods_under_the_lock() {
     const PODS: usize = 200;
     let (service, mut index) = watched();
-    let namespace =
-        |team: &str| serde_json::from_value(json!({ "name": "team-a", "labels": { "team": team } }));
+    let namespace = |team: &str| {
+        serde_json::from_value(json!({ "name": "team-a", "labels": { "team": team } }))
+    };
     index.list_namespace(&namespace("red").unwrap());
     service.list_namespaces(index.listed_namespaces());
     index.end_namespaces();
-    let blue =
-        NamespaceSelector { match_labels: [("team".into(), "blue".into())].into(), ..Default::default() };
-    let matches = Match { namespace_selector: Some(blue), ..Match::default() };
-    let classes = vec![Class { matches, ..Class::named("blue") }, Class::named("rest")];
+    let blue = NamespaceSelector {
+        match_labels: [("team".into(), "blue".into())].into(),
+        ..Default::default()
+    };
+    let matches = Match {
+        namespace_selector: Some(blue),
+        ..Match::default()
+    };
+    let classes = vec![
+        Class {
+            matches,
+            ..Class::named("blue")
+        },
+        Class::named("rest"),
+    ];
     assert!(service.set_policy(Policy::default().with_classes(classes).unwrap()));
     (0..PODS).for_each(|pod| apply(&mut index, &service, &replica(&pod.to_string())));
     let looked_at = || PODS_LOOKED_AT_UNDER_LOCK.get();
@@ -134,7 +177,14 @@ fn a_label_of_a_namespace_goes_through_no_pods_under_the_lock() {
     namespaces::apply(&service, &namespace("blue").unwrap());
     let under_lock = looked_at() - before;
     let cluster = service.cluster();
-    let class = cluster.pod_state(&PodUid::parse("7").unwrap()).unwrap().demand.class;
+    let class = cluster
+        .pod_state(&PodUid::parse("7").unwrap())
+        .unwrap()
+        .demand
+        .class;
     assert_eq!(cluster.policy().class(class).name, "blue");
-    assert!(under_lock < PODS / 4, "{under_lock} pods were looked at under the lock");
+    assert!(
+        under_lock < PODS / 4,
+        "{under_lock} pods were looked at under the lock"
+    );
 }

@@ -54,7 +54,10 @@ impl IndexedReplica {
         classes.iter_mut().for_each(|class| class.engine = false);
         let mut policy = Policy::default().with_classes(classes).unwrap();
         policy.headroom = Headroom::all(Percent::new(headroom).unwrap());
-        let mut replica = Self { service: Service::new(policy), index: ClusterIndex::default() };
+        let mut replica = Self {
+            service: Service::new(policy),
+            index: ClusterIndex::default(),
+        };
         let node = json!({ "metadata": { "name": "a", "labels": {
             "nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100",
         } }, "status": {} });
@@ -86,9 +89,18 @@ impl IndexedReplica {
         let mut ledger = self.service.cluster();
         let demand = ledger.pod_state(&pod_uid)?.demand.clone();
         let asked = BindAsked::of(&ledger, &pod_uid, &node)?;
-        let Ok(BindAnswer::Write(BindDecision { placement, .. })) = ledger.apply(asked) else { return None };
+        let Ok(BindAnswer::Write(BindDecision { placement, .. })) = ledger.apply(asked) else {
+            return None;
+        };
         let epoch = LeaderEpoch::new("lease", 1, "nonce");
-        let binding = objects::binding(&key, &pod_uid, &demand, &placement, Some("nvidia.com/gpu"), &epoch);
+        let binding = objects::binding(
+            &key,
+            &pod_uid,
+            &demand,
+            &placement,
+            Some("nvidia.com/gpu"),
+            &epoch,
+        );
         let mut bound = pod.clone();
         bound["spec"]["nodeName"] = json!("a");
         for (annotation, value) in binding.metadata.annotations.unwrap() {
@@ -98,9 +110,16 @@ impl IndexedReplica {
     }
 
     fn demand(&self, name: &str) -> Option<Demand> {
-        let demand = self.service.cluster().pod_state(&uid(name)).map(|entry| entry.demand.clone());
+        let demand = self
+            .service
+            .cluster()
+            .pod_state(&uid(name))
+            .map(|entry| entry.demand.clone());
         // The policy version of the classification differs by process.
-        demand.map(|demand| Demand { classified_by: 0, ..demand })
+        demand.map(|demand| Demand {
+            classified_by: 0,
+            ..demand
+        })
     }
 
     fn sharing(&self, name: &str) -> Sharing {
@@ -114,13 +133,28 @@ fn b6_a_pod_that_asked_for_exactly_what_a_gpu_has_is_exclusive_after_a_restart()
     let mut before = IndexedReplica::new(10);
     let bound = before.bind(&pod("exclusive", 72, 1, Some(true))).unwrap();
     before.apply(&bound);
-    assert_eq!(before.sharing("exclusive"), Sharing::Exclusive, "in the process that bound it");
+    assert_eq!(
+        before.sharing("exclusive"),
+        Sharing::Exclusive,
+        "in the process that bound it"
+    );
     // The policy leaves more of each GPU now: 4 GiB are beside the 72.
     let mut after = IndexedReplica::new(5);
     after.apply(&bound);
-    assert_eq!(after.sharing("exclusive"), Sharing::Exclusive, "after a restart");
-    assert!(after.bind(&pod("second", 76, 1, Some(true))).is_some(), "the other GPU is free");
-    assert_eq!(after.bind(&pod("beside", 2, 1, None)), None, "nobody is bound beside an exclusive pod");
+    assert_eq!(
+        after.sharing("exclusive"),
+        Sharing::Exclusive,
+        "after a restart"
+    );
+    assert!(
+        after.bind(&pod("second", 76, 1, Some(true))).is_some(),
+        "the other GPU is free"
+    );
+    assert_eq!(
+        after.bind(&pod("beside", 2, 1, None)),
+        None,
+        "nobody is bound beside an exclusive pod"
+    );
 }
 
 #[test]
@@ -132,11 +166,23 @@ fn b6_a_bound_pod_whose_annotation_is_edited_keeps_the_exclusivity_it_was_grante
             edited["metadata"]["annotations"]["stowage.dev/exclusive"] = now;
             let mut after = IndexedReplica::new(10);
             if edited["metadata"]["annotations"]["stowage.dev/exclusive"].is_null() {
-                edited["metadata"]["annotations"].as_object_mut().unwrap().remove("stowage.dev/exclusive");
+                edited["metadata"]["annotations"]
+                    .as_object_mut()
+                    .unwrap()
+                    .remove("stowage.dev/exclusive");
             }
             after.apply(&edited);
-            let expected = if granted { Sharing::Exclusive } else { Sharing::Shared };
-            assert_eq!(after.sharing("p"), expected, "{}", edited["metadata"]["annotations"]);
+            let expected = if granted {
+                Sharing::Exclusive
+            } else {
+                Sharing::Shared
+            };
+            assert_eq!(
+                after.sharing("p"),
+                expected,
+                "{}",
+                edited["metadata"]["annotations"]
+            );
         }
     }
 }
@@ -152,7 +198,10 @@ fn b6_a_pod_that_an_older_version_bound_is_exclusive_by_what_it_asks_or_by_what_
     ] {
         let mut bound = before.bind(&pod("p", gib, 1, asked)).unwrap();
         before.service.cluster().apply(PodReleased(uid("p")));
-        bound["metadata"]["annotations"].as_object_mut().unwrap().remove("stowage.dev/exclusive-granted");
+        bound["metadata"]["annotations"]
+            .as_object_mut()
+            .unwrap()
+            .remove("stowage.dev/exclusive-granted");
         let mut after = IndexedReplica::new(5);
         after.apply(&bound);
         assert_eq!(after.sharing("p"), expected, "{asked:?} {gib}");

@@ -11,14 +11,21 @@ use stowage_scheduling::verbs::observe::{FilterPod, FilterPodObserved};
 /// may have to evaluate it.
 pub fn read(service: &Service, uid: &PodUid, pod: &Pod) -> FilterPodObserved {
     let pod = if let Some(footprint) = objects::kube_filters::footprint(pod) {
-        let successor = may_move(service, pod).then(|| objects::kube_filters::successor_requirements(pod));
-        FilterPod::Bound { footprint, successor }
+        let successor =
+            may_move(service, pod).then(|| objects::kube_filters::successor_requirements(pod));
+        FilterPod::Bound {
+            footprint,
+            successor,
+        }
     } else if objects::asks_for_gpu(pod) && !objects::is_finished(pod) {
         FilterPod::Waiting(objects::kube_filters::requirements(pod))
     } else {
         FilterPod::Irrelevant
     };
-    FilterPodObserved { uid: uid.clone(), pod }
+    FilterPodObserved {
+        uid: uid.clone(),
+        pod,
+    }
 }
 
 /// If the policy moves no pods, requirements of successors are not needed.

@@ -43,23 +43,37 @@ impl ClusterIndex {
 
     /// The term since which every namespace has been seen once; `None` before that and during a list.
     pub(crate) fn namespaces_since(&self) -> Option<u64> {
-        self.namespaces_list.is_complete.then_some(self.namespaces_list.term)
+        self.namespaces_list
+            .is_complete
+            .then_some(self.namespaces_list.term)
     }
 }
 
 /// A namespace as it is shown. May take seconds: hold no lock.
 pub fn apply(service: &Service, metadata: &ObjectMeta) {
-    let Some((name, labels)) = named(metadata) else { return };
-    let change = NamespaceObserved { name: name.clone(), labels };
+    let Some((name, labels)) = named(metadata) else {
+        return;
+    };
+    let change = NamespaceObserved {
+        name: name.clone(),
+        labels,
+    };
     service.apply_namespaces(change, |namespace| namespace == name);
 }
 
 /// The same of one that is gone.
 pub fn delete(service: &Service, metadata: &ObjectMeta) {
-    let Some((name, _)) = named(metadata) else { return };
-    service.apply_namespaces(NamespaceDeleted(name.clone()), |namespace| namespace == name);
+    let Some((name, _)) = named(metadata) else {
+        return;
+    };
+    service.apply_namespaces(NamespaceDeleted(name.clone()), |namespace| {
+        namespace == name
+    });
 }
 
 fn named(metadata: &ObjectMeta) -> Option<(String, Arc<Labels>)> {
-    Some((metadata.name.clone()?, Arc::new(metadata.labels.clone().unwrap_or_default())))
+    Some((
+        metadata.name.clone()?,
+        Arc::new(metadata.labels.clone().unwrap_or_default()),
+    ))
 }

@@ -17,10 +17,15 @@ fn name() -> NodeName {
 
 /// Node `a` with two GPUs and these amounts in its capacity.
 fn with_resources(resources: &[(&str, &str)]) -> Node {
-    let amounts: serde_json::Map<_, _> =
-        resources.iter().map(|(resource, amount)| (resource.to_string(), json!(amount))).collect();
+    let amounts: serde_json::Map<_, _> = resources
+        .iter()
+        .map(|(resource, amount)| (resource.to_string(), json!(amount)))
+        .collect();
     let status = read(json!({ "capacity": amounts, "allocatable": amounts }));
-    Node { status: Some(status), ..node("a", 2) }
+    Node {
+        status: Some(status),
+        ..node("a", 2)
+    }
 }
 
 /// Node `a` with two GPUs and these labels beside or instead of its own; those without a value are taken away.
@@ -40,7 +45,11 @@ fn with_labels(labels: &[(&str, Option<&str>)]) -> Node {
 fn takes_pods(bench: &mut IndexFixture, shown: &Node) -> bool {
     bench.index.apply_node(&bench.service, shown);
     let snapshot = bench.service.cluster().snapshot();
-    fit(snapshot.node("a").unwrap(), &demand_of(1 << 30, 1, Sharing::Shared, 0)).is_ok()
+    fit(
+        snapshot.node("a").unwrap(),
+        &demand_of(1 << 30, 1, Sharing::Shared, 0),
+    )
+    .is_ok()
 }
 
 #[test]
@@ -62,8 +71,17 @@ fn a_node_whose_gpus_another_plugin_hands_out_takes_no_pod() {
         "example.com/fast-GPU",
         "smarter-devices/nvidia0",
     ] {
-        assert!(!takes_pods(&mut bench, &with_resources(&[(resource, "2")])), "{resource}");
-        assert!(!takes_pods(&mut bench, &with_resources(&[("cpu", "8"), (resource, "x")])), "{resource}");
+        assert!(
+            !takes_pods(&mut bench, &with_resources(&[(resource, "2")])),
+            "{resource}"
+        );
+        assert!(
+            !takes_pods(
+                &mut bench,
+                &with_resources(&[("cpu", "8"), (resource, "x")])
+            ),
+            "{resource}"
+        );
         assert!(
             takes_pods(&mut bench, &with_resources(&[(resource, "0")])),
             "{resource} is of a removed plugin"
@@ -84,7 +102,10 @@ fn what_stands_for_no_nvidia_gpu_leaves_the_node_to_stowage() {
         "stowage.dev/vram",
         "node.kubernetes.io/gpu-slots",
     ] {
-        assert!(takes_pods(&mut bench, &with_resources(&[(resource, "2")])), "{resource}");
+        assert!(
+            takes_pods(&mut bench, &with_resources(&[(resource, "2")])),
+            "{resource}"
+        );
     }
 }
 
@@ -97,16 +118,31 @@ fn a_node_whose_gpus_or_driver_are_being_changed_takes_no_pod() {
         ("nvidia.com/mig.config.state", "failed"),
         ("nvidia.com/mig.config.state", "a-state-of-tomorrow"),
         ("nvidia.com/vgpu.config.state", "pending"),
-        ("nvidia.com/gpu.deploy.device-plugin", "paused-for-mig-change"),
-        ("nvidia.com/gpu.deploy.dcgm-exporter", "on-demand_paused-for-driver-upgrade"),
+        (
+            "nvidia.com/gpu.deploy.device-plugin",
+            "paused-for-mig-change",
+        ),
+        (
+            "nvidia.com/gpu.deploy.dcgm-exporter",
+            "on-demand_paused-for-driver-upgrade",
+        ),
         ("nvidia.com/gpu-driver-upgrade-state", "cordon-required"),
-        ("nvidia.com/gpu-driver-upgrade-state", "wait-for-jobs-required"),
-        ("nvidia.com/gpu-driver-upgrade-state", "pod-deletion-required"),
+        (
+            "nvidia.com/gpu-driver-upgrade-state",
+            "wait-for-jobs-required",
+        ),
+        (
+            "nvidia.com/gpu-driver-upgrade-state",
+            "pod-deletion-required",
+        ),
         ("nvidia.com/gpu-driver-upgrade-state", "uncordon-required"),
         ("nvidia.com/gpu-driver-upgrade-state", "upgrade-failed"),
         ("nvidia.com/gpu-driver-upgrade-state", "half-done"),
     ] {
-        assert!(!takes_pods(&mut bench, &with_labels(&[(label, Some(value))])), "{label}: {value}");
+        assert!(
+            !takes_pods(&mut bench, &with_labels(&[(label, Some(value))])),
+            "{label}: {value}"
+        );
     }
     for (label, value) in [
         ("nvidia.com/mig.config.state", "success"),
@@ -116,7 +152,10 @@ fn a_node_whose_gpus_or_driver_are_being_changed_takes_no_pod() {
         ("nvidia.com/gpu.deploy.device-plugin", "false"),
         ("nvidia.com/gpu.deploy.driver", "pre-installed"),
     ] {
-        assert!(takes_pods(&mut bench, &with_labels(&[(label, Some(value))])), "{label}: {value}");
+        assert!(
+            takes_pods(&mut bench, &with_labels(&[(label, Some(value))])),
+            "{label}: {value}"
+        );
     }
 }
 
@@ -146,9 +185,16 @@ fn no_figure_comes_from_a_label_that_cannot_be_right() {
     ] {
         let mut bench = IndexFixture::new();
         bench.index.delete_node(&bench.service, &node("a", 2));
-        assert!(!takes_pods(&mut bench, &with_labels(&[(label, value)])), "{label}: {value:?}");
+        assert!(
+            !takes_pods(&mut bench, &with_labels(&[(label, value)])),
+            "{label}: {value:?}"
+        );
         let ledger = bench.service.cluster();
-        assert_eq!(ledger.node(&name()).unwrap().capacity(), Bytes::ZERO, "{label}: {value:?}");
+        assert_eq!(
+            ledger.node(&name()).unwrap().capacity(),
+            Bytes::ZERO,
+            "{label}: {value:?}"
+        );
     }
 }
 
@@ -156,7 +202,10 @@ fn no_figure_comes_from_a_label_that_cannot_be_right() {
 fn a_label_that_becomes_unreadable_closes_the_node_to_new_pods_until_it_is_right_again() {
     let mut bench = IndexFixture::new();
     assert!(takes_pods(&mut bench, &node("a", 2)));
-    assert!(!takes_pods(&mut bench, &with_labels(&[("nvidia.com/gpu.memory", Some("85899345920"))])));
+    assert!(!takes_pods(
+        &mut bench,
+        &with_labels(&[("nvidia.com/gpu.memory", Some("85899345920"))])
+    ));
     assert!(takes_pods(&mut bench, &node("a", 2)));
 }
 
@@ -178,10 +227,16 @@ fn pods_that_are_bound_stay_charged_while_another_plugin_or_a_change_keeps_new_o
 #[test]
 fn a_bound_pods_gpus_are_known_after_the_node_was_anothers() {
     let mut bench = IndexFixture::new();
-    takes_pods(&mut bench, &with_resources(&[("nvidia.com/vgpu-number", "20")]));
+    takes_pods(
+        &mut bench,
+        &with_resources(&[("nvidia.com/vgpu-number", "20")]),
+    );
     bench.apply(&super::tests::bound("p", "1", 40, "a", Some("index-0")));
     let devices = bench.service.cluster().node(&name()).unwrap().devices.len();
-    assert_eq!((devices, bench.charged()), (2, [Bytes::gib(40), Bytes::ZERO]));
+    assert_eq!(
+        (devices, bench.charged()),
+        (2, [Bytes::gib(40), Bytes::ZERO])
+    );
     let snapshot = bench.service.cluster().snapshot();
     assert_eq!(snapshot.node("a").unwrap().uuids(GpuSet::ALL).len(), 2);
 }

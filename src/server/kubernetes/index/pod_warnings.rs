@@ -22,9 +22,13 @@ pub(super) fn event(ledger: &Ledger, uid: &PodUid, warning: PodWarning) -> Optio
     let entry = ledger.pod_state(uid)?;
     let node = entry.node()?;
     let devices = || {
-        entry
-            .devices()
-            .map_or_else(String::new, |uuids| uuids.iter().map(|u| u.as_str()).collect::<Vec<_>>().join(","))
+        entry.devices().map_or_else(String::new, |uuids| {
+            uuids
+                .iter()
+                .map(|u| u.as_str())
+                .collect::<Vec<_>>()
+                .join(",")
+        })
     };
     let (kind, text) = match warning {
         PodWarning::Nothing => return None,
@@ -59,5 +63,10 @@ pub(super) fn event(ledger: &Ledger, uid: &PodUid, warning: PodWarning) -> Optio
             "The time of the pod's last checkpoint is in the future; it counts as now. Check the clocks of its node and of the control plane.".to_owned(),
         ),
     };
-    Some(PodEvent { key: entry.key.clone(), uid: uid.clone(), kind, text })
+    Some(PodEvent {
+        key: entry.key.clone(),
+        uid: uid.clone(),
+        kind,
+        text,
+    })
 }

@@ -34,7 +34,8 @@ fn node(uid: &str, machine: Option<&str>, labelled: bool) -> Node {
         }),
         false => json!({}),
     };
-    let mut node = json!({ "metadata": { "name": "a", "uid": uid, "labels": labels }, "status": {} });
+    let mut node =
+        json!({ "metadata": { "name": "a", "uid": uid, "labels": labels }, "status": {} });
     if let Some(info) = info {
         node["status"]["nodeInfo"] = info;
         for field in [
@@ -68,8 +69,13 @@ impl ReplacedNodeFixture {
         let mut classes = Policy::default().classes().to_vec();
         classes.iter_mut().for_each(|class| class.engine = false);
         let policy = Policy::default().with_classes(classes).unwrap();
-        let mut bench = Self { service: Service::new(policy), index: ClusterIndex::default() };
-        bench.index.apply_node(&bench.service, &node("node-uid-1", machine, false));
+        let mut bench = Self {
+            service: Service::new(policy),
+            index: ClusterIndex::default(),
+        };
+        bench
+            .index
+            .apply_node(&bench.service, &node("node-uid-1", machine, false));
         bench.report("OLD");
         assert_eq!(bench.place("resident", 60).as_deref(), Some("GPU-OLD-0"));
         bench
@@ -78,13 +84,18 @@ impl ReplacedNodeFixture {
     fn report(&self, generation: &str) {
         let device = |index| Device {
             uuid: GpuUuid::parse(&format!("GPU-{generation}-{index}")).unwrap(),
-            ..stowage_kubernetes_objects::devices_from_labels(&node("", None, true)).unwrap().unwrap()
-                [index as usize]
+            ..stowage_kubernetes_objects::devices_from_labels(&node("", None, true))
+                .unwrap()
+                .unwrap()[index as usize]
                 .clone()
         };
         self.service
             .cluster()
-            .apply(DevicesReported { node: a(), devices: [device(0), device(1)].into(), are_all: true })
+            .apply(DevicesReported {
+                node: a(),
+                devices: [device(0), device(1)].into(),
+                are_all: true,
+            })
             .unwrap();
     }
 
@@ -94,22 +105,42 @@ impl ReplacedNodeFixture {
         let uid = PodUid::parse(name).unwrap();
         let mut ledger = self.service.cluster();
         let asked = BindAsked::of(&ledger, &uid, &a())?;
-        let Ok(BindAnswer::Write(BindDecision { placement, .. })) = ledger.apply(asked) else { return None };
-        ledger.apply(BindingWritten { uid: uid.clone(), node: a(), devices: placement.recorded() });
+        let Ok(BindAnswer::Write(BindDecision { placement, .. })) = ledger.apply(asked) else {
+            return None;
+        };
+        ledger.apply(BindingWritten {
+            uid: uid.clone(),
+            node: a(),
+            devices: placement.recorded(),
+        });
         assert_eq!(audit(&ledger), []);
         Some(placement.devices[0].to_string())
     }
 
     fn devices(&self) -> Vec<(String, Health)> {
         let ledger = self.service.cluster();
-        ledger.node(&a()).unwrap().devices.iter().map(|one| (one.uuid.to_string(), one.health)).collect()
+        ledger
+            .node(&a())
+            .unwrap()
+            .devices
+            .iter()
+            .map(|one| (one.uuid.to_string(), one.health))
+            .collect()
     }
 }
 
 #[test]
 fn firmware_that_was_given_no_uuid_names_no_machine() {
-    let machine = |id| objects::node_identity(&node("uid", Some(id), false)).unwrap().machine;
-    for unset in ["00000000-0000-0000-0000-000000000000", "FFFFFFFF-FFFF-FFFF-FFFF-FFFFFFFFFFFF", ""] {
+    let machine = |id| {
+        objects::node_identity(&node("uid", Some(id), false))
+            .unwrap()
+            .machine
+    };
+    for unset in [
+        "00000000-0000-0000-0000-000000000000",
+        "FFFFFFFF-FFFF-FFFF-FFFF-FFFFFFFFFFFF",
+        "",
+    ] {
         assert_eq!(machine(unset), None, "{unset}");
     }
     assert!(machine("ffffffff-ffff-ffff-ffff-fffffffffff1").is_some());
@@ -123,29 +154,57 @@ fn b11_a_node_that_is_created_anew_under_its_name_does_not_keep_its_old_gpus() {
         if is_seen_to_go {
             bench.index.delete_node(&bench.service, &old);
         }
-        bench.index.apply_node(&bench.service, &node("node-uid-2", Some("machine-2"), false));
+        bench.index.apply_node(
+            &bench.service,
+            &node("node-uid-2", Some("machine-2"), false),
+        );
         let lost = ("GPU-OLD-0".to_owned(), Health::Lost);
-        assert_eq!(bench.devices(), std::slice::from_ref(&lost), "its pod stays charged until it is gone");
-        assert_eq!(bench.place("next", 10), None, "nobody knows the new machine's GPUs yet");
+        assert_eq!(
+            bench.devices(),
+            std::slice::from_ref(&lost),
+            "its pod stays charged until it is gone"
+        );
+        assert_eq!(
+            bench.place("next", 10),
+            None,
+            "nobody knows the new machine's GPUs yet"
+        );
         bench.report("NEW");
         assert!(bench.place("next", 60).unwrap().starts_with("GPU-NEW"));
-        bench.service.cluster().apply(PodReleased(PodUid::parse("resident").unwrap()));
+        bench
+            .service
+            .cluster()
+            .apply(PodReleased(PodUid::parse("resident").unwrap()));
         bench.report("NEW");
-        assert_eq!(bench.devices().len(), 2, "what was lost goes with its last pod");
+        assert_eq!(
+            bench.devices().len(),
+            2,
+            "what was lost goes with its last pod"
+        );
     }
 }
 
 #[test]
 fn a_pod_bound_by_index_is_on_the_new_machines_gpu_of_that_index() {
     let mut bench = ReplacedNodeFixture::new(Some("machine-1"));
-    bench.service.cluster().apply(PodReleased(PodUid::parse("resident").unwrap()));
-    bench.index.apply_node(&bench.service, &node("node-uid-2", Some("machine-2"), true));
+    bench
+        .service
+        .cluster()
+        .apply(PodReleased(PodUid::parse("resident").unwrap()));
+    bench
+        .index
+        .apply_node(&bench.service, &node("node-uid-2", Some("machine-2"), true));
     assert_eq!(bench.place("by-index", 60).as_deref(), Some("index-0"));
     bench.report("NEW");
     assert_eq!(bench.place("beside", 60).as_deref(), Some("GPU-NEW-1"));
-    bench.service.cluster().apply(PodReleased(PodUid::parse("beside").unwrap()));
+    bench
+        .service
+        .cluster()
+        .apply(PodReleased(PodUid::parse("beside").unwrap()));
     // Its kubelet starts what is bound to the node: the pod gets the first GPU again, which is another one.
-    bench.index.apply_node(&bench.service, &node("node-uid-3", Some("machine-3"), true));
+    bench
+        .index
+        .apply_node(&bench.service, &node("node-uid-3", Some("machine-3"), true));
     bench.report("NEWEST");
     assert_eq!(bench.place("next", 60).as_deref(), Some("GPU-NEWEST-1"));
     assert_eq!(bench.place("last", 60), None);
@@ -155,17 +214,27 @@ fn a_pod_bound_by_index_is_on_the_new_machines_gpu_of_that_index() {
 fn b11_labels_of_the_new_node_are_not_believed_while_pods_of_the_old_one_are_charged() {
     let mut bench = ReplacedNodeFixture::new(None);
     // The same machine may have registered again: then `index-0` would be `GPU-OLD-0`, where a pod runs.
-    bench.index.apply_node(&bench.service, &node("node-uid-2", None, true));
+    bench
+        .index
+        .apply_node(&bench.service, &node("node-uid-2", None, true));
     assert_eq!(bench.place("next", 10), None);
-    bench.service.cluster().apply(PodReleased(PodUid::parse("resident").unwrap()));
-    bench.index.apply_node(&bench.service, &node("node-uid-2", None, true));
+    bench
+        .service
+        .cluster()
+        .apply(PodReleased(PodUid::parse("resident").unwrap()));
+    bench
+        .index
+        .apply_node(&bench.service, &node("node-uid-2", None, true));
     assert_eq!(bench.place("later", 10).as_deref(), Some("index-0"));
 }
 
 #[test]
 fn b11_a_machine_that_registers_anew_keeps_its_gpus() {
     let mut bench = ReplacedNodeFixture::new(Some("machine-1"));
-    bench.index.apply_node(&bench.service, &node("node-uid-2", Some("machine-1"), false));
+    bench.index.apply_node(
+        &bench.service,
+        &node("node-uid-2", Some("machine-1"), false),
+    );
     assert_eq!(bench.place("next", 60).as_deref(), Some("GPU-OLD-1"));
     assert_eq!(bench.place("third", 60), None);
 }

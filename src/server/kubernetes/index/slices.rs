@@ -16,16 +16,28 @@ const MAX_EVENTS: usize = 256;
 
 impl ClusterIndex {
     /// Applies a slice's present state. Returns Events for pods whose GPUs are published from now on.
-    pub(crate) fn apply_slice(&mut self, service: &Service, slice: &ResourceSlice) -> Vec<PodEvent> {
-        let Some((name, slice)) = objects::device_slice(slice) else { return Vec::new() };
+    pub(crate) fn apply_slice(
+        &mut self,
+        service: &Service,
+        slice: &ResourceSlice,
+    ) -> Vec<PodEvent> {
+        let Some((name, slice)) = objects::device_slice(slice) else {
+            return Vec::new();
+        };
         self.unlisted_slices.remove(&name);
         let mut cluster = service.cluster();
         let published = cluster.apply(SliceObserved { name, slice });
         events(&cluster, &published)
     }
 
-    pub(crate) fn delete_slice(&mut self, service: &Service, slice: &ResourceSlice) -> Vec<PodEvent> {
-        let Some(name) = slice.metadata.name.as_deref() else { return Vec::new() };
+    pub(crate) fn delete_slice(
+        &mut self,
+        service: &Service,
+        slice: &ResourceSlice,
+    ) -> Vec<PodEvent> {
+        let Some(name) = slice.metadata.name.as_deref() else {
+            return Vec::new();
+        };
         remove(service, &name.into())
     }
 
@@ -65,7 +77,12 @@ fn events(ledger: &Ledger, published: &NewlyPublished) -> Vec<PodEvent> {
             "a DRA driver publishes the GPUs of a node on which pods of Stowage are: kube-scheduler may allocate them again. No pod of Stowage is placed there any more. Remove the driver from the node, or move the pods"
         );
     }
-    published.nodes.iter().flat_map(|node| events_on(ledger, node)).take(MAX_EVENTS).collect()
+    published
+        .nodes
+        .iter()
+        .flat_map(|node| events_on(ledger, node))
+        .take(MAX_EVENTS)
+        .collect()
 }
 
 /// Events for all pods whose GPUs are published.
@@ -73,12 +90,21 @@ pub(super) fn standing<'a>(
     ledger: &'a Ledger,
     nodes: impl Iterator<Item = &'a NodeName> + 'a,
 ) -> impl Iterator<Item = PodEvent> + 'a {
-    let is_published = |name: &&NodeName| ledger.node(name).is_some_and(|node| node.kind == NodeKind::Dra);
-    nodes.filter(is_published).flat_map(|node| events_on(ledger, node)).take(MAX_EVENTS)
+    let is_published = |name: &&NodeName| {
+        ledger
+            .node(name)
+            .is_some_and(|node| node.kind == NodeKind::Dra)
+    };
+    nodes
+        .filter(is_published)
+        .flat_map(|node| events_on(ledger, node))
+        .take(MAX_EVENTS)
 }
 
 fn events_on<'a>(ledger: &'a Ledger, node: &'a NodeName) -> impl Iterator<Item = PodEvent> + 'a {
-    let own = ledger.pods_of(node).filter(|(_, pod_state)| !pod_state.demand.asks_plugin());
+    let own = ledger
+        .pods_of(node)
+        .filter(|(_, pod_state)| !pod_state.demand.asks_plugin());
     own.map(move |(uid, pod_state)| PodEvent {
         key: pod_state.key.clone(),
         uid: uid.clone(),

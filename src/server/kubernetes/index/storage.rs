@@ -8,23 +8,32 @@ use stowage_scheduling::verbs::storage::{StorageDeleted, StorageObserved};
 
 impl ClusterIndex {
     pub(crate) fn apply_storage<K: StorageResource>(&mut self, service: &Service, object: &K) {
-        let Some(name) = object.known_as() else { return };
+        let Some(name) = object.known_as() else {
+            return;
+        };
         if let Some(unlisted) = self.unlisted_storage.get_mut(&K::KIND) {
             unlisted.remove(&name);
         }
-        service.cluster().apply(StorageObserved { name, object: object.object() });
+        service.cluster().apply(StorageObserved {
+            name,
+            object: object.object(),
+        });
     }
 
     pub(crate) fn delete_storage<K: StorageResource>(&mut self, service: &Service, object: &K) {
         if let Some(name) = object.known_as() {
-            service.cluster().apply(StorageDeleted { kind: K::KIND, name });
+            service.cluster().apply(StorageDeleted {
+                kind: K::KIND,
+                name,
+            });
         }
     }
 
     /// Begins a list of all objects of one kind.
     pub(crate) fn begin_storage(&mut self, service: &Service, kind: StorageKind) {
         let known = service.cluster().kube_filters().storage_names(kind);
-        self.unlisted_storage.insert(kind, known.into_iter().collect());
+        self.unlisted_storage
+            .insert(kind, known.into_iter().collect());
     }
 
     /// Ends it: objects that were known when it began and are not in it are gone.

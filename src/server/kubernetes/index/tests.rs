@@ -37,7 +37,8 @@ pub(super) fn bound(name: &str, uid: &str, gib: u64, node: &str, devices: Option
 }
 
 fn holding(pod: &Value, deadline: jiff::Timestamp) -> Value {
-    let message = json!({ "node": "a", "devices": ["index-0"], "victims": [], "deadline": deadline });
+    let message =
+        json!({ "node": "a", "devices": ["index-0"], "victims": [], "deadline": deadline });
     let condition =
         json!({ "type": "stowage.dev/Reserved", "status": "True", "message": message.to_string() });
     let mut pod = pod.clone();
@@ -72,7 +73,10 @@ impl IndexFixture {
         let mut classes = Policy::default().classes().to_vec();
         classes.iter_mut().for_each(|class| class.engine = false);
         let policy = Policy::default().with_classes(classes).unwrap();
-        let mut bench = Self { service: Service::new(policy), index: ClusterIndex::default() };
+        let mut bench = Self {
+            service: Service::new(policy),
+            index: ClusterIndex::default(),
+        };
         bench.index.reset_nodes(&bench.service, &[node("a", 2)]);
         bench
     }
@@ -82,7 +86,10 @@ impl IndexFixture {
     }
 
     fn phase(&self, uid: &str) -> Option<PodPhase> {
-        self.service.cluster().pod_state(&uid_of(uid)).map(|entry| entry.phase.clone())
+        self.service
+            .cluster()
+            .pod_state(&uid_of(uid))
+            .map(|entry| entry.phase.clone())
     }
 
     pub(super) fn charged(&self) -> [Bytes; 2] {
@@ -93,7 +100,11 @@ impl IndexFixture {
     }
 
     fn warnings(&self, code: &str) -> u64 {
-        self.service.metrics.pod_warnings.with_label_values(&[code]).get()
+        self.service
+            .metrics
+            .pod_warnings
+            .with_label_values(&[code])
+            .get()
     }
 }
 
@@ -177,10 +188,21 @@ fn a_new_list_releases_pods_not_in_it_and_keeps_those_that_came_during_it() {
     bench.index.end_pods(&bench.service);
 
     assert_eq!(bench.phase("2"), None);
-    assert!(matches!(bench.phase("3"), Some(PodPhase::Assumed(_))), "listed as waiting, and still promised");
+    assert!(
+        matches!(bench.phase("3"), Some(PodPhase::Assumed(_))),
+        "listed as waiting, and still promised"
+    );
     assert!(matches!(bench.phase("4"), Some(PodPhase::Assumed(_))));
-    assert_eq!(bench.charged().iter().copied().sum::<Bytes>(), Bytes::gib(40 + 10 + 20));
-    let keys: Vec<&str> = bench.index.pods.values().map(|known| known.uid.as_str()).collect();
+    assert_eq!(
+        bench.charged().iter().copied().sum::<Bytes>(),
+        Bytes::gib(40 + 10 + 20)
+    );
+    let keys: Vec<&str> = bench
+        .index
+        .pods
+        .values()
+        .map(|known| known.uid.as_str())
+        .collect();
     assert!(!keys.contains(&"2"), "a name that is gone is not kept");
 }
 
@@ -199,11 +221,22 @@ fn an_unplaced_pod_is_charged_on_every_gpu_reported_and_counted_once() {
     let mut bench = IndexFixture::new();
     let unplannable_pod = bound("unmanaged", "1", 40, "a", None);
     let event = bench.apply(&unplannable_pod).unwrap();
-    assert_eq!((event.kind, event.uid.as_str()), (PodEventReason::Unplaced, "1"));
-    assert!(event.text.contains("40.0 GiB are charged on every GPU"), "{}", event.text);
+    assert_eq!(
+        (event.kind, event.uid.as_str()),
+        (PodEventReason::Unplaced, "1")
+    );
+    assert!(
+        event.text.contains("40.0 GiB are charged on every GPU"),
+        "{}",
+        event.text
+    );
     assert_eq!(bench.charged(), [Bytes::gib(40); 2]);
     assert!(bench.apply(&unplannable_pod).is_some());
-    assert_eq!(bench.warnings("unplaced"), 1, "one pod, however often it is seen");
+    assert_eq!(
+        bench.warnings("unplaced"),
+        1,
+        "one pod, however often it is seen"
+    );
     assert_eq!(bench.index.standing(&bench.service).len(), 1);
     bench.index.reset_pods(&bench.service, &[]);
     assert_eq!(bench.index.standing(&bench.service), []);
@@ -213,18 +246,34 @@ fn an_unplaced_pod_is_charged_on_every_gpu_reported_and_counted_once() {
 fn edits_after_the_bind_are_ignored_and_reported() {
     let mut bench = IndexFixture::new();
     bench.apply(&bound("p", "1", 40, "a", Some("index-0")));
-    let moved = bench.apply(&bound("p", "1", 40, "a", Some("index-1"))).unwrap();
+    let moved = bench
+        .apply(&bound("p", "1", 40, "a", Some("index-1")))
+        .unwrap();
     assert_eq!(moved.kind, PodEventReason::EditIgnored);
-    assert!(moved.text.contains("charged on index-0 of a"), "{}", moved.text);
-    assert_eq!((bench.charged(), bench.warnings("devices-edited")), ([Bytes::gib(40), Bytes::ZERO], 1));
+    assert!(
+        moved.text.contains("charged on index-0 of a"),
+        "{}",
+        moved.text
+    );
+    assert_eq!(
+        (bench.charged(), bench.warnings("devices-edited")),
+        ([Bytes::gib(40), Bytes::ZERO], 1)
+    );
 
     let mut alone = bound("p", "1", 40, "a", Some("index-0"));
     alone["metadata"]["annotations"]["stowage.dev/exclusive"] = json!("true");
     let event = bench.apply(&alone).unwrap();
     assert_eq!(event.kind, PodEventReason::EditIgnored);
-    assert_eq!((bench.charged(), bench.warnings("demand-edited")), ([Bytes::gib(40), Bytes::ZERO], 1));
+    assert_eq!(
+        (bench.charged(), bench.warnings("demand-edited")),
+        ([Bytes::gib(40), Bytes::ZERO], 1)
+    );
 
-    assert_eq!(bench.apply(&bound("p", "1", 40, "a", Some("index-0"))), None, "the edit was taken back");
+    assert_eq!(
+        bench.apply(&bound("p", "1", 40, "a", Some("index-0"))),
+        None,
+        "the edit was taken back"
+    );
     assert_eq!(bench.index.standing(&bench.service), []);
 }
 
@@ -235,9 +284,18 @@ fn a_reservation_condition_keeps_its_vram_until_its_deadline() {
     bench.apply(&holding(&pod("p", "1", 40), deadline));
     assert_eq!(bench.charged(), [Bytes::gib(40), Bytes::ZERO]);
     let now = bench.service.now();
-    assert_eq!(bench.service.cluster().apply(Tick { now: now + Millis::seconds(50), is_leading: true }), []);
     assert_eq!(
-        bench.service.cluster().apply(Tick { now: now + Millis::seconds(70), is_leading: true }),
+        bench.service.cluster().apply(Tick {
+            now: now + Millis::seconds(50),
+            is_leading: true
+        }),
+        []
+    );
+    assert_eq!(
+        bench.service.cluster().apply(Tick {
+            now: now + Millis::seconds(70),
+            is_leading: true
+        }),
         [uid_of("1")]
     );
     assert_eq!(bench.charged(), [Bytes::ZERO; 2]);
@@ -254,7 +312,10 @@ fn a_cleared_reservation_ends_on_a_standby_and_stays_on_the_leader() {
         }
         bench.apply(&pod("p", "1", 40));
         let held = bench.charged()[0] == Bytes::gib(40);
-        assert_eq!(held, leads, "who leads may hold room whose condition is still on its way");
+        assert_eq!(
+            held, leads,
+            "who leads may hold room whose condition is still on its way"
+        );
     }
 }
 
@@ -279,16 +340,31 @@ fn a_node_comes_changes_goes_and_is_missing_from_a_list() {
     bench.index.apply_node(&bench.service, &node("b", 4));
     let names = |bench: &IndexFixture| -> Vec<String> {
         let snapshot = bench.service.cluster().snapshot();
-        snapshot.nodes().iter().map(|node| format!("{}:{}", node.name, node.gpus.len())).collect()
+        snapshot
+            .nodes()
+            .iter()
+            .map(|node| format!("{}:{}", node.name, node.gpus.len()))
+            .collect()
     };
     assert_eq!(names(&bench), ["a:2", "b:4"]);
-    bench.index.reset_nodes(&bench.service, &[node("b", 4), node("c", 1)]);
+    bench
+        .index
+        .reset_nodes(&bench.service, &[node("b", 4), node("c", 1)]);
     assert_eq!(names(&bench), ["b:4", "c:1"]);
     bench.index.delete_node(&bench.service, &node("b", 4));
     assert_eq!(names(&bench), ["c:1"]);
     assert_eq!(bench.index.nodes().len(), 1);
-    let changed: Vec<String> = bench.index.take_changed_nodes().iter().map(ToString::to_string).collect();
-    assert_eq!(changed, ["c"], "those that are gone would add up on a replica that advertises nothing");
+    let changed: Vec<String> = bench
+        .index
+        .take_changed_nodes()
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    assert_eq!(
+        changed,
+        ["c"],
+        "those that are gone would add up on a replica that advertises nothing"
+    );
 }
 
 #[test]
@@ -302,19 +378,47 @@ fn a_node_with_a_device_plugin_has_no_gpus_to_place_on() {
     plugin.status = Some(read(status));
     bench.index.apply_node(&bench.service, &plugin);
     let record = bench.index.nodes()[&NodeName::parse("a").unwrap()];
-    assert_eq!(record, NodeOnRecord { kind: NodeKind::DevicePlugin, advertised: Some(Bytes::gib(144)) });
-    assert_eq!(bench.service.cluster().node(&NodeName::parse("a").unwrap()).unwrap().gpus.len(), 0);
+    assert_eq!(
+        record,
+        NodeOnRecord {
+            kind: NodeKind::DevicePlugin,
+            advertised: Some(Bytes::gib(144))
+        }
+    );
+    assert_eq!(
+        bench
+            .service
+            .cluster()
+            .node(&NodeName::parse("a").unwrap())
+            .unwrap()
+            .gpus
+            .len(),
+        0
+    );
 
     plugin.status = Some(read(
         json!({ "allocatable": { "nvidia.com/gpu": "0" }, "capacity": { "nvidia.com/gpu": "2" } }),
     ));
     bench.index.apply_node(&bench.service, &plugin);
     let kind = bench.index.nodes()[&NodeName::parse("a").unwrap()].kind;
-    assert_eq!(kind, NodeKind::DevicePlugin, "while the plugin restarts its pods still have their GPUs");
+    assert_eq!(
+        kind,
+        NodeKind::DevicePlugin,
+        "while the plugin restarts its pods still have their GPUs"
+    );
 
     plugin.status = Some(read(json!({ "allocatable": { "nvidia.com/gpu": "0" } })));
     bench.index.apply_node(&bench.service, &plugin);
-    assert_eq!(bench.service.cluster().node(&NodeName::parse("a").unwrap()).unwrap().gpus.len(), 2);
+    assert_eq!(
+        bench
+            .service
+            .cluster()
+            .node(&NodeName::parse("a").unwrap())
+            .unwrap()
+            .gpus
+            .len(),
+        2
+    );
 }
 
 #[test]
@@ -330,10 +434,18 @@ fn the_index_is_complete_once_all_lists_are_in() {
     bench.index.end_pods(&bench.service);
     assert_eq!(bench.index.complete_since(), Some(0));
     bench.index.expect_pods(1);
-    assert_eq!(bench.index.complete_since(), None, "a new list is on its way");
+    assert_eq!(
+        bench.index.complete_since(),
+        None,
+        "a new list is on its way"
+    );
     bench.index.begin_pods(&bench.service);
     bench.index.end_pods(&bench.service);
-    assert_eq!(bench.index.complete_since(), Some(0), "the others are still those of before");
+    assert_eq!(
+        bench.index.complete_since(),
+        Some(0),
+        "the others are still those of before"
+    );
 }
 
 #[test]
@@ -363,10 +475,16 @@ fn a_budget_that_a_new_list_does_not_have_is_gone() {
     let mut bench = IndexFixture::new();
     let known = |bench: &IndexFixture| {
         let ledger = bench.service.cluster();
-        ledger.budgets().iter().map(|budget| (budget.name.clone(), budget.allowed)).collect::<Vec<_>>()
+        ledger
+            .budgets()
+            .iter()
+            .map(|budget| (budget.name.clone(), budget.allowed))
+            .collect::<Vec<_>>()
     };
     for (name, allowed) in [("a", 1), ("b", 2), ("c", 3)] {
-        bench.index.apply_budget(&bench.service, &budget(name, allowed));
+        bench
+            .index
+            .apply_budget(&bench.service, &budget(name, allowed));
     }
     bench.index.delete_budget(&bench.service, &budget("c", 3));
     assert_eq!(known(&bench), [("a".to_owned(), 1), ("b".to_owned(), 2)]);
@@ -417,7 +535,15 @@ fn the_ledger_rebuilt_from_the_pods_is_the_one_that_was_lost() {
     assert_eq!(timeless(&one), timeless(&two));
     assert_eq!(one.charged(), two.charged());
     let devices = [GpuUuid::from_index(1), GpuUuid::from_index(0)];
-    assert_eq!(two.service.cluster().pod_state(&uid_of("2")).unwrap().devices().unwrap()[..], devices);
+    assert_eq!(
+        two.service
+            .cluster()
+            .pod_state(&uid_of("2"))
+            .unwrap()
+            .devices()
+            .unwrap()[..],
+        devices
+    );
 }
 
 impl IndexFixture {
@@ -426,7 +552,13 @@ impl IndexFixture {
         let mut cluster = self.service.cluster();
         let asked = BindAsked::of(&cluster, &uid_of(uid), &NodeName::parse("a").unwrap()).unwrap();
         let answer = cluster.apply(asked);
-        assert!(matches!(answer, Ok(BindAnswer::Write(BindDecision { is_new: true, .. }))), "{answer:?}");
+        assert!(
+            matches!(
+                answer,
+                Ok(BindAnswer::Write(BindDecision { is_new: true, .. }))
+            ),
+            "{answer:?}"
+        );
     }
 
     fn sweep(&mut self) {
@@ -438,9 +570,13 @@ impl IndexFixture {
     /// As the extender brings a pod in: past the index.
     fn apply_by_request(&self, pod: &Value) {
         let mut ledger = self.service.cluster();
-        let seen =
-            objects::observation(&read(pod.clone()), ledger.policy(), None, jiff::Timestamp::UNIX_EPOCH)
-                .unwrap();
+        let seen = objects::observation(
+            &read(pod.clone()),
+            ledger.policy(),
+            None,
+            jiff::Timestamp::UNIX_EPOCH,
+        )
+        .unwrap();
         ledger.apply(PodObserved(seen));
     }
 }

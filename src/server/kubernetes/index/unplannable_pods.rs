@@ -16,18 +16,32 @@ impl ClusterIndex {
         limit: usize,
     ) -> Vec<(PodUid, PodKey, WaitReason)> {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let next = self.unplannable_pods.range::<PodUid, _>((from, Bound::Unbounded)).take(limit);
-        next.map(|(uid, (key, why))| (uid.clone(), key.clone(), *why)).collect()
+        let next = self
+            .unplannable_pods
+            .range::<PodUid, _>((from, Bound::Unbounded))
+            .take(limit);
+        next.map(|(uid, (key, why))| (uid.clone(), key.clone(), *why))
+            .collect()
     }
 
-    pub(super) fn note_unplannable_pod(&mut self, uid: &PodUid, key: &PodKey, pod: &Pod, is_unknown: bool) {
+    pub(super) fn note_unplannable_pod(
+        &mut self,
+        uid: &PodUid,
+        key: &PodKey,
+        pod: &Pod,
+        is_unknown: bool,
+    ) {
         let is_over = objects::is_finished(pod) || pod.metadata.deletion_timestamp.is_some();
         if !is_unknown || is_over || !objects::gates(pod).only_ours() {
             self.unplannable_pods.remove(uid);
             return;
         }
-        let why =
-            if objects::asks_for_gpu(pod) { WaitReason::InvalidRequest } else { WaitReason::NoGpuRequested };
-        self.unplannable_pods.insert(uid.clone(), (key.clone(), why));
+        let why = if objects::asks_for_gpu(pod) {
+            WaitReason::InvalidRequest
+        } else {
+            WaitReason::NoGpuRequested
+        };
+        self.unplannable_pods
+            .insert(uid.clone(), (key.clone(), why));
     }
 }

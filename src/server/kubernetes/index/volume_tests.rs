@@ -8,7 +8,9 @@ use std::path::Path;
 use std::sync::Arc;
 use stowage_scheduling::explaining::{ShownNodes, explain};
 use stowage_scheduling::ids::{NodeName, PodUid};
-use stowage_scheduling::kube_filters::{AssumedNodeChange, FilterReason, FilterVerdict, UnsupportedRule};
+use stowage_scheduling::kube_filters::{
+    AssumedNodeChange, FilterReason, FilterVerdict, UnsupportedRule,
+};
 use stowage_scheduling::policy::Policy;
 
 fn node(name: &str, zone: &str) -> Value {
@@ -45,7 +47,8 @@ fn bound_claim(volume: &str) -> Value {
 }
 
 fn volume(name: &str, label: &str, values: &[&str]) -> Value {
-    let term = json!({ "matchExpressions": [{ "key": label, "operator": "In", "values": values }] });
+    let term =
+        json!({ "matchExpressions": [{ "key": label, "operator": "In", "values": values }] });
     json!({
         "kind": "PersistentVolume",
         "metadata": { "name": name },
@@ -77,7 +80,10 @@ fn class(name: &str, provisioner: &str, zone: Option<&str>) -> Value {
 fn loaded(objects: &[Value]) -> Arc<Service> {
     let nodes = [node("a", "east"), node("b", "west"), node("c", "west")];
     let items: Vec<&Value> = nodes.iter().chain(objects).collect();
-    let dump = Dump::of(json!({ "kind": "List", "items": items }).to_string(), Path::new("dump"));
+    let dump = Dump::of(
+        json!({ "kind": "List", "items": items }).to_string(),
+        Path::new("dump"),
+    );
     let service = Service::new(Policy::default());
     DumpControlPlane::load(&dump, &service, &mut ClusterIndex::default()).unwrap();
     service
@@ -90,7 +96,12 @@ fn verdicts(objects: &[Value]) -> Vec<FilterVerdict> {
     let uid = PodUid::parse("1").unwrap();
     let wants = cluster.kube_filters().wants(&uid).unwrap();
     let query = cluster.kube_filters().ask(Some(&uid), wants);
-    let verdict = |name| query.verdict(&NodeName::parse(name).unwrap(), &AssumedNodeChange::default());
+    let verdict = |name| {
+        query.verdict(
+            &NodeName::parse(name).unwrap(),
+            &AssumedNodeChange::default(),
+        )
+    };
     ["a", "b", "c"].map(verdict).into()
 }
 
@@ -98,9 +109,19 @@ fn verdicts(objects: &[Value]) -> Vec<FilterVerdict> {
 fn a_bound_claim_is_evaluated_by_the_node_affinity_of_its_volume() {
     let in_west = volume("pv-1", "topology.kubernetes.io/zone", &["west"]);
     let verdicts = verdicts(&[pod_with_claim("weights"), bound_claim("pv-1"), in_west]);
-    assert_eq!(verdicts[1..], [FilterVerdict::Accepts, FilterVerdict::Accepts]);
-    assert!(matches!(verdicts[0], FilterVerdict::Rejects(_)), "{:?}", verdicts[0]);
-    assert!(!matches!(verdicts[0], FilterVerdict::Rejects(FilterReason::UnknownNode)));
+    assert_eq!(
+        verdicts[1..],
+        [FilterVerdict::Accepts, FilterVerdict::Accepts]
+    );
+    assert!(
+        matches!(verdicts[0], FilterVerdict::Rejects(_)),
+        "{:?}",
+        verdicts[0]
+    );
+    assert!(!matches!(
+        verdicts[0],
+        FilterVerdict::Rejects(FilterReason::UnknownNode)
+    ));
 }
 
 #[test]
@@ -126,14 +147,25 @@ fn what_is_not_supported_is_explained() {
     let claim = |n: u8| json!({ "name": format!("v-{n}"), "persistentVolumeClaim": { "claimName": format!("c-{n}") } });
     let unsupported = |objects: &[Value]| {
         let service = loaded(objects);
-        let explanation =
-            explain(&mut service.cluster_to_explain(), &PodUid::parse("1").unwrap(), &ShownNodes::default());
+        let explanation = explain(
+            &mut service.cluster_to_explain(),
+            &PodUid::parse("1").unwrap(),
+            &ShownNodes::default(),
+        );
         let parts = explanation.unwrap().unsupported.into_iter();
-        parts.map(|part| (part.rule, part.nodes)).collect::<Vec<_>>()
+        parts
+            .map(|part| (part.rule, part.nodes))
+            .collect::<Vec<_>>()
     };
     let disks = || class("disks", "disk.example.com", None);
-    assert_eq!(unsupported(&[pod.clone(), unbound_claim("disks"), disks()]), []);
-    assert_eq!(unsupported(&[pod.clone()]), [("volume-unknown".to_owned(), 3)]);
+    assert_eq!(
+        unsupported(&[pod.clone(), unbound_claim("disks"), disks()]),
+        []
+    );
+    assert_eq!(
+        unsupported(&[pod.clone()]),
+        [("volume-unknown".to_owned(), 3)]
+    );
     pod["spec"]["volumes"] = (0..9).map(claim).collect();
     let claims = (0..9).map(|n| {
         let mut claim = unbound_claim("disks");
@@ -141,5 +173,9 @@ fn what_is_not_supported_is_explained() {
         claim
     });
     let objects: Vec<Value> = claims.chain([pod, disks()]).collect();
-    assert_eq!(unsupported(&objects), [("attach-limit".to_owned(), 3)], "limits of CSI drivers are not read");
+    assert_eq!(
+        unsupported(&objects),
+        [("attach-limit".to_owned(), 3)],
+        "limits of CSI drivers are not read"
+    );
 }

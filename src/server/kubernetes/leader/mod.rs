@@ -62,12 +62,18 @@ pub struct LeaseName {
 impl LeaseName {
     /// The Lease of kube-scheduler by default.
     pub fn of_kube_scheduler() -> Self {
-        Self { namespace: "kube-system".into(), name: "kube-scheduler".into() }
+        Self {
+            namespace: "kube-system".into(),
+            name: "kube-scheduler".into(),
+        }
     }
 
     /// Stowage's own.
     pub fn own(namespace: &str) -> Self {
-        Self { namespace: namespace.into(), name: "stowage".into() }
+        Self {
+            namespace: namespace.into(),
+            name: "stowage".into(),
+        }
     }
 }
 
@@ -94,7 +100,9 @@ struct LeaseTerm {
 impl LeaseReading {
     fn of(lease: &Lease) -> Self {
         let spec = lease.spec.clone().unwrap_or_default();
-        let seconds = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
+        let seconds = spec
+            .lease_duration_seconds
+            .and_then(|seconds| u64::try_from(seconds).ok());
         let holder = spec.holder_identity.filter(|holder| !holder.is_empty());
         let term = LeaseTerm {
             lease: lease.metadata.uid.clone().unwrap_or_default(),
@@ -133,7 +141,9 @@ pub async fn run(
                 LeadWith::Always => succession.after_a_last_send_at(started),
                 _ => started,
             };
-            shutdown.run_until_cancelled(lead_alone(&service, &succession, from)).await;
+            shutdown
+                .run_until_cancelled(lead_alone(&service, &succession, from))
+                .await;
         }
         LeadWith::KubeScheduler { lease, hostname } => {
             let scheduler_lease = Mutex::new(SchedulerLease::new(hostname, succession));
@@ -148,7 +158,10 @@ pub async fn run(
         }
         LeadWith::Lease { lease, identity } => {
             // Two replicas of one name, such as a pod and its replacement on another node, are two candidates.
-            let candidate = Mutex::new(LeaseCandidate::new(format!("{identity}_{nonce}"), succession));
+            let candidate = Mutex::new(LeaseCandidate::new(
+                format!("{identity}_{nonce}"),
+                succession,
+            ));
             let tenure = |now| candidate.lock().tenure(now);
             tokio::select! {
                 biased;
@@ -177,7 +190,10 @@ async fn lead_alone(service: &Service, succession: &Succession, from: Moment) {
 /// Distinguishes this process from every other that has acted or will act.
 pub(super) fn nonce() -> String {
     // The keys of the standard library's hash maps are drawn from the system's random numbers.
-    format!("{:016x}", std::hash::RandomState::new().hash_one(std::process::id()))
+    format!(
+        "{:016x}",
+        std::hash::RandomState::new().hash_one(std::process::id())
+    )
 }
 
 /// Sets leadership to the present state again and again: a hanging request must not extend it.
@@ -193,7 +209,10 @@ fn set_tenure(service: &Service, tenure: Tenure) {
     service.set_tenure(tenure);
     // The gate waits where this replica succeeds itself.
     let after = service.leadership.tenure();
-    service.metrics.leading.set(i64::from(service.leadership.is_leading()));
+    service
+        .metrics
+        .leading
+        .set(i64::from(service.leadership.is_leading()));
     match after {
         _ if std::mem::discriminant(&before) == std::mem::discriminant(&after) => {}
         Tenure::Standby => tracing::info!("this replica stops acting"),
@@ -211,7 +230,12 @@ fn set_tenure(service: &Service, tenure: Tenure) {
 }
 
 /// Reads kube-scheduler's Lease. A plain read, not a watch: the delay of a watch is unknown.
-async fn look(client: &Client, service: &Service, name: &LeaseName, scheduler_lease: &Mutex<SchedulerLease>) {
+async fn look(
+    client: &Client,
+    service: &Service,
+    name: &LeaseName,
+    scheduler_lease: &Mutex<SchedulerLease>,
+) {
     let leases: Api<Lease> = Api::namespaced(client.clone(), &name.namespace);
     let mut log = LeaseLog::default();
     loop {
@@ -228,11 +252,18 @@ async fn look(client: &Client, service: &Service, name: &LeaseName, scheduler_le
 }
 
 fn note_holder(service: &Service, reading: Option<&LeaseReading>) {
-    service.leadership.set_holder(reading.and_then(|reading| reading.holder.as_deref()));
+    service
+        .leadership
+        .set_holder(reading.and_then(|reading| reading.holder.as_deref()));
 }
 
 /// Takes the Lease when it is free, and keeps it.
-async fn campaign(client: &Client, service: &Service, name: &LeaseName, candidate: &Mutex<LeaseCandidate>) {
+async fn campaign(
+    client: &Client,
+    service: &Service,
+    name: &LeaseName,
+    candidate: &Mutex<LeaseCandidate>,
+) {
     let leases: Api<Lease> = Api::namespaced(client.clone(), &name.namespace);
     let mut log = LeaseLog::default();
     loop {
@@ -254,18 +285,43 @@ async fn attempt(
     let found = within(REQUEST_TIMEOUT, leases.get_opt(&name.name)).await?;
     note_holder(service, found.as_ref().map(LeaseReading::of).as_ref());
     let sent = service.now();
-    let next = candidate.lock().step(found.as_ref(), sent, service.clock.wall());
+    let next = candidate
+        .lock()
+        .step(found.as_ref(), sent, service.clock.wall());
     let Some(spec) = next else { return Ok(()) };
     let params = PostParams::default();
     let written = match found {
         None => {
-            let metadata = ObjectMeta { name: Some(name.name.clone()), ..ObjectMeta::default() };
-            within(REQUEST_TIMEOUT, leases.create(&params, &Lease { metadata, spec: Some(spec) })).await?
+            let metadata = ObjectMeta {
+                name: Some(name.name.clone()),
+                ..ObjectMeta::default()
+            };
+            within(
+                REQUEST_TIMEOUT,
+                leases.create(
+                    &params,
+                    &Lease {
+                        metadata,
+                        spec: Some(spec),
+                    },
+                ),
+            )
+            .await?
         }
         Some(found) => {
             // With the resourceVersion that was read: of two candidates one is rejected.
-            within(REQUEST_TIMEOUT, leases.replace(&name.name, &params, &Lease { spec: Some(spec), ..found }))
-                .await?
+            within(
+                REQUEST_TIMEOUT,
+                leases.replace(
+                    &name.name,
+                    &params,
+                    &Lease {
+                        spec: Some(spec),
+                        ..found
+                    },
+                ),
+            )
+            .await?
         }
     };
     note_holder(service, Some(&LeaseReading::of(&written)));
@@ -275,13 +331,30 @@ async fn attempt(
 }
 
 /// Gives up the Lease, so that another replica need not wait until it expires.
-async fn resign(client: &Client, service: &Service, name: &LeaseName, candidate: &Mutex<LeaseCandidate>) {
+async fn resign(
+    client: &Client,
+    service: &Service,
+    name: &LeaseName,
+    candidate: &Mutex<LeaseCandidate>,
+) {
     let leases: Api<Lease> = Api::namespaced(client.clone(), &name.namespace);
-    let Ok(Some(found)) = within(REQUEST_TIMEOUT, leases.get_opt(&name.name)).await else { return };
-    let given_up = candidate.lock().resign(&found.spec.clone().unwrap_or_default());
+    let Ok(Some(found)) = within(REQUEST_TIMEOUT, leases.get_opt(&name.name)).await else {
+        return;
+    };
+    let given_up = candidate
+        .lock()
+        .resign(&found.spec.clone().unwrap_or_default());
     let Some(spec) = given_up else { return };
-    let release = Lease { spec: Some(spec), ..found };
-    match within(REQUEST_TIMEOUT, leases.replace(&name.name, &PostParams::default(), &release)).await {
+    let release = Lease {
+        spec: Some(spec),
+        ..found
+    };
+    match within(
+        REQUEST_TIMEOUT,
+        leases.replace(&name.name, &PostParams::default(), &release),
+    )
+    .await
+    {
         Ok(_) => count(service, "released"),
         Err(error) => {
             tracing::warn!(lease = %name.name, %error, "could not release the Lease; it expires by itself")
@@ -310,5 +383,9 @@ impl LeaseLog {
 }
 
 fn count(service: &Service, outcome: &str) {
-    service.metrics.writes.with_label_values(&["lease", outcome]).inc();
+    service
+        .metrics
+        .writes
+        .with_label_values(&["lease", outcome])
+        .inc();
 }

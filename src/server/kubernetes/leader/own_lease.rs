@@ -32,11 +32,23 @@ pub(crate) struct LeaseCandidate {
 
 impl LeaseCandidate {
     pub fn new(identity: String, succession: Succession) -> Self {
-        Self { identity, succession, rival: None, until: None, inherits: Moment::default(), term: None }
+        Self {
+            identity,
+            succession,
+            rival: None,
+            until: None,
+            inherits: Moment::default(),
+            term: None,
+        }
     }
 
     /// What to write after `lease` was read at `now` (`None` if there is none); `None` while another replica holds it.
-    pub fn step(&mut self, lease: Option<&Lease>, now: Moment, wall: jiff::Timestamp) -> Option<LeaseSpec> {
+    pub fn step(
+        &mut self,
+        lease: Option<&Lease>,
+        now: Moment,
+        wall: jiff::Timestamp,
+    ) -> Option<LeaseSpec> {
         let Some(lease) = lease else {
             // The previous holder of a deleted Lease may not have noticed yet.
             self.inherits = self.succession.after_a_renewal_at(now, DURATION);
@@ -149,8 +161,14 @@ mod tests {
     }
 
     fn stored(spec: LeaseSpec) -> Lease {
-        let metadata = ObjectMeta { uid: Some("lease-uid".into()), ..ObjectMeta::default() };
-        Lease { metadata, spec: Some(spec) }
+        let metadata = ObjectMeta {
+            uid: Some("lease-uid".into()),
+            ..ObjectMeta::default()
+        };
+        Lease {
+            metadata,
+            spec: Some(spec),
+        }
     }
 
     fn spec(lease: &Lease) -> &LeaseSpec {
@@ -162,10 +180,14 @@ mod tests {
     }
 
     /// It renews its Lease for so long that nothing of before can land any more.
-    fn established(candidate: &mut LeaseCandidate, seconds: std::ops::RangeInclusive<u64>) -> Lease {
+    fn established(
+        candidate: &mut LeaseCandidate,
+        seconds: std::ops::RangeInclusive<u64>,
+    ) -> Lease {
         let mut lease = None;
         for second in seconds {
-            let renewed = taken(candidate.step(lease.as_ref(), at(second), wall(1000 + second as i64)));
+            let renewed =
+                taken(candidate.step(lease.as_ref(), at(second), wall(1000 + second as i64)));
             candidate.wrote(at(second), &renewed);
             lease = Some(renewed);
         }
@@ -177,7 +199,11 @@ mod tests {
         let mut a = candidate("a");
         let lease = taken(a.step(None, at(0), wall(1000)));
         assert_eq!(spec(&lease).holder_identity.as_deref(), Some("a"));
-        assert_eq!(a.tenure(at(0)), Tenure::Standby, "not before the write went through");
+        assert_eq!(
+            a.tenure(at(0)),
+            Tenure::Standby,
+            "not before the write went through"
+        );
         a.wrote(at(0), &lease);
         assert_eq!(a.tenure(at(9)), Tenure::Succeeding { from: at(14) });
         assert_eq!(
@@ -194,10 +220,18 @@ mod tests {
     fn a_rival_is_outwaited_by_our_clock_and_taken_over_from_once() {
         let (mut a, mut b) = (candidate("a"), candidate("b"));
         let held = established(&mut a, 0..=20);
-        assert_eq!(b.step(Some(&held), at(100), wall(5)), None, "whatever the wall clocks say");
+        assert_eq!(
+            b.step(Some(&held), at(100), wall(5)),
+            None,
+            "whatever the wall clocks say"
+        );
         assert_eq!(b.step(Some(&held), at(114), wall(5)), None);
         let renewed = taken(a.step(Some(&held), at(21), wall(1002)));
-        assert_eq!(b.step(Some(&renewed), at(115), wall(5)), None, "a renewal starts it again");
+        assert_eq!(
+            b.step(Some(&renewed), at(115), wall(5)),
+            None,
+            "a renewal starts it again"
+        );
         assert_eq!(b.step(Some(&renewed), at(129), wall(5)), None);
         let stolen = taken(b.step(Some(&renewed), at(130), wall(5)));
         assert_eq!(spec(&stolen).holder_identity.as_deref(), Some("b"));
@@ -205,7 +239,10 @@ mod tests {
         b.wrote(at(130), &stolen);
         a.wrote(at(21), &renewed);
         assert_eq!(a.step(Some(&stolen), at(22), wall(1022)), None);
-        assert!(!leads(&a, 22), "a candidate that sees another holder stops at once");
+        assert!(
+            !leads(&a, 22),
+            "a candidate that sees another holder stops at once"
+        );
     }
 
     #[test]
@@ -258,14 +295,21 @@ mod tests {
         assert_eq!(spec(&lease).lease_duration_seconds, Some(15));
         b.wrote(at(21), &lease);
         assert!(!leads(&b, 24) && leads(&b, 25));
-        assert_eq!(a.resign(spec(&lease)), None, "what is another's is not given up");
+        assert_eq!(
+            a.resign(spec(&lease)),
+            None,
+            "what is another's is not given up"
+        );
     }
 
     #[test]
     fn a_lease_whose_holder_someone_cleared_is_acted_on_once_the_holder_must_have_noticed() {
         let (mut a, mut b) = (candidate("a"), candidate("b"));
         let held = established(&mut a, 0..=20);
-        let cleared = stored(LeaseSpec { holder_identity: Some(String::new()), ..spec(&held).clone() });
+        let cleared = stored(LeaseSpec {
+            holder_identity: Some(String::new()),
+            ..spec(&held).clone()
+        });
         let lease = taken(b.step(Some(&cleared), at(21), wall(1001)));
         b.wrote(at(21), &lease);
         assert!(leads(&a, 25), "it has not read the Lease since");

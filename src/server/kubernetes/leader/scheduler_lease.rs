@@ -26,7 +26,13 @@ pub(crate) struct SchedulerLease {
 
 impl SchedulerLease {
     pub fn new(hostname: String, succession: Succession) -> Self {
-        Self { hostname, succession, last: None, until: None, term: None }
+        Self {
+            hostname,
+            succession,
+            last: None,
+            until: None,
+            term: None,
+        }
     }
 
     /// Applies a read that was sent and answered at these times; `None` if there is no such Lease.
@@ -39,8 +45,14 @@ impl SchedulerLease {
         if !self.is_held_here(&reading) {
             (self.until, self.term) = (None, None);
         } else {
-            if self.term.as_ref().is_none_or(|(term, _)| *term != reading.term) {
-                let relied_on = last.as_ref().map_or(reading.duration, |(before, _)| before.duration);
+            if self
+                .term
+                .as_ref()
+                .is_none_or(|(term, _)| *term != reading.term)
+            {
+                let relied_on = last
+                    .as_ref()
+                    .map_or(reading.duration, |(before, _)| before.duration);
                 let longest = relied_on.max(reading.duration);
                 let from = self.succession.after_a_renewal_at(answered, longest);
                 (self.term, self.until) = (Some((reading.term.clone(), from)), None);
@@ -61,8 +73,13 @@ impl SchedulerLease {
     }
 
     fn is_held_here(&self, reading: &LeaseReading) -> bool {
-        let Some(holder) = reading.holder.as_deref() else { return false };
-        holder.rsplit_once('_').map_or(holder, |(hostname, _)| hostname) == self.hostname
+        let Some(holder) = reading.holder.as_deref() else {
+            return false;
+        };
+        holder
+            .rsplit_once('_')
+            .map_or(holder, |(hostname, _)| hostname)
+            == self.hostname
     }
 }
 
@@ -80,8 +97,17 @@ mod tests {
 
     fn held_in(term: i32, holder: &str, renewed: i64) -> Option<LeaseReading> {
         let renewed = Some(jiff::Timestamp::from_second(renewed).unwrap());
-        let term = LeaseTerm { lease: "lease-uid".into(), transitions: term, holder: Some(holder.into()) };
-        Some(LeaseReading { holder: Some(holder.into()), term, renewed, duration: Millis::seconds(15) })
+        let term = LeaseTerm {
+            lease: "lease-uid".into(),
+            transitions: term,
+            holder: Some(holder.into()),
+        };
+        Some(LeaseReading {
+            holder: Some(holder.into()),
+            term,
+            renewed,
+            duration: Millis::seconds(15),
+        })
     }
 
     fn held_by(holder: &str, renewed: i64) -> Option<LeaseReading> {
@@ -104,7 +130,13 @@ mod tests {
     /// It has held the Lease for so long that nothing of an earlier term can land any more.
     fn established() -> SchedulerLease {
         let mut lease = neighbor();
-        (0..20).for_each(|second| look(&mut lease, held_by("stowage-0_1b2c", second as i64 / 2), second));
+        (0..20).for_each(|second| {
+            look(
+                &mut lease,
+                held_by("stowage-0_1b2c", second as i64 / 2),
+                second,
+            )
+        });
         lease
     }
 
@@ -126,7 +158,11 @@ mod tests {
         // Renewed after the read at 19 s, so it may pass on at 34 s and not before.
         for second in 21..40 {
             look(&mut lease, held_by("stowage-0_1b2c", 102), second);
-            assert_eq!(leads(&lease, second), (20..29).contains(&second), "{second} s");
+            assert_eq!(
+                leads(&lease, second),
+                (20..29).contains(&second),
+                "{second} s"
+            );
         }
     }
 
@@ -142,9 +178,23 @@ mod tests {
 
     #[test]
     fn another_holder_a_released_lease_and_a_missing_one_end_it_at_once() {
-        let term = LeaseTerm { lease: "lease-uid".into(), transitions: 1, holder: None };
-        let released = Some(LeaseReading { holder: None, term, renewed: None, duration: Millis::seconds(1) });
-        for next in [held_by("stowage-1_9f", 103), held_by("other-stowage-0_9f", 103), released, None] {
+        let term = LeaseTerm {
+            lease: "lease-uid".into(),
+            transitions: 1,
+            holder: None,
+        };
+        let released = Some(LeaseReading {
+            holder: None,
+            term,
+            renewed: None,
+            duration: Millis::seconds(1),
+        });
+        for next in [
+            held_by("stowage-1_9f", 103),
+            held_by("other-stowage-0_9f", 103),
+            released,
+            None,
+        ] {
             let mut lease = established();
             assert!(leads(&lease, 20));
             look(&mut lease, next.clone(), 20);
@@ -160,11 +210,21 @@ mod tests {
         // until then, may have relied on that for ten seconds, and what it sent last may take four more.
         lease.see(held_in(2, "node_a_78", 115), at(1), at(3));
         for second in 3..30 {
-            look(&mut lease, held_in(2, "node_a_78", 115 + second as i64 / 2), second);
+            look(
+                &mut lease,
+                held_in(2, "node_a_78", 115 + second as i64 / 2),
+                second,
+            );
             let tenure = lease.tenure(at(second));
             match second {
-                ..17 => assert!(matches!(tenure, Tenure::Succeeding { .. }), "{second} s: {tenure:?}"),
-                _ => assert!(matches!(tenure, Tenure::Leading { .. }), "{second} s: {tenure:?}"),
+                ..17 => assert!(
+                    matches!(tenure, Tenure::Succeeding { .. }),
+                    "{second} s: {tenure:?}"
+                ),
+                _ => assert!(
+                    matches!(tenure, Tenure::Leading { .. }),
+                    "{second} s: {tenure:?}"
+                ),
             }
         }
     }
@@ -175,8 +235,13 @@ mod tests {
         let before = lease.tenure(at(19));
         look(&mut lease, held_in(2, "stowage-0_ffff", 102), 20);
         assert!(!leads(&lease, 21));
-        (21..40)
-            .for_each(|second| look(&mut lease, held_in(2, "stowage-0_ffff", second as i64 + 90), second));
+        (21..40).for_each(|second| {
+            look(
+                &mut lease,
+                held_in(2, "stowage-0_ffff", second as i64 + 90),
+                second,
+            )
+        });
         assert_ne!(lease.tenure(at(39)).epoch(), before.epoch());
     }
 }

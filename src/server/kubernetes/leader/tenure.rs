@@ -16,7 +16,10 @@ pub(crate) struct Succession {
 
 impl Succession {
     pub fn new(landing: Millis, nonce: &str) -> Self {
-        Self { landing, nonce: nonce.into() }
+        Self {
+            landing,
+            nonce: nonce.into(),
+        }
     }
 
     /// When no write can land any more of a leader that may have renewed a Lease of this duration until `renewed`.
@@ -33,7 +36,10 @@ impl Succession {
         match () {
             () if now >= until => Tenure::Standby,
             () if now < from => Tenure::Succeeding { from },
-            () => Tenure::Leading { epoch: self.epoch(term), until },
+            () => Tenure::Leading {
+                epoch: self.epoch(term),
+                until,
+            },
         }
     }
 
@@ -44,7 +50,11 @@ impl Succession {
     /// The tenure of a replica that needs no Lease, because it is the only one. From `from` on no write of an earlier process
     /// can land any more.
     pub fn alone(&self, from: Moment, now: Moment) -> Tenure {
-        let no_lease = LeaseTerm { lease: "no-lease".into(), transitions: 0, holder: None };
+        let no_lease = LeaseTerm {
+            lease: "no-lease".into(),
+            transitions: 0,
+            holder: None,
+        };
         self.tenure(&no_lease, from, Moment(u64::MAX), now)
     }
 }
@@ -60,16 +70,34 @@ mod tests {
         let from = succession.after_a_last_send_at(started);
         assert_eq!(
             succession.alone(from, started),
-            Tenure::Succeeding { from: started + Millis::seconds(4) }
+            Tenure::Succeeding {
+                from: started + Millis::seconds(4)
+            }
         );
-        assert_eq!(succession.alone(from, Moment(from.0 - 1)), Tenure::Succeeding { from });
+        assert_eq!(
+            succession.alone(from, Moment(from.0 - 1)),
+            Tenure::Succeeding { from }
+        );
         let led = succession.alone(from, from);
-        assert!(matches!(led, Tenure::Leading { until: Moment(u64::MAX), .. }), "{led:?}");
+        assert!(
+            matches!(
+                led,
+                Tenure::Leading {
+                    until: Moment(u64::MAX),
+                    ..
+                }
+            ),
+            "{led:?}"
+        );
         assert_eq!(
             succession.alone(from, from + Millis::seconds(1_000_000)),
             led,
             "the epoch stays the same"
         );
-        assert_eq!(succession.alone(started, started), led, "a cluster without a predecessor is led at once");
+        assert_eq!(
+            succession.alone(started, started),
+            led,
+            "a cluster without a predecessor is led at once"
+        );
     }
 }

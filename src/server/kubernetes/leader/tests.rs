@@ -26,8 +26,10 @@ impl Log {
     fn of(logs: impl FnOnce()) -> Vec<String> {
         let log = Self::default();
         let writer = log.clone();
-        let subscriber =
-            tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_writer(move || writer.clone())
+            .finish();
         tracing::subscriber::with_default(subscriber, logs);
         let text = String::from_utf8(log.0.lock().clone()).unwrap();
         text.lines().map(String::from).collect()
@@ -42,7 +44,10 @@ fn a_replica_that_succeeds_itself_says_that_it_waits_and_not_that_it_acts() {
         let result = catch_unwind(AssertUnwindSafe(|| {
             let mut cluster = service.cluster();
             let placement = Placement::by_plugin(NodeName::parse("n").unwrap());
-            cluster.apply(SettlingAsked { uid: PodUid::parse("x").unwrap(), placement });
+            cluster.apply(SettlingAsked {
+                uid: PodUid::parse("x").unwrap(),
+                placement,
+            });
             panic!("while a Binding may land");
         }));
         assert!(result.is_err());
@@ -51,7 +56,14 @@ fn a_replica_that_succeeds_itself_says_that_it_waits_and_not_that_it_acts() {
     });
     assert!(!service.leadership.is_leading());
     let count = |text: &str| lines.iter().filter(|line| line.contains(text)).count();
-    assert_eq!((count("leads from now on"), count("no earlier write can take effect")), (0, 1), "{lines:#?}");
+    assert_eq!(
+        (
+            count("leads from now on"),
+            count("no earlier write can take effect")
+        ),
+        (0, 1),
+        "{lines:#?}"
+    );
 }
 
 #[test]
@@ -59,11 +71,18 @@ fn each_change_of_tenure_is_logged_once() {
     let service = Service::with_stopped_clock(Policy::default());
     let from = service.now() + Millis::seconds(16);
     let lines = Log::of(|| {
-        for tenure in [Tenure::Succeeding { from }, Tenure::without_end(), Tenure::Standby] {
+        for tenure in [
+            Tenure::Succeeding { from },
+            Tenure::without_end(),
+            Tenure::Standby,
+        ] {
             (0..2).for_each(|_| set_tenure(&service, tenure.clone()));
         }
     });
     let texts = ["seconds=16", "leads from now on", "stops acting"];
     assert_eq!(lines.len(), texts.len(), "{lines:#?}");
-    lines.iter().zip(texts).for_each(|(line, text)| assert!(line.contains(text), "{line}"));
+    lines
+        .iter()
+        .zip(texts)
+        .for_each(|(line, text)| assert!(line.contains(text), "{line}"));
 }

@@ -33,15 +33,30 @@ pub enum ManifestError {
     #[error("{}: no file in it ends in .yaml, .yml or .json; name the directory of the manifests", .path.display())]
     NoFiles { path: PathBuf },
     #[error("{file}: {error}")]
-    Yaml { file: String, error: Box<serde_saphyr::Error> },
+    Yaml {
+        file: String,
+        error: Box<serde_saphyr::Error>,
+    },
     #[error("{file}: {error}")]
-    Json { file: String, error: serde_json::Error },
-    #[error("{file}: object {item} has no `kind`; each must be a Kubernetes object, such as a Deployment")]
+    Json {
+        file: String,
+        error: serde_json::Error,
+    },
+    #[error(
+        "{file}: object {item} has no `kind`; each must be a Kubernetes object, such as a Deployment"
+    )]
     NoKind { file: String, item: usize },
     #[error("{source_name}: {error}")]
-    Object { source_name: String, error: serde_path_to_error::Error<serde_json::Error> },
+    Object {
+        source_name: String,
+        error: serde_path_to_error::Error<serde_json::Error>,
+    },
     #[error("{source_name}: {field} is {value}; write a whole number of at most {MAX_PODS}")]
-    Count { source_name: String, field: &'static str, value: String },
+    Count {
+        source_name: String,
+        field: &'static str,
+        value: String,
+    },
     #[error(
         "{source_name}: these would be more than {}; is the number of replicas right?",
         plural(MAX_PODS, "pod")
@@ -120,7 +135,8 @@ impl Manifests {
         }
         for file in files {
             let text = std::fs::read_to_string(&file).map_err(unreadable(&file))?;
-            all.0.extend(Self::of(&text, &file.display().to_string())?.0);
+            all.0
+                .extend(Self::of(&text, &file.display().to_string())?.0);
         }
         Ok(all)
     }
@@ -136,12 +152,22 @@ impl Manifests {
         let mut objects = Vec::new();
         let documents = documents.into_iter().flat_map(|Document { line, value }| {
             let is_list = value.get("items").is_some_and(Value::is_array);
-            items(value).into_iter().map(move |item| (line.filter(|_| !is_list), item))
+            items(value)
+                .into_iter()
+                .map(move |item| (line.filter(|_| !is_list), item))
         });
         for (item, (line, value)) in documents.enumerate() {
             let kind = value.get("kind").and_then(Value::as_str).map(str::to_owned);
-            let kind = kind.ok_or_else(|| ManifestError::NoKind { file: file.into(), item })?;
-            objects.push(ManifestObject { file: name.clone(), line, kind, value });
+            let kind = kind.ok_or_else(|| ManifestError::NoKind {
+                file: file.into(),
+                item,
+            })?;
+            objects.push(ManifestObject {
+                file: name.clone(),
+                line,
+                kind,
+                value,
+            });
         }
         Ok(Self(objects))
     }
@@ -155,8 +181,9 @@ impl Manifests {
     /// those are among the objects. What a workload among them made is counted with that workload.
     pub fn pods(&self) -> Result<ManifestPods, ManifestError> {
         let priorities = self.priorities();
-        let made =
-            |object: &ManifestObject| workload::templates(&object.kind, &object.value, &object.source());
+        let made = |object: &ManifestObject| {
+            workload::templates(&object.kind, &object.value, &object.source())
+        };
         let made: Vec<Made> = self.0.iter().map(made).collect::<Result<_, _>>()?;
         let counted = self.counted(&made);
         let mut found = ManifestPods::default();
@@ -182,16 +209,32 @@ impl Manifests {
     /// The nodes among the objects, each with its file and name.
     pub fn nodes(&self) -> Result<Vec<(String, Node)>, ManifestError> {
         let nodes = self.0.iter().filter(|object| object.kind == "Node");
-        nodes.map(|object| Ok((object.source(), parsed(object.value.clone(), &object.source())?))).collect()
+        nodes
+            .map(|object| {
+                Ok((
+                    object.source(),
+                    parsed(object.value.clone(), &object.source())?,
+                ))
+            })
+            .collect()
     }
 
     fn priorities(&self) -> BTreeMap<&str, i64> {
-        let classes = self.0.iter().filter(|object| object.kind == "PriorityClass");
+        let classes = self
+            .0
+            .iter()
+            .filter(|object| object.kind == "PriorityClass");
         let named = classes.filter_map(|class| {
-            Some((class.value.pointer("/metadata/name")?.as_str()?, class.value.get("value")?.as_i64()?))
+            Some((
+                class.value.pointer("/metadata/name")?.as_str()?,
+                class.value.get("value")?.as_i64()?,
+            ))
         });
         // Kubernetes' own two.
-        let own = [("system-cluster-critical", 2_000_000_000), ("system-node-critical", 2_000_001_000)];
+        let own = [
+            ("system-cluster-critical", 2_000_000_000),
+            ("system-node-critical", 2_000_001_000),
+        ];
         own.into_iter().chain(named).collect()
     }
 
@@ -200,12 +243,17 @@ impl Manifests {
     fn counted(&self, made: &[Made]) -> Vec<Counted> {
         let named = |(place, object): (usize, &ManifestObject)| (object.identity(), place);
         let places: BTreeMap<Identity, usize> = self.0.iter().enumerate().map(named).collect();
-        let makes_pods = |place: usize| self.0[place].kind != "Pod" && matches!(made[place], Made::Pods(_));
+        let makes_pods =
+            |place: usize| self.0[place].kind != "Pod" && matches!(made[place], Made::Pods(_));
         let mut counted = vec![Counted::ByItself; self.0.len()];
         for start in 0..self.0.len() {
             let mut above: Vec<usize> = Vec::new();
             let mut place = start;
-            while let Some(owner) = self.0[place].owners().iter().find_map(|owner| places.get(owner)) {
+            while let Some(owner) = self.0[place]
+                .owners()
+                .iter()
+                .find_map(|owner| places.get(owner))
+            {
                 // Owners in a circle are nobody's.
                 if above.contains(owner) || *owner == start {
                     break;
@@ -216,7 +264,9 @@ impl Manifests {
             if above.iter().any(|owner| makes_pods(*owner)) {
                 counted[start] = Counted::WithItsOwner;
             } else if matches!(made[start], Made::Pods(_)) {
-                let unknown = above.into_iter().filter(|owner| matches!(made[*owner], Made::LeftOut(_)));
+                let unknown = above
+                    .into_iter()
+                    .filter(|owner| matches!(made[*owner], Made::LeftOut(_)));
                 unknown.for_each(|owner| counted[owner] = Counted::ByWhatItMade);
             }
         }
@@ -236,22 +286,32 @@ impl ManifestPods {
         for template in templates {
             let workload = self.pods.last().map_or(0, |last| last.workload + 1);
             let mut pod: Pod = parsed(template.pod, &source)?;
-            pod.metadata.namespace.get_or_insert_with(|| object.namespace());
+            pod.metadata
+                .namespace
+                .get_or_insert_with(|| object.namespace());
             if let Some(spec) = pod.spec.as_mut().filter(|spec| spec.priority.is_none())
                 && let Some(name) = spec.priority_class_name.clone()
             {
-                spec.priority = priorities.get(&*name).and_then(|value| i32::try_from(*value).ok());
+                spec.priority = priorities
+                    .get(&*name)
+                    .and_then(|value| i32::try_from(*value).ok());
                 if spec.priority.is_none() {
                     unknown.insert(name);
                 }
             }
             if self.pods.len() + template.names.len() > MAX_PODS {
-                return Err(ManifestError::TooManyPods { source_name: source.to_string() });
+                return Err(ManifestError::TooManyPods {
+                    source_name: source.to_string(),
+                });
             }
             for name in template.names {
                 let mut pod = pod.clone();
                 pod.metadata.name = Some(name);
-                self.pods.push(ManifestPod { source: source.clone(), workload, pod });
+                self.pods.push(ManifestPod {
+                    source: source.clone(),
+                    workload,
+                    pod,
+                });
             }
         }
         Ok(())
@@ -260,8 +320,16 @@ impl ManifestPods {
 
 impl ManifestObject {
     fn source(&self) -> String {
-        let line = self.line.map_or_else(String::new, |line| format!(":{line}"));
-        format!("{}{line}: {} {}/{}", self.file, self.kind, self.namespace(), self.name())
+        let line = self
+            .line
+            .map_or_else(String::new, |line| format!(":{line}"));
+        format!(
+            "{}{line}: {} {}/{}",
+            self.file,
+            self.kind,
+            self.namespace(),
+            self.name()
+        )
     }
 
     fn identity(&self) -> Identity {
@@ -273,12 +341,16 @@ impl ManifestObject {
     }
 
     fn name(&self) -> String {
-        let name = self.text("/metadata/name").or_else(|| self.text("/metadata/generateName"));
+        let name = self
+            .text("/metadata/name")
+            .or_else(|| self.text("/metadata/generateName"));
         name.unwrap_or("unnamed").to_owned()
     }
 
     fn namespace(&self) -> String {
-        self.text("/metadata/namespace").unwrap_or("default").to_owned()
+        self.text("/metadata/namespace")
+            .unwrap_or("default")
+            .to_owned()
     }
 
     /// What made it; the nearest first. The ReplicaSet between a pod and its Deployment is named after both, `NAME-HASH`, and
@@ -288,14 +360,21 @@ impl ManifestObject {
     }
 
     fn named_owners(&self) -> Option<Vec<Identity>> {
-        let owners = self.value.pointer("/metadata/ownerReferences")?.as_array()?;
-        let owner =
-            owners.iter().find(|owner| owner.get("controller").and_then(Value::as_bool) == Some(true))?;
+        let owners = self
+            .value
+            .pointer("/metadata/ownerReferences")?
+            .as_array()?;
+        let owner = owners
+            .iter()
+            .find(|owner| owner.get("controller").and_then(Value::as_bool) == Some(true))?;
         let (kind, name) = (owner.get("kind")?.as_str()?, owner.get("name")?.as_str()?);
-        let deployment = self.text("/metadata/labels/pod-template-hash").filter(|_| kind == "ReplicaSet");
+        let deployment = self
+            .text("/metadata/labels/pod-template-hash")
+            .filter(|_| kind == "ReplicaSet");
         let deployment = deployment.and_then(|hash| name.strip_suffix(hash)?.strip_suffix('-'));
         let owner = (kind.into(), self.namespace(), name.into());
-        let deployment = deployment.map(|name| ("Deployment".into(), self.namespace(), name.into()));
+        let deployment =
+            deployment.map(|name| ("Deployment".into(), self.namespace(), name.into()));
         Some([Some(owner), deployment].into_iter().flatten().collect())
     }
 }
@@ -303,8 +382,10 @@ impl ManifestObject {
 fn files_in(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let entries = std::fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path()));
     let mut paths = entries.collect::<io::Result<Vec<PathBuf>>>()?;
-    let ends =
-        |path: &PathBuf| path.extension().is_some_and(|ending| ENDINGS.iter().any(|known| ending == *known));
+    let ends = |path: &PathBuf| {
+        path.extension()
+            .is_some_and(|ending| ENDINGS.iter().any(|known| ending == *known))
+    };
     paths.retain(|path| ends(path) && path.is_file());
     paths.sort();
     Ok(paths)
@@ -320,8 +401,16 @@ fn json(text: &str, file: &str) -> Result<Vec<Document>, ManifestError> {
         counted = start;
         match values.next() {
             None => return Ok(documents),
-            Some(Ok(value)) => documents.push(Document { line: Some(line), value }),
-            Some(Err(error)) => return Err(ManifestError::Json { file: file.into(), error }),
+            Some(Ok(value)) => documents.push(Document {
+                line: Some(line),
+                value,
+            }),
+            Some(Err(error)) => {
+                return Err(ManifestError::Json {
+                    file: file.into(),
+                    error,
+                });
+            }
         }
     }
 }
@@ -330,21 +419,38 @@ fn yaml(text: &str, file: &str) -> Result<Vec<Document>, ManifestError> {
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! { max_events: MAX_YAML_EVENTS, max_nodes: MAX_YAML_EVENTS },
     };
-    let values: Vec<Value> = serde_saphyr::from_multiple_with_options(text, options)
-        .map_err(|error| ManifestError::Yaml { file: file.into(), error: Box::new(error) })?;
-    let values: Vec<Value> = values.into_iter().filter(|value| !value.is_null()).collect();
+    let values: Vec<Value> =
+        serde_saphyr::from_multiple_with_options(text, options).map_err(|error| {
+            ManifestError::Yaml {
+                file: file.into(),
+                error: Box::new(error),
+            }
+        })?;
+    let values: Vec<Value> = values
+        .into_iter()
+        .filter(|value| !value.is_null())
+        .collect();
     let lines = document_lines(text);
     // A document such as `null` is nothing to the parser: no line is better than a wrong one.
     let is_sure = lines.len() == values.len();
     let line = |place: usize| lines.get(place).copied().filter(|_| is_sure);
-    Ok(values.into_iter().enumerate().map(|(place, value)| Document { line: line(place), value }).collect())
+    Ok(values
+        .into_iter()
+        .enumerate()
+        .map(|(place, value)| Document {
+            line: line(place),
+            value,
+        })
+        .collect())
 }
 
 /// The lines on which documents of YAML begin that have more than comments.
 fn document_lines(text: &str) -> Vec<usize> {
     let (mut lines, mut is_open) = (Vec::new(), false);
     for (place, line) in text.lines().enumerate() {
-        let marker = line.strip_prefix("---").or_else(|| line.strip_prefix("..."));
+        let marker = line
+            .strip_prefix("---")
+            .or_else(|| line.strip_prefix("..."));
         let after = marker.filter(|rest| rest.is_empty() || rest.starts_with(char::is_whitespace));
         is_open &= after.is_none();
         let content = after.unwrap_or(line).trim();
@@ -359,7 +465,10 @@ fn document_lines(text: &str) -> Vec<usize> {
 /// The objects of a list and of lists in it, or the object itself; none of an empty document. An API server leaves the kind out of
 /// the items of a `PodList`.
 fn items(mut document: Value) -> Vec<Value> {
-    let kind = document.get("kind").and_then(Value::as_str).unwrap_or("List");
+    let kind = document
+        .get("kind")
+        .and_then(Value::as_str)
+        .unwrap_or("List");
     let of_items = kind.strip_suffix("List").map(str::to_owned);
     match document.get_mut("items").map(Value::take) {
         Some(Value::Array(items)) => {
@@ -371,7 +480,11 @@ fn items(mut document: Value) -> Vec<Value> {
                 }
                 item
             };
-            items.into_iter().map(with_kind).flat_map(self::items).collect()
+            items
+                .into_iter()
+                .map(with_kind)
+                .flat_map(self::items)
+                .collect()
         }
         _ if document.is_null() => Vec::new(),
         _ => vec![document],
@@ -380,7 +493,10 @@ fn items(mut document: Value) -> Vec<Value> {
 
 /// An error names the field.
 fn parsed<T: DeserializeOwned>(value: Value, source: &str) -> Result<T, ManifestError> {
-    let error = |error| ManifestError::Object { source_name: source.into(), error };
+    let error = |error| ManifestError::Object {
+        source_name: source.into(),
+        error,
+    };
     serde_path_to_error::deserialize(value).map_err(error)
 }
 

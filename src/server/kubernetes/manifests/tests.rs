@@ -7,7 +7,11 @@ fn pods(text: &str) -> ManifestPods {
 }
 
 fn names(text: &str) -> Vec<String> {
-    pods(text).pods.iter().map(|pod| pod.pod.metadata.name.clone().unwrap()).collect()
+    pods(text)
+        .pods
+        .iter()
+        .map(|pod| pod.pod.metadata.name.clone().unwrap())
+        .collect()
 }
 
 fn error(text: &str) -> ManifestError {
@@ -36,12 +40,18 @@ fn each_workload_makes_as_many_pods_as_run_at_once() {
 ---
 "
     );
-    assert_eq!(names(&text), ["pod", "dep-0", "dep-1", "set-0", "job-0", "job-1", "cron-0"]);
+    assert_eq!(
+        names(&text),
+        ["pod", "dep-0", "dep-1", "set-0", "job-0", "job-1", "cron-0"]
+    );
     let found = pods(&text).pods;
     assert_eq!(&*found[1].source, "m.yaml:3: Deployment team/dep");
     assert_eq!(found[1].pod.metadata.namespace.as_deref(), Some("team"));
     assert_eq!(found[1].pod.metadata.labels.as_ref().unwrap()["app"], "x");
-    assert_eq!((found[1].workload, found[2].workload, found[3].workload), (1, 1, 2));
+    assert_eq!(
+        (found[1].workload, found[2].workload, found[3].workload),
+        (1, 1, 2)
+    );
 }
 
 #[test]
@@ -54,14 +64,20 @@ spec:
   leaderWorkerTemplate: {{size: 3, workerTemplate: {TEMPLATE}}}
 "
     );
-    assert_eq!(names(&text), ["big-0", "big-1", "big-0-1", "big-0-2", "big-1-1", "big-1-2"]);
+    assert_eq!(
+        names(&text),
+        ["big-0", "big-1", "big-0-1", "big-0-2", "big-1-1", "big-1-2"]
+    );
     let text = format!(
         "kind: JobSet
 metadata: {{name: set}}
 spec: {{replicatedJobs: [{{name: w, replicas: 2, template: {{spec: {{parallelism: 2, template: {TEMPLATE}}}}}}}]}}
 "
     );
-    assert_eq!(names(&text), ["set-0-w-0", "set-0-w-1", "set-1-w-0", "set-1-w-1"]);
+    assert_eq!(
+        names(&text),
+        ["set-0-w-0", "set-0-w-1", "set-1-w-0", "set-1-w-1"]
+    );
 }
 
 #[test]
@@ -114,23 +130,42 @@ fn what_a_workload_made_is_counted_with_it_however_many_owners_are_between() {
         owned("StatefulSet", "big-0", "Pod/big-0", &set),
         owned("Pod", "big-0-1", "StatefulSet/big-0", pod),
     ];
-    assert_eq!(names(&text.join("\n---\n")), ["big-0", "big-0-1", "big-0-2"]);
+    assert_eq!(
+        names(&text.join("\n---\n")),
+        ["big-0", "big-0-1", "big-0-2"]
+    );
     // Without the first of them, what the leader's Pod owns is counted beside it.
-    assert_eq!(names(&text[2..].join("\n---\n")), ["big-0", "big-0-0", "big-0-1"]);
-    let ring = [owned("Pod", "a", "Pod/b", pod), owned("Pod", "b", "Pod/a", pod)];
+    assert_eq!(
+        names(&text[2..].join("\n---\n")),
+        ["big-0", "big-0-0", "big-0-1"]
+    );
+    let ring = [
+        owned("Pod", "a", "Pod/b", pod),
+        owned("Pod", "b", "Pod/a", pod),
+    ];
     assert_eq!(names(&ring.join("\n---\n")), ["a", "b"]);
 }
 
 #[test]
 fn what_an_unknown_kind_made_counts_and_the_kind_is_not_called_left_out() {
     let text = [
-        "{kind: InferenceService, metadata: {name: i}, spec: {limits: {stowage.dev/vram: 40Gi}}}".to_owned(),
-        owned("Deployment", "d", "InferenceService/i", &format!("{{template: {TEMPLATE}}}")),
+        "{kind: InferenceService, metadata: {name: i}, spec: {limits: {stowage.dev/vram: 40Gi}}}"
+            .to_owned(),
+        owned(
+            "Deployment",
+            "d",
+            "InferenceService/i",
+            &format!("{{template: {TEMPLATE}}}"),
+        ),
         owned("Pod", "static", "Node/node-1", "{containers: []}"),
         "{kind: Node, metadata: {name: node-1}}".to_owned(),
     ];
     let found = pods(&text.join("\n---\n"));
-    assert_eq!((found.pods.len(), found.warnings.len()), (2, 0), "{found:?}");
+    assert_eq!(
+        (found.pods.len(), found.warnings.len()),
+        (2, 0),
+        "{found:?}"
+    );
 }
 
 #[test]
@@ -143,14 +178,28 @@ fn jobs_that_have_ended_or_are_suspended_are_left_out_with_a_note() {
     };
     let text = [
         job("runs", "", "{}"),
-        job("done", "", "{conditions: [{type: Complete, status: 'True'}]}"),
+        job(
+            "done",
+            "",
+            "{conditions: [{type: Complete, status: 'True'}]}",
+        ),
         job("held", "suspend: true, ", "{}"),
-        job("again", "suspend: false, ", "{conditions: [{type: Failed, status: 'False'}]}"),
+        job(
+            "again",
+            "suspend: false, ",
+            "{conditions: [{type: Failed, status: 'False'}]}",
+        ),
     ];
     let found = pods(&text.join("\n---\n"));
     assert_eq!(names(&text.join("\n---\n")), ["runs-0", "again-0"]);
-    assert!(found.warnings[0].starts_with("m.yaml:3: Job default/done: it has ended"), "{found:?}");
-    assert!(found.warnings[1].contains("Job default/held: it is suspended"), "{found:?}");
+    assert!(
+        found.warnings[0].starts_with("m.yaml:3: Job default/done: it has ended"),
+        "{found:?}"
+    );
+    assert!(
+        found.warnings[1].contains("Job default/held: it is suspended"),
+        "{found:?}"
+    );
 }
 
 #[test]
@@ -160,56 +209,101 @@ fn a_daemon_set_is_named_for_any_resource_of_nvidias_and_not_for_a_label() {
             "{{kind: DaemonSet, metadata: {{name: d}}, spec: {{template: {{spec: {{containers: [{container}]{rest}}}}}}}}}"
         )
     };
-    let shared = of("{name: c, resources: {limits: {nvidia.com/gpu.shared: 1}}}", "");
+    let shared = of(
+        "{name: c, resources: {limits: {nvidia.com/gpu.shared: 1}}}",
+        "",
+    );
     assert!(pods(&shared).warnings[0].contains("a DaemonSet has a pod on each node"));
-    let labelled = of("{name: c}", ", nodeSelector: {nvidia.com/gpu.present: 'true'}");
+    let labelled = of(
+        "{name: c}",
+        ", nodeSelector: {nvidia.com/gpu.present: 'true'}",
+    );
     assert!(pods(&labelled).warnings.is_empty());
 }
 
 #[test]
 fn an_object_is_found_by_the_line_on_which_its_document_begins() {
     let sources = |text: &str| -> Vec<String> {
-        pods(text).pods.iter().map(|pod| pod.source.split(": ").next().unwrap().to_owned()).collect()
+        pods(text)
+            .pods
+            .iter()
+            .map(|pod| pod.source.split(": ").next().unwrap().to_owned())
+            .collect()
     };
     let pod = "kind: Pod\nmetadata: {name: p}\nspec: {containers: []}\n";
-    let text = format!("# none\n---\n# a comment\n{pod}---\n---\n# empty\n--- # one more\n{pod}...\n{pod}");
+    let text = format!(
+        "# none\n---\n# a comment\n{pod}---\n---\n# empty\n--- # one more\n{pod}...\n{pod}"
+    );
     assert_eq!(sources(&text), ["m.yaml:4", "m.yaml:11", "m.yaml:15"]);
     let json = r#"{"kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": []}}"#;
-    assert_eq!(sources(&format!("{json}\n\n{json} {json}")), ["m.yaml:1", "m.yaml:3", "m.yaml:3"]);
+    assert_eq!(
+        sources(&format!("{json}\n\n{json} {json}")),
+        ["m.yaml:1", "m.yaml:3", "m.yaml:3"]
+    );
     assert_eq!(sources(&format!("kind: List\nitems: [{json}]")), ["m.yaml"]);
 }
 
 #[test]
 fn a_list_as_an_api_server_gives_it_and_a_list_in_a_list_are_read() {
-    let pod = |kind: &str| format!(r#"{{{kind}"metadata": {{"name": "p"}}, "spec": {{"containers": []}}}}"#);
-    assert_eq!(names(&format!(r#"{{"kind": "PodList", "items": [{}]}}"#, pod(""))), ["p"]);
-    let inner = format!(r#"{{"kind": "List", "items": [{}]}}"#, pod(r#""kind": "Pod", "#));
-    assert_eq!(names(&format!(r#"{{"kind": "List", "items": [{inner}]}}"#)), ["p"]);
+    let pod = |kind: &str| {
+        format!(r#"{{{kind}"metadata": {{"name": "p"}}, "spec": {{"containers": []}}}}"#)
+    };
+    assert_eq!(
+        names(&format!(r#"{{"kind": "PodList", "items": [{}]}}"#, pod(""))),
+        ["p"]
+    );
+    let inner = format!(
+        r#"{{"kind": "List", "items": [{}]}}"#,
+        pod(r#""kind": "Pod", "#)
+    );
+    assert_eq!(
+        names(&format!(r#"{{"kind": "List", "items": [{inner}]}}"#)),
+        ["p"]
+    );
 }
 
 #[test]
 fn priorities_come_from_the_priority_classes_among_the_objects() {
     let pod = |class: &str| {
-        format!("{{kind: Pod, metadata: {{name: p}}, spec: {{priorityClassName: {class}, containers: []}}}}")
+        format!(
+            "{{kind: Pod, metadata: {{name: p}}, spec: {{priorityClassName: {class}, containers: []}}}}"
+        )
     };
     let class = "{kind: PriorityClass, metadata: {name: high}, value: 1000}";
     let text = [class, &pod("high"), &pod("system-node-critical")].join("\n---\n");
     let found = pods(&text);
-    let priorities: Vec<_> = found.pods.iter().map(|pod| pod.pod.spec.as_ref().unwrap().priority).collect();
-    assert_eq!((priorities, found.warnings.len()), (vec![Some(1000), Some(2_000_001_000)], 0));
+    let priorities: Vec<_> = found
+        .pods
+        .iter()
+        .map(|pod| pod.pod.spec.as_ref().unwrap().priority)
+        .collect();
+    assert_eq!(
+        (priorities, found.warnings.len()),
+        (vec![Some(1000), Some(2_000_001_000)], 0)
+    );
     let warnings = pods(&pod("low")).warnings;
-    assert!(warnings[0].contains("PriorityClass low is not among the manifests"), "{warnings:?}");
+    assert!(
+        warnings[0].contains("PriorityClass low is not among the manifests"),
+        "{warnings:?}"
+    );
 }
 
 #[test]
 fn a_kind_whose_pods_are_not_known_is_named_if_it_asks_for_gpus() {
     let ask = "spec: {predictor: {model: {resources: {limits: {stowage.dev/vram: 40Gi}}}}}";
-    let found = pods(&format!("{{kind: InferenceService, metadata: {{name: i}}, {ask}}}"));
+    let found = pods(&format!(
+        "{{kind: InferenceService, metadata: {{name: i}}, {ask}}}"
+    ));
     assert!(
-        found.pods.is_empty() && found.warnings[0].starts_with("m.yaml:1: InferenceService default/i: "),
+        found.pods.is_empty()
+            && found.warnings[0].starts_with("m.yaml:1: InferenceService default/i: "),
         "{found:?}"
     );
-    assert!(pods("{kind: ConfigMap, metadata: {name: c}}").warnings.is_empty());
+    assert!(
+        pods("{kind: ConfigMap, metadata: {name: c}}")
+            .warnings
+            .is_empty()
+    );
 }
 
 #[test]
@@ -221,12 +315,19 @@ fn a_mistake_names_the_file_the_object_and_the_field() {
         text.to_string(),
         "m.yaml:1: Deployment default/d: replicas is \"many\"; write a whole number of at most 20000"
     );
-    let text = error("{kind: Pod, metadata: {name: p}, spec: {containers: [{name: 7}]}}").to_string();
-    assert!(text.starts_with("m.yaml:1: Pod default/p: spec.containers[0].name: "), "{text}");
+    let text =
+        error("{kind: Pod, metadata: {name: p}, spec: {containers: [{name: 7}]}}").to_string();
+    assert!(
+        text.starts_with("m.yaml:1: Pod default/p: spec.containers[0].name: "),
+        "{text}"
+    );
     let text = error("metadata: {name: p}").to_string();
     assert!(text.contains("m.yaml: object 0 has no `kind`"), "{text}");
     let text = error("kind: Pod\n  metadata: {").to_string();
-    assert!(text.starts_with("m.yaml: ") && text.contains("line 2"), "{text}");
+    assert!(
+        text.starts_with("m.yaml: ") && text.contains("line 2"),
+        "{text}"
+    );
     let many = error(
         "{kind: ReplicaSet, metadata: {name: r}, spec: {replicas: 1000000, template: {spec: {containers: []}}}}",
     );
@@ -236,15 +337,32 @@ fn a_mistake_names_the_file_the_object_and_the_field() {
 #[test]
 fn a_directory_is_read_in_order_of_name_and_one_without_manifests_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    assert!(matches!(Manifests::read(folder.path()), Err(ManifestError::NoFiles { .. })));
-    for (file, name) in [("b.yaml", "second"), ("a.json", "first"), ("c.txt", "not read")] {
-        let text =
-            format!(r#"{{"kind": "Pod", "metadata": {{"name": "{name}"}}, "spec": {{"containers": []}}}}"#);
+    assert!(matches!(
+        Manifests::read(folder.path()),
+        Err(ManifestError::NoFiles { .. })
+    ));
+    for (file, name) in [
+        ("b.yaml", "second"),
+        ("a.json", "first"),
+        ("c.txt", "not read"),
+    ] {
+        let text = format!(
+            r#"{{"kind": "Pod", "metadata": {{"name": "{name}"}}, "spec": {{"containers": []}}}}"#
+        );
         std::fs::write(folder.path().join(file), text).unwrap();
     }
     let found = Manifests::read(folder.path()).unwrap().pods().unwrap();
-    let names: Vec<_> = found.pods.iter().map(|pod| pod.pod.metadata.name.clone().unwrap()).collect();
+    let names: Vec<_> = found
+        .pods
+        .iter()
+        .map(|pod| pod.pod.metadata.name.clone().unwrap())
+        .collect();
     assert_eq!(names, ["first", "second"]);
-    let missing = Manifests::read(&folder.path().join("nope.yaml")).unwrap_err().to_string();
-    assert!(missing.contains("nope.yaml") && missing.contains("write -"), "{missing}");
+    let missing = Manifests::read(&folder.path().join("nope.yaml"))
+        .unwrap_err()
+        .to_string();
+    assert!(
+        missing.contains("nope.yaml") && missing.contains("write -"),
+        "{missing}"
+    );
 }

@@ -22,15 +22,23 @@ pub enum Made {
 /// The pods that an object of this kind makes.
 pub(crate) fn templates(kind: &str, object: &Value, source: &str) -> Result<Made, ManifestError> {
     let spec = object.get("spec").unwrap_or(&Value::Null);
-    let name =
-        ["/metadata/name", "/metadata/generateName"].iter().find_map(|at| object.pointer(at)?.as_str());
+    let name = ["/metadata/name", "/metadata/generateName"]
+        .iter()
+        .find_map(|at| object.pointer(at)?.as_str());
     let name = name.unwrap_or("unnamed");
     let count = |from: &Value, field: &'static str| count(from, field, source);
     if let ("Job" | "JobSet" | "CronJob", Some(why)) = (kind, at_rest(object, spec)) {
-        return Ok(if asks_for_gpu(object) { Made::LeftOut(why) } else { Made::Nothing });
+        return Ok(if asks_for_gpu(object) {
+            Made::LeftOut(why)
+        } else {
+            Made::Nothing
+        });
     }
     Ok(match kind {
-        "Pod" => Made::Pods(vec![PodTemplate { pod: object.clone(), names: vec![name.into()] }]),
+        "Pod" => Made::Pods(vec![PodTemplate {
+            pod: object.clone(),
+            names: vec![name.into()],
+        }]),
         "Job" => Made::Pods(vec![of_job(spec, name, source)?]),
         "CronJob" => {
             let job = spec.pointer("/jobTemplate/spec").unwrap_or(&Value::Null);
@@ -44,7 +52,10 @@ pub(crate) fn templates(kind: &str, object: &Value, source: &str) -> Result<Made
         "DaemonSet" => Made::Nothing,
         _ if spec.pointer("/template/spec/containers").is_some() => {
             let replicas = count(spec, "replicas")?.unwrap_or(1);
-            Made::Pods(vec![PodTemplate { pod: pod_of(&spec["template"]), names: numbered(name, replicas) }])
+            Made::Pods(vec![PodTemplate {
+                pod: pod_of(&spec["template"]),
+                names: numbered(name, replicas),
+            }])
         }
         _ if asks_for_gpu(object) => Made::LeftOut(
             "how many pods its controller makes is not known here, and it is left out; plan from a dump of a cluster where it runs \
@@ -56,10 +67,13 @@ pub(crate) fn templates(kind: &str, object: &Value, source: &str) -> Result<Made
 
 /// Why a Job runs no pod.
 fn at_rest(object: &Value, spec: &Value) -> Option<&'static str> {
-    let conditions = object.pointer("/status/conditions").and_then(Value::as_array);
+    let conditions = object
+        .pointer("/status/conditions")
+        .and_then(Value::as_array);
     let is_end = |condition: &Value| {
         let of = |field: &str| condition.get(field).and_then(Value::as_str);
-        matches!(of("type"), Some("Complete" | "Completed" | "Failed")) && of("status") == Some("True")
+        matches!(of("type"), Some("Complete" | "Completed" | "Failed"))
+            && of("status") == Some("True")
     };
     if conditions.into_iter().flatten().any(is_end) {
         Some("it has ended, and is left out")
@@ -75,19 +89,40 @@ fn of_job(spec: &Value, name: &str, source: &str) -> Result<PodTemplate, Manifes
     let parallelism = count(spec, "parallelism", source)?.unwrap_or(1);
     let completions = count(spec, "completions", source)?.unwrap_or(parallelism);
     let pod = pod_of(spec.get("template").unwrap_or(&Value::Null));
-    Ok(PodTemplate { pod, names: numbered(name, parallelism.min(completions)) })
+    Ok(PodTemplate {
+        pod,
+        names: numbered(name, parallelism.min(completions)),
+    })
 }
 
 fn of_job_set(spec: &Value, name: &str, source: &str) -> Result<Vec<PodTemplate>, ManifestError> {
-    let jobs = spec.get("replicatedJobs").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    let jobs = spec
+        .get("replicatedJobs")
+        .and_then(Value::as_array)
+        .map_or(&[][..], Vec::as_slice);
     let one = |job: &Value| {
         let replicas = count(job, "replicas", source)?.unwrap_or(1);
         let job_name = job.get("name").and_then(Value::as_str).unwrap_or("job");
-        let of_one = of_job(job.pointer("/template/spec").unwrap_or(&Value::Null), job_name, source)?;
-        check("replicas", (replicas as u64).saturating_mul(of_one.names.len() as u64), source)?;
-        let names = (0..replicas)
-            .flat_map(|replica| of_one.names.iter().map(move |pod| format!("{name}-{replica}-{pod}")));
-        Ok(PodTemplate { names: names.collect(), pod: of_one.pod })
+        let of_one = of_job(
+            job.pointer("/template/spec").unwrap_or(&Value::Null),
+            job_name,
+            source,
+        )?;
+        check(
+            "replicas",
+            (replicas as u64).saturating_mul(of_one.names.len() as u64),
+            source,
+        )?;
+        let names = (0..replicas).flat_map(|replica| {
+            of_one
+                .names
+                .iter()
+                .map(move |pod| format!("{name}-{replica}-{pod}"))
+        });
+        Ok(PodTemplate {
+            names: names.collect(),
+            pod: of_one.pod,
+        })
     };
     jobs.iter().map(one).collect()
 }
@@ -95,17 +130,31 @@ fn of_job_set(spec: &Value, name: &str, source: &str) -> Result<Vec<PodTemplate>
 /// A leader and its workers in each group; without a template of its own the leader is like a worker.
 fn of_groups(spec: &Value, name: &str, source: &str) -> Result<Vec<PodTemplate>, ManifestError> {
     let group = spec.get("leaderWorkerTemplate").unwrap_or(&Value::Null);
-    let (replicas, size) =
-        (count(spec, "replicas", source)?.unwrap_or(1), count(group, "size", source)?.unwrap_or(1));
-    check("size", (replicas as u64).saturating_mul(size as u64), source)?;
+    let (replicas, size) = (
+        count(spec, "replicas", source)?.unwrap_or(1),
+        count(group, "size", source)?.unwrap_or(1),
+    );
+    check(
+        "size",
+        (replicas as u64).saturating_mul(size as u64),
+        source,
+    )?;
     let worker = group.get("workerTemplate").unwrap_or(&Value::Null);
     let leader = group.get("leaderTemplate").unwrap_or(worker);
-    let leaders = (0..replicas).filter(|_| size > 0).map(|group| format!("{name}-{group}"));
-    let workers =
-        (0..replicas).flat_map(|group| (1..size).map(move |place| format!("{name}-{group}-{place}")));
+    let leaders = (0..replicas)
+        .filter(|_| size > 0)
+        .map(|group| format!("{name}-{group}"));
+    let workers = (0..replicas)
+        .flat_map(|group| (1..size).map(move |place| format!("{name}-{group}-{place}")));
     Ok(vec![
-        PodTemplate { pod: pod_of(leader), names: leaders.collect() },
-        PodTemplate { pod: pod_of(worker), names: workers.collect() },
+        PodTemplate {
+            pod: pod_of(leader),
+            names: leaders.collect(),
+        },
+        PodTemplate {
+            pod: pod_of(worker),
+            names: workers.collect(),
+        },
     ])
 }
 
@@ -115,20 +164,35 @@ fn pod_of(template: &Value) -> Value {
 }
 
 fn numbered(name: &str, count: usize) -> Vec<String> {
-    (0..count).map(|number| format!("{name}-{number}")).collect()
+    (0..count)
+        .map(|number| format!("{name}-{number}"))
+        .collect()
 }
 
 /// `None` if the field is not there.
 fn count(from: &Value, field: &'static str, source: &str) -> Result<Option<usize>, ManifestError> {
-    let Some(value) = from.get(field).filter(|value| !value.is_null()) else { return Ok(None) };
-    let bad = || ManifestError::Count { source_name: source.into(), field, value: value.to_string() };
+    let Some(value) = from.get(field).filter(|value| !value.is_null()) else {
+        return Ok(None);
+    };
+    let bad = || ManifestError::Count {
+        source_name: source.into(),
+        field,
+        value: value.to_string(),
+    };
     let count = value.as_u64().ok_or_else(bad)?;
     check(field, count, source).map(Some)
 }
 
 fn check(field: &'static str, count: u64, source: &str) -> Result<usize, ManifestError> {
-    let bad = || ManifestError::Count { source_name: source.into(), field, value: count.to_string() };
-    usize::try_from(count).ok().filter(|count| *count <= MAX_PODS).ok_or_else(bad)
+    let bad = || ManifestError::Count {
+        source_name: source.into(),
+        field,
+        value: count.to_string(),
+    };
+    usize::try_from(count)
+        .ok()
+        .filter(|count| *count <= MAX_PODS)
+        .ok_or_else(bad)
 }
 
 /// Whether anything in it names a GPU's resource: one that is known by its name, or any of NVIDIA's where resources are listed.
@@ -144,9 +208,9 @@ fn asks_for_gpu(value: &Value) -> bool {
                 .is_some_and(|amounts| amounts.keys().any(|key| key.starts_with("nvidia.com/")))
     };
     match value {
-        Value::Object(fields) => {
-            fields.iter().any(|(key, value)| is_gpu(key) || lists_gpu(key, value) || asks_for_gpu(value))
-        }
+        Value::Object(fields) => fields
+            .iter()
+            .any(|(key, value)| is_gpu(key) || lists_gpu(key, value) || asks_for_gpu(value)),
         Value::Array(items) => items.iter().any(asks_for_gpu),
         _ => false,
     }

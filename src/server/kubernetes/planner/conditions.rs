@@ -19,7 +19,10 @@ use stowage_scheduling::units::{Millis, Moment};
 use tracing::warn;
 
 /// Pauses between the writes of a condition, as long as its pod does not show it.
-const WRITTEN_AGAIN: Backoff = Backoff { first: SHOWS_WITHIN, longest: Millis::seconds(60) };
+const WRITTEN_AGAIN: Backoff = Backoff {
+    first: SHOWS_WITHIN,
+    longest: Millis::seconds(60),
+};
 
 /// An end that is on its way shows within this time. What shows a reservation that has ended looks like GPUs allocated twice, which
 /// the continuous audit reports after ten seconds.
@@ -64,7 +67,10 @@ impl Stale {
         let mut due: Vec<(PodUid, PodKey)> = showing.into_iter().filter(is_due).collect();
         due.truncate(AT_ONCE);
         for (uid, _) in &due {
-            self.0.entry(uid.clone()).or_default().failed(now, WRITTEN_AGAIN, Millis(0));
+            self.0
+                .entry(uid.clone())
+                .or_default()
+                .failed(now, WRITTEN_AGAIN, Millis(0));
         }
         due
     }
@@ -74,9 +80,21 @@ impl Planner {
     /// Ends once more what pods show although it has ended.
     pub(super) fn end_again(&mut self, now: Moment) {
         let showing = self.service.cluster().pods_showing_ended_reservations();
-        for (uid, key) in self.stale.ended.due(showing, END_SHOWS_WITHIN, &self.writes, now) {
-            let (change, purpose) = (StatusChange::end_reservation(), StatusPurpose::EndUnknownReservation);
-            self.writes.add(PlannerWrite::Status { key, uid, change, purpose });
+        for (uid, key) in self
+            .stale
+            .ended
+            .due(showing, END_SHOWS_WITHIN, &self.writes, now)
+        {
+            let (change, purpose) = (
+                StatusChange::end_reservation(),
+                StatusPurpose::EndUnknownReservation,
+            );
+            self.writes.add(PlannerWrite::Status {
+                key,
+                uid,
+                change,
+                purpose,
+            });
         }
     }
 
@@ -86,8 +104,14 @@ impl Planner {
             one.is_covered || (!one.is_shown && !one.reservation.victims.is_empty())
         };
         let unshown = reservations.iter().filter(is_unshown);
-        let unshown = unshown.map(|one| (one.uid.clone(), one.key.clone())).collect();
-        for (uid, key) in self.stale.unshown.due(unshown, SHOWS_WITHIN, &self.writes, now) {
+        let unshown = unshown
+            .map(|one| (one.uid.clone(), one.key.clone()))
+            .collect();
+        for (uid, key) in self
+            .stale
+            .unshown
+            .due(unshown, SHOWS_WITHIN, &self.writes, now)
+        {
             self.show(&key, &uid);
         }
     }
@@ -95,7 +119,12 @@ impl Planner {
     /// The write is made out when it begins.
     pub(super) fn show(&mut self, key: &PodKey, uid: &PodUid) {
         let (change, purpose) = (StatusChange::default(), StatusPurpose::ShowReservation);
-        self.writes.add(PlannerWrite::Status { key: key.clone(), uid: uid.clone(), change, purpose });
+        self.writes.add(PlannerWrite::Status {
+            key: key.clone(),
+            uid: uid.clone(),
+            change,
+            purpose,
+        });
     }
 
     /// One that could not be shown is shown soon.
@@ -106,9 +135,16 @@ impl Planner {
         written: Result<(), ControlPlaneError>,
         now: Moment,
     ) {
-        if let Err(error @ (ControlPlaneError::Refused(_) | ControlPlaneError::Unknown(_))) = written {
+        if let Err(error @ (ControlPlaneError::Refused(_) | ControlPlaneError::Unknown(_))) =
+            written
+        {
             warn!(pod = %key, %error, "could not show a reservation again");
-            self.stale.unshown.0.entry(uid.clone()).or_default().failed(now, PAUSES, Millis(0));
+            self.stale
+                .unshown
+                .0
+                .entry(uid.clone())
+                .or_default()
+                .failed(now, PAUSES, Millis(0));
         }
     }
 
@@ -124,10 +160,19 @@ impl Planner {
             let wanted = self.wanted_evictions(&ledger, now);
             showing.retain(|uid, _| !wanted.contains(uid) && !self.is_to_leave(uid, &ledger));
         }
-        for (uid, key) in self.stale.evicted.due(showing, SHOWS_WITHIN, &self.writes, now) {
+        for (uid, key) in self
+            .stale
+            .evicted
+            .due(showing, SHOWS_WITHIN, &self.writes, now)
+        {
             let change = StatusChange::eviction(EvictionCondition::Cancelled);
             let purpose = StatusPurpose::CancelEviction;
-            self.writes.add(PlannerWrite::Status { key, uid, change, purpose });
+            self.writes.add(PlannerWrite::Status {
+                key,
+                uid,
+                change,
+                purpose,
+            });
         }
     }
 
@@ -144,8 +189,13 @@ impl Planner {
 
     /// Whether the pod is to be evicted for an engine: one that wakes, or one under pressure.
     fn is_to_leave(&self, uid: &PodUid, ledger: &Ledger) -> bool {
-        let gpus =
-            || ledger.pod_state(uid).and_then(PodState::devices).into_iter().flat_map(|gpus| gpus.iter());
+        let gpus = || {
+            ledger
+                .pod_state(uid)
+                .and_then(PodState::devices)
+                .into_iter()
+                .flat_map(|gpus| gpus.iter())
+        };
         is_vram_owed(ledger, uid)
             || (self.staying.contains_key(uid) && gpus().any(|gpu| is_relief_due(ledger, uid, gpu)))
     }

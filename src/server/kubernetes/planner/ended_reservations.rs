@@ -55,8 +55,13 @@ impl Planner {
         let mut groups = BTreeMap::new();
         for uid in ended {
             let ledger = self.service.cluster();
-            let Some(entry) = ledger.pod_state(&uid) else { continue };
-            let (key, group) = (entry.key.clone(), entry.disruption_info.placed_with().cloned());
+            let Some(entry) = ledger.pod_state(&uid) else {
+                continue;
+            };
+            let (key, group) = (
+                entry.key.clone(),
+                entry.disruption_info.placed_with().cloned(),
+            );
             drop(ledger);
             groups.extend(group.map(|group| (group, (uid.clone(), key.clone()))));
             self.end_one(uid, key, ReservationEnd::Late);
@@ -71,17 +76,35 @@ impl Planner {
     pub(crate) fn end_unknown(&mut self, uids: BTreeSet<PodUid>) {
         for uid in uids {
             let ledger = self.service.cluster();
-            let Some(entry) = ledger.pod_state(&uid) else { continue };
+            let Some(entry) = ledger.pod_state(&uid) else {
+                continue;
+            };
             let key = entry.key.clone();
             drop(ledger);
             tracing::warn!(pod = %key, "ended a reservation that a previous leader wrote too late");
-            self.service.metrics.writes.with_label_values(&["reservation", "landed-late"]).inc();
+            self.service
+                .metrics
+                .writes
+                .with_label_values(&["reservation", "landed-late"])
+                .inc();
             let text = LANDED_LATE.to_owned();
-            let event =
-                PodEvent { key: key.clone(), uid: uid.clone(), kind: PodEventReason::ReservationEnded, text };
+            let event = PodEvent {
+                key: key.clone(),
+                uid: uid.clone(),
+                kind: PodEventReason::ReservationEnded,
+                text,
+            };
             self.control_plane.record_event(event);
-            let (change, purpose) = (StatusChange::end_reservation(), StatusPurpose::EndUnknownReservation);
-            self.writes.add(PlannerWrite::Status { key, uid, change, purpose });
+            let (change, purpose) = (
+                StatusChange::end_reservation(),
+                StatusPurpose::EndUnknownReservation,
+            );
+            self.writes.add(PlannerWrite::Status {
+                key,
+                uid,
+                change,
+                purpose,
+            });
         }
     }
 
@@ -103,17 +126,32 @@ impl Planner {
             change.nomination = StatusChange::clear_nomination().nomination;
         }
         let purpose = StatusPurpose::EndReservation { placed_on };
-        self.writes.add(PlannerWrite::Status { key, uid, change, purpose });
+        self.writes.add(PlannerWrite::Status {
+            key,
+            uid,
+            change,
+            purpose,
+        });
     }
 
     /// One member of the group could not be bound in time. Recorded once, on that member.
     pub(super) fn break_up(&mut self, group: &GroupKey, uid: PodUid, key: PodKey, now: Moment) {
         let mut ledger = self.service.cluster();
-        let Some(broken) = broken(&ledger, group) else { return };
+        let Some(broken) = broken(&ledger, group) else {
+            return;
+        };
         let leaves = ledger.policy().planning.groups.when_incomplete == WhenIncomplete::Evict;
-        broken.holding.iter().for_each(|(uid, _)| ledger.apply(ReleaseReservation(uid.clone())));
+        broken
+            .holding
+            .iter()
+            .for_each(|(uid, _)| ledger.apply(ReleaseReservation(uid.clone())));
         drop(ledger);
-        let BrokenGroup { holding, bound, assumed, .. } = broken;
+        let BrokenGroup {
+            holding,
+            bound,
+            assumed,
+            ..
+        } = broken;
         let placed: Vec<(PodUid, PodKey)> = bound.iter().chain(&assumed).cloned().collect();
         let text = format!(
             "A pod of {group} was not bound in time. Released {} of the group; {} {}.",
@@ -126,11 +164,20 @@ impl Planner {
                 (false, _) => "keep running (planning.groups.whenIncomplete)",
             },
         );
-        self.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::GroupFailed, text });
-        holding.into_iter().for_each(|(uid, key)| self.end_one(uid, key, ReservationEnd::WithGroup));
+        self.control_plane.record_event(PodEvent {
+            key,
+            uid,
+            kind: PodEventReason::GroupFailed,
+            text,
+        });
+        holding
+            .into_iter()
+            .for_each(|(uid, key)| self.end_one(uid, key, ReservationEnd::WithGroup));
         // A Binding that is under way may fail.
         let remembered = if leaves { placed } else { assumed };
-        remembered.into_iter().for_each(|(uid, key)| self.remember_member(uid, key, group, now));
+        remembered
+            .into_iter()
+            .for_each(|(uid, key)| self.remember_member(uid, key, group, now));
     }
 }
 
@@ -142,10 +189,17 @@ pub(super) fn refused(
     read: Result<Option<PodOnRecord>, ControlPlaneError>,
 ) -> Option<PlanState> {
     let why = match read {
-        Ok(record) => record.filter(|record| record.uid == *uid && record.node.is_none())?.refusal,
+        Ok(record) => {
+            record
+                .filter(|record| record.uid == *uid && record.node.is_none())?
+                .refusal
+        }
         Err(_) => None,
     };
-    Some(PlanState::Rejected { node: node.clone(), why: why.unwrap_or_else(|| NOT_BOUND.into()) })
+    Some(PlanState::Rejected {
+        node: node.clone(),
+        why: why.unwrap_or_else(|| NOT_BOUND.into()),
+    })
 }
 
 /// `None` if the group has enough members without the missing one.
@@ -153,7 +207,9 @@ pub(super) fn broken(ledger: &Ledger, group: &GroupKey) -> Option<BrokenGroup> {
     let mut broken = BrokenGroup::default();
     for (uid, entry) in ledger.members(group) {
         // A group without a declared size is never known to be incomplete.
-        broken.size = broken.size.max(entry.disruption_info.group_size.unwrap_or(0) as usize);
+        broken.size = broken
+            .size
+            .max(entry.disruption_info.group_size.unwrap_or(0) as usize);
         let who = (uid.clone(), entry.key.clone());
         match &entry.phase {
             PodPhase::Waiting(waiting) if waiting.reservation.is_some() => broken.holding.push(who),

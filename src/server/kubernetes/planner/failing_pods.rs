@@ -10,7 +10,10 @@ use stowage_scheduling::ids::PodUid;
 use stowage_scheduling::ledger::PendingPod;
 use stowage_scheduling::units::{Millis, Moment};
 
-const PAUSES: Backoff = Backoff { first: Millis::seconds(60), longest: Millis::seconds(1800) };
+const PAUSES: Backoff = Backoff {
+    first: Millis::seconds(60),
+    longest: Millis::seconds(1800),
+};
 
 #[derive(Debug, Default)]
 pub(crate) struct FailingPods {
@@ -39,7 +42,9 @@ impl FailingPods {
         let suspects = self.suspects.pop();
         let mut alone = None;
         for pod in due {
-            let is_suspect = suspects.as_ref().is_none_or(|suspects| suspects.contains(&pod.uid));
+            let is_suspect = suspects
+                .as_ref()
+                .is_none_or(|suspects| suspects.contains(&pod.uid));
             match self.failing.get(&pod.uid) {
                 Some(attempt) if attempt.is_due(now) && alone.is_none() => alone = Some(pod),
                 Some(_) => chosen.failing.push(pod),
@@ -50,7 +55,9 @@ impl FailingPods {
         if let Some(pod) = alone {
             // The others are planned after it.
             self.suspects.extend(suspects);
-            chosen.put_back.extend(chosen.to_plan.drain(..).map(|pod| pod.uid));
+            chosen
+                .put_back
+                .extend(chosen.to_plan.drain(..).map(|pod| pod.uid));
             chosen.to_plan.push(pod);
         }
         self.in_run = chosen.to_plan.iter().map(|pod| pod.uid.clone()).collect();
@@ -68,7 +75,10 @@ impl FailingPods {
     pub(crate) fn run_failed(&mut self, now: Moment) -> (Vec<PodUid>, bool) {
         let in_run = std::mem::take(&mut self.in_run);
         if let [uid] = &in_run[..] {
-            self.failing.entry(uid.clone()).or_default().failed(now, PAUSES, PAUSES.first);
+            self.failing
+                .entry(uid.clone())
+                .or_default()
+                .failed(now, PAUSES, PAUSES.first);
             return (in_run, true);
         }
         let (first, second) = in_run.split_at(in_run.len() / 2);

@@ -19,21 +19,37 @@ const SHOWS_WITHIN: Millis = Millis::seconds(1);
 impl Planner {
     /// Lifts all gates that are due.
     pub(super) fn lift_gates(&mut self, now: Moment) {
-        let nominated = self.progress_of.iter().filter(|(_, progress)| progress.nominated_since.is_some());
+        let nominated = self
+            .progress_of
+            .iter()
+            .filter(|(_, progress)| progress.nominated_since.is_some());
         let nominated: Vec<PodUid> = nominated.map(|(uid, _)| uid.clone()).collect();
         nominated.iter().for_each(|uid| self.lift_gate(uid, now));
     }
 
     /// Lifts the gate of this pod if it is due.
     pub(super) fn lift_gate(&mut self, uid: &PodUid, now: Moment) {
-        let Some(progress) = self.progress_of.get_mut(uid) else { return };
-        let Some(since) = progress.nominated_since else { return };
-        let Some(GatedPod { key, reservation, is_shown }) = gated_pod(&self.service.cluster(), uid) else {
+        let Some(progress) = self.progress_of.get_mut(uid) else {
+            return;
+        };
+        let Some(since) = progress.nominated_since else {
+            return;
+        };
+        let Some(GatedPod {
+            key,
+            reservation,
+            is_shown,
+        }) = gated_pod(&self.service.cluster(), uid)
+        else {
             return;
         };
         if progress.is_of(&reservation) && (is_shown || since + SHOWS_WITHIN <= now) {
             progress.nominated_since = None;
-            self.writes.add(PlannerWrite::LiftGate { key, uid: uid.clone(), reservation });
+            self.writes.add(PlannerWrite::LiftGate {
+                key,
+                uid: uid.clone(),
+                reservation,
+            });
         }
     }
 
@@ -68,11 +84,19 @@ struct GatedPod {
 
 fn gated_pod(ledger: &Ledger, uid: &PodUid) -> Option<GatedPod> {
     let pod = ledger.pod_state(uid)?;
-    let Some(WaitingPod { gate: SchedulingGate::Planned, reservation: Some(reservation), nominated, .. }) =
-        pod.waiting()
+    let Some(WaitingPod {
+        gate: SchedulingGate::Planned,
+        reservation: Some(reservation),
+        nominated,
+        ..
+    }) = pod.waiting()
     else {
         return None;
     };
     let is_shown = nominated.as_ref() == Some(&reservation.node);
-    Some(GatedPod { key: pod.key.clone(), reservation: reservation.clone(), is_shown })
+    Some(GatedPod {
+        key: pod.key.clone(),
+        reservation: reservation.clone(),
+        is_shown,
+    })
 }

@@ -20,7 +20,10 @@ use stowage_scheduling::verbs::wait::EvictionsOrdered;
 use tracing::{info, warn};
 
 /// An engine waits for these evictions.
-const PAUSES: Backoff = Backoff { first: Millis(500), longest: Millis::seconds(10) };
+const PAUSES: Backoff = Backoff {
+    first: Millis(500),
+    longest: Millis::seconds(10),
+};
 /// Agents report once a second: more often there is nothing new.
 const LOOK_FOR_LOAD_EVERY: Millis = Millis::seconds(1);
 /// How long a condition may take to appear in the watch before it is written again.
@@ -60,15 +63,29 @@ impl Planner {
             self.loans.check_load_at = now + LOOK_FOR_LOAD_EVERY;
             let recalls = self.loans.recall.look(&ledger);
             if !recalls.is_empty() {
-                info!(recalled = recalls.begin.len(), ended = recalls.end.len(), "sleeping engines' loans");
-                self.service.metrics.lending.recalls.inc_by(recalls.begin.len() as u64);
+                info!(
+                    recalled = recalls.begin.len(),
+                    ended = recalls.end.len(),
+                    "sleeping engines' loans"
+                );
+                self.service
+                    .metrics
+                    .lending
+                    .recalls
+                    .inc_by(recalls.begin.len() as u64);
                 let mut cluster = self.service.cluster();
                 cluster.apply(recalls);
                 ledger = cluster.scratch();
             }
         }
-        self.loans.evictions.retain(|uid, _| ledger.pod_state(uid).is_some());
-        let pending = self.loans.evictions.iter().filter(|(_, end)| !end.attempt.is_due(now));
+        self.loans
+            .evictions
+            .retain(|uid, _| ledger.pod_state(uid).is_some());
+        let pending = self
+            .loans
+            .evictions
+            .iter()
+            .filter(|(_, end)| !end.attempt.is_due(now));
         let (failed, leaving): (Vec<_>, Vec<_>) = pending.partition(|(_, end)| end.has_failed);
         let names = |ends: Vec<(&PodUid, &LoanEnd)>| -> BTreeSet<PodUid> {
             ends.into_iter().map(|(uid, _)| uid.clone()).collect()
@@ -76,12 +93,20 @@ impl Planner {
         let (leaving, failed) = (names(leaving), names(failed));
         let evictions = loans_to_end(&ledger, &leaving, &failed);
         let wakes = ledger.open_wakes();
-        evictions.into_iter().for_each(|eviction| self.end_loan(eviction));
+        evictions
+            .into_iter()
+            .for_each(|eviction| self.end_loan(eviction));
         self.answer_wakes(wakes, now);
     }
 
     fn end_loan(&mut self, eviction: LoanEviction) {
-        let LoanEviction { uid, key, lender, gpu, is_early } = eviction;
+        let LoanEviction {
+            uid,
+            key,
+            lender,
+            gpu,
+            is_early,
+        } = eviction;
         let mut ledger = self.service.cluster();
         if !ledger.may_order(std::slice::from_ref(&uid)) {
             drop(ledger);
@@ -93,8 +118,17 @@ impl Planner {
         end.attempt.begin();
         end.has_failed = false;
         info!(pod = %key, %lender, %gpu, "its loan ends");
-        let why = EvictionReason::LoanEnded { lender, gpu, is_early };
-        self.writes.add(PlannerWrite::Evict { key, uid, why, task: EvictionTask::LoanEnd });
+        let why = EvictionReason::LoanEnded {
+            lender,
+            gpu,
+            is_early,
+        };
+        self.writes.add(PlannerWrite::Evict {
+            key,
+            uid,
+            why,
+            task: EvictionTask::LoanEnd,
+        });
     }
 
     /// A failed eviction is tried again after a pause; another borrower may be evicted before.
@@ -109,7 +143,9 @@ impl Planner {
         let end = self.loans.evictions.entry(uid.clone()).or_default();
         end.has_failed = matches!(
             outcome,
-            EvictionOutcome::TryLater { .. } | EvictionOutcome::CalledOff | EvictionOutcome::Refused { .. }
+            EvictionOutcome::TryLater { .. }
+                | EvictionOutcome::CalledOff
+                | EvictionOutcome::Refused { .. }
         );
         // One that is refused is tried again after the longest pause.
         let _ = tried(&mut end.attempt, key, outcome, now, PAUSES);
@@ -124,17 +160,29 @@ impl Planner {
     ) {
         match (written, answer) {
             (Ok(()), WakeAnswer::Wakeable { .. }) => {
-                self.service.metrics.lending.wakes.with_label_values(&["wakeable"]).inc();
+                self.service
+                    .metrics
+                    .lending
+                    .wakes
+                    .with_label_values(&["wakeable"])
+                    .inc();
                 info!(pod = %key, "it may wake");
             }
             (Ok(()), _) | (Err(ControlPlaneError::Gone), _) => {}
-            (Err(error), _) => warn!(pod = %key, %error, "could not write whether the engine may wake"),
+            (Err(error), _) => {
+                warn!(pod = %key, %error, "could not write whether the engine may wake")
+            }
         }
     }
 
     /// The answer was not sent, because it was another by then. It is sent if it becomes that again.
     pub(super) fn note_unanswered(&mut self, uid: &PodUid, answer: &WakeAnswer) {
-        if self.loans.answers.get(uid).is_some_and(|(said, _)| said == answer) {
+        if self
+            .loans
+            .answers
+            .get(uid)
+            .is_some_and(|(said, _)| said == answer)
+        {
             self.loans.answers.remove(uid);
         }
     }
@@ -142,10 +190,18 @@ impl Planner {
     fn answer_wakes(&mut self, wakes: Vec<WakeStatus>, now: Moment) {
         let known: BTreeSet<&PodUid> = wakes.iter().map(|wake| &wake.uid).collect();
         self.loans.answers.retain(|uid, _| known.contains(uid));
-        let waiting = wakes.iter().filter(|wake| wake.request.is_some() && wake.told.is_none());
-        self.service.metrics.lending.waiting.set(waiting.count() as i64);
+        let waiting = wakes
+            .iter()
+            .filter(|wake| wake.request.is_some() && wake.told.is_none());
+        self.service
+            .metrics
+            .lending
+            .waiting
+            .set(waiting.count() as i64);
         for wake in wakes {
-            let Some(answer) = answer(&wake) else { continue };
+            let Some(answer) = answer(&wake) else {
+                continue;
+            };
             let said = self.loans.answers.get(&wake.uid);
             let was_said = said.is_some_and(|(said, again)| {
                 let is_under_way = || now < *again || self.writes.concern(&wake.uid);
@@ -154,14 +210,29 @@ impl Planner {
             if was_said {
                 continue;
             }
-            self.loans.answers.insert(wake.uid.clone(), (answer.clone(), now + SHOWS_WITHIN));
-            let (change, purpose) = (StatusChange::wake(answer.clone()), StatusPurpose::AnswerWake(answer));
-            self.writes.add(PlannerWrite::Status { key: wake.key, uid: wake.uid, change, purpose });
+            self.loans
+                .answers
+                .insert(wake.uid.clone(), (answer.clone(), now + SHOWS_WITHIN));
+            let (change, purpose) = (
+                StatusChange::wake(answer.clone()),
+                StatusPurpose::AnswerWake(answer),
+            );
+            self.writes.add(PlannerWrite::Status {
+                key: wake.key,
+                uid: wake.uid,
+                change,
+                purpose,
+            });
         }
     }
 
     fn count_loan_eviction(&self, outcome: &str) {
-        self.service.metrics.lending.evictions.with_label_values(&[outcome]).inc();
+        self.service
+            .metrics
+            .lending
+            .evictions
+            .with_label_values(&[outcome])
+            .inc();
     }
 }
 
@@ -169,7 +240,9 @@ impl Planner {
 pub(super) fn answer(wake: &WakeStatus) -> Option<WakeAnswer> {
     match (&wake.request, &wake.told) {
         (Some(request), told) if wake.is_wakeable && told.as_ref() != Some(request) => {
-            Some(WakeAnswer::Wakeable { request: request.clone() })
+            Some(WakeAnswer::Wakeable {
+                request: request.clone(),
+            })
         }
         (Some(_), None) => Some(WakeAnswer::Reclaiming),
         (None, Some(_)) => Some(WakeAnswer::Withdrawn),

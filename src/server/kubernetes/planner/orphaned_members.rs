@@ -34,10 +34,21 @@ pub(crate) struct OrphanedMember {
 impl Planner {
     /// A member of a group that failed. It is evicted once it is bound, if the policy keeps no part of a group; if its Binding fails,
     /// it gives its reservation back.
-    pub(super) fn remember_member(&mut self, uid: PodUid, key: PodKey, group: &GroupKey, now: Moment) {
+    pub(super) fn remember_member(
+        &mut self,
+        uid: PodUid,
+        key: PodKey,
+        group: &GroupKey,
+        now: Moment,
+    ) {
         let group = group.clone();
-        let remnant =
-            OrphanedMember { key, group, since: now, is_ordered: false, attempt: RetryState::default() };
+        let remnant = OrphanedMember {
+            key,
+            group,
+            since: now,
+            is_ordered: false,
+            attempt: RetryState::default(),
+        };
         self.orphaned_members.entry(uid).or_insert(remnant);
     }
 
@@ -48,7 +59,9 @@ impl Planner {
     }
 
     fn see_off(&mut self, uid: &PodUid, now: Moment) {
-        let Some(remnant) = self.orphaned_members.get_mut(uid) else { return };
+        let Some(remnant) = self.orphaned_members.get_mut(uid) else {
+            return;
+        };
         let mut ledger = self.service.cluster();
         let is_being_bound = ledger.pod_state(uid).is_some_and(PodState::is_assumed);
         // Another member may have been bound in place of the missing one.
@@ -61,7 +74,10 @@ impl Planner {
             return self.keep_orphaned_member(uid, "it could not be evicted in time");
         }
         let one = std::slice::from_ref(uid);
-        if is_being_bound || !remnant.attempt.is_due(now) || !(remnant.is_ordered || ledger.may_order(one)) {
+        if is_being_bound
+            || !remnant.attempt.is_due(now)
+            || !(remnant.is_ordered || ledger.may_order(one))
+        {
             return;
         }
         if !std::mem::replace(&mut remnant.is_ordered, true) {
@@ -69,15 +85,28 @@ impl Planner {
         }
         drop(ledger);
         remnant.attempt.begin();
-        let why = EvictionReason::GroupIncomplete { group: remnant.group.to_string().into() };
-        let (key, uid, task) = (remnant.key.clone(), uid.clone(), EvictionTask::OrphanedMember);
-        self.writes.add(PlannerWrite::Evict { key, uid, why, task });
+        let why = EvictionReason::GroupIncomplete {
+            group: remnant.group.to_string().into(),
+        };
+        let (key, uid, task) = (
+            remnant.key.clone(),
+            uid.clone(),
+            EvictionTask::OrphanedMember,
+        );
+        self.writes.add(PlannerWrite::Evict {
+            key,
+            uid,
+            why,
+            task,
+        });
     }
 
     /// The member is not evicted: it is gone, its group is whole, or its Binding has failed. In that case it gives its reservation
     /// back, unless its group becomes whole with it.
     fn let_go(&mut self, uid: &PodUid) {
-        let Some(OrphanedMember { key, group, .. }) = self.orphaned_members.remove(uid) else { return };
+        let Some(OrphanedMember { key, group, .. }) = self.orphaned_members.remove(uid) else {
+            return;
+        };
         let mut ledger = self.service.cluster();
         if !broken(&ledger, &group).is_some_and(|broken| broken.holds_in_vain(uid)) {
             return;
@@ -89,7 +118,9 @@ impl Planner {
 
     /// The eviction of this member.
     pub(super) fn orphaned_attempt(&mut self, uid: &PodUid) -> Option<&mut RetryState> {
-        self.orphaned_members.get_mut(uid).map(|remnant| &mut remnant.attempt)
+        self.orphaned_members
+            .get_mut(uid)
+            .map(|remnant| &mut remnant.attempt)
     }
 
     pub(super) fn note_orphaned_member(
@@ -99,21 +130,27 @@ impl Planner {
         outcome: EvictionOutcome,
         now: Moment,
     ) {
-        let Some(remnant) = self.orphaned_members.get_mut(uid) else { return };
+        let Some(remnant) = self.orphaned_members.get_mut(uid) else {
+            return;
+        };
         if let Err(message) = tried(&mut remnant.attempt, key, outcome, now, PAUSES) {
             self.keep_orphaned_member(uid, &message);
         }
     }
 
     fn keep_orphaned_member(&mut self, uid: &PodUid, because: &str) {
-        let Some(OrphanedMember { key, group, .. }) = self.orphaned_members.remove(uid) else { return };
+        let Some(OrphanedMember { key, group, .. }) = self.orphaned_members.remove(uid) else {
+            return;
+        };
         warn!(pod = %key, %group, because, "it stays, though its group is not whole");
     }
 }
 
 /// Whether the pod is bound, its group is incomplete, and the policy keeps no part of one.
 pub(super) fn is_orphaned(ledger: &Ledger, uid: &PodUid) -> bool {
-    let Some(pod_state) = ledger.pod_state(uid) else { return false };
+    let Some(pod_state) = ledger.pod_state(uid) else {
+        return false;
+    };
     let is_there = ledger.stays(pod_state);
     let group = pod_state.disruption_info.placed_with();
     is_there

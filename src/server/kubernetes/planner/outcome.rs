@@ -17,13 +17,28 @@ impl Planner {
     /// What follows from a write's answer.
     pub(super) fn note(&mut self, outcome: WriteOutcome, now: Moment) {
         match outcome {
-            WriteOutcome::Status { key, uid, purpose, written } => {
+            WriteOutcome::Status {
+                key,
+                uid,
+                purpose,
+                written,
+            } => {
                 self.note_written(&key, &uid, &purpose, written, now);
             }
-            WriteOutcome::GateLifted { key, uid, reservation, written } => {
+            WriteOutcome::GateLifted {
+                key,
+                uid,
+                reservation,
+                written,
+            } => {
                 self.note_lifted(&key, &uid, &reservation, written, now);
             }
-            WriteOutcome::Evicted { key, uid, task, outcome } => {
+            WriteOutcome::Evicted {
+                key,
+                uid,
+                task,
+                outcome,
+            } => {
                 self.note_evicted(&task, &key, &uid, outcome, now);
             }
             WriteOutcome::Dropped(write) => self.note_dropped(&write, now),
@@ -35,14 +50,19 @@ impl Planner {
         match write {
             PlannerWrite::Status {
                 uid,
-                purpose: StatusPurpose::Reserve { reservation } | StatusPurpose::Nominate { reservation, .. },
+                purpose:
+                    StatusPurpose::Reserve { reservation } | StatusPurpose::Nominate { reservation, .. },
                 ..
             } => {
                 if let Some(progress) = self.progress_toward(uid, reservation) {
                     progress.end_write();
                 }
             }
-            PlannerWrite::Status { uid, purpose: StatusPurpose::AnswerWake(answer), .. } => {
+            PlannerWrite::Status {
+                uid,
+                purpose: StatusPurpose::AnswerWake(answer),
+                ..
+            } => {
                 self.note_unanswered(uid, answer);
             }
             PlannerWrite::Evict { uid, task, .. } => {
@@ -52,7 +72,9 @@ impl Planner {
                 let attempt = match task {
                     EvictionTask::Reservation { preemptor } => {
                         let progress = self.progress_of.get_mut(preemptor);
-                        progress.filter(|it| it.has_victim(uid)).map(|progress| progress.attempt(uid))
+                        progress
+                            .filter(|it| it.has_victim(uid))
+                            .map(|progress| progress.attempt(uid))
                     }
                     EvictionTask::Relief => self.staying.get_mut(uid),
                     EvictionTask::LoanEnd => self.loans.attempt(uid),
@@ -115,7 +137,9 @@ impl Planner {
         uid: &PodUid,
         reservation: &Reservation,
     ) -> Option<&mut ReservationProgress> {
-        self.progress_of.get_mut(uid).filter(|progress| progress.is_of(reservation))
+        self.progress_of
+            .get_mut(uid)
+            .filter(|progress| progress.is_of(reservation))
     }
 
     /// The pod is gone. If no watch has shown it, none will show its end: a request of kube-scheduler came after it, or is late.
@@ -132,7 +156,10 @@ impl Planner {
     /// The end of a reservation was written. One that the preempt verb made and wrote meanwhile may be covered by that. The
     /// planner's own are written after the end.
     fn show_what_stands(&mut self, key: &PodKey, uid: &PodUid) {
-        let is_own = self.progress_of.get(uid).is_some_and(ReservationProgress::is_own);
+        let is_own = self
+            .progress_of
+            .get(uid)
+            .is_some_and(ReservationProgress::is_own);
         if !is_own && has_reservation(&self.service.cluster(), uid) {
             self.show(key, uid);
         }
@@ -147,7 +174,9 @@ impl Planner {
         now: Moment,
     ) {
         let is_shown = self.service.cluster().shows_reservation(uid, reservation);
-        let Some(progress) = self.progress_toward(uid, reservation) else { return };
+        let Some(progress) = self.progress_toward(uid, reservation) else {
+            return;
+        };
         progress.end_write();
         match written {
             Ok(()) => progress.is_written = true,
@@ -175,7 +204,9 @@ impl Planner {
                 self.take_back(victim);
                 self.note_refused(victim, message);
             }
-            EvictionOutcome::TryLater { .. } | EvictionOutcome::CalledOff if task.counts_each_attempt() => {
+            EvictionOutcome::TryLater { .. } | EvictionOutcome::CalledOff
+                if task.counts_each_attempt() =>
+            {
                 self.take_back(victim);
             }
             EvictionOutcome::Gone
@@ -191,7 +222,9 @@ impl Planner {
             EvictionTask::Reservation { preemptor } => {
                 let progress = self.progress_of.get_mut(preemptor);
                 // The preemptor may have another reservation by now, which evicts nobody or other pods.
-                let Some(progress) = progress.filter(|progress| progress.has_victim(victim)) else { return };
+                let Some(progress) = progress.filter(|progress| progress.has_victim(victim)) else {
+                    return;
+                };
                 if let Err(message) = tried(progress.attempt(victim), key, outcome, now, PAUSES) {
                     let why = |reader: &PodKey| eviction_refused(reader, key, &message);
                     self.give_up(preemptor, why, FailedBy::Victim, now);
@@ -209,7 +242,9 @@ impl Planner {
         is_gated: bool,
         now: Moment,
     ) {
-        let Some(progress) = self.progress_toward(uid, reservation) else { return };
+        let Some(progress) = self.progress_toward(uid, reservation) else {
+            return;
+        };
         progress.note_nominated(now, written.is_ok(), is_gated);
         match written {
             // The watch may have been faster than the answer.
@@ -229,30 +264,51 @@ impl Planner {
         now: Moment,
     ) {
         // A statement of its own, so that the ledger is not locked any more.
-        let Some(reservation_status) = self.service.cluster().reservation_of(uid) else { return };
-        if self.progress_toward(uid, &reservation_status.reservation).is_some() {
-            self.call_off(&reservation_status, &because(&reservation_status.key), failed_by, now);
+        let Some(reservation_status) = self.service.cluster().reservation_of(uid) else {
+            return;
+        };
+        if self
+            .progress_toward(uid, &reservation_status.reservation)
+            .is_some()
+        {
+            self.call_off(
+                &reservation_status,
+                &because(&reservation_status.key),
+                failed_by,
+                now,
+            );
         }
     }
 
     pub(super) fn take_back(&self, victim: &PodUid) {
-        self.service.cluster().apply(EvictionsNotMade(vec![victim.clone()]));
+        self.service
+            .cluster()
+            .apply(EvictionsNotMade(vec![victim.clone()]));
     }
 
     /// The pod cannot be evicted for now, whoever would have its GPUs.
     pub(super) fn note_refused(&self, victim: &PodUid, why: &str) {
-        self.service.cluster().apply(EvictionRefused::new(victim.clone(), why));
+        self.service
+            .cluster()
+            .apply(EvictionRefused::new(victim.clone(), why));
     }
 }
 
 /// What the preemptor's owner is told. The API server's message may name more than the victim.
 fn eviction_refused(preemptor: &PodKey, victim: &PodKey, message: &str) -> String {
     let refused = format!("the eviction of {} is refused", victim.named_to(preemptor));
-    if victim.namespace == preemptor.namespace { format!("{refused}: {message}") } else { refused }
+    if victim.namespace == preemptor.namespace {
+        format!("{refused}: {message}")
+    } else {
+        refused
+    }
 }
 
 fn has_reservation(ledger: &Ledger, uid: &PodUid) -> bool {
-    ledger.pod_state(uid).and_then(PodState::reservation).is_some()
+    ledger
+        .pod_state(uid)
+        .and_then(PodState::reservation)
+        .is_some()
 }
 
 /// Records the result of an eviction, and when to retry it if the pod still exists by then. An error is a permanent refusal of
@@ -272,7 +328,9 @@ pub(super) fn tried(
         EvictionOutcome::Gone => attempt.done(now + SHOWS_WITHIN),
         EvictionOutcome::CalledOff => attempt.failed(now, pauses, Millis(0)),
         EvictionOutcome::TryLater { after } => {
-            let after = after.map_or(0, |after| u64::try_from(after.as_millis()).unwrap_or(u64::MAX));
+            let after = after.map_or(0, |after| {
+                u64::try_from(after.as_millis()).unwrap_or(u64::MAX)
+            });
             attempt.failed(now, pauses, Millis(after));
         }
         EvictionOutcome::Unknown { message } => {

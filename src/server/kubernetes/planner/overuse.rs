@@ -27,20 +27,36 @@ impl Planner {
     }
 
     fn enforce_grant(&mut self, step: OveruseStep) {
-        let OveruseStep { uid, key, granted, used, .. } = step.clone();
+        let OveruseStep {
+            uid,
+            key,
+            granted,
+            used,
+            ..
+        } = step.clone();
         match step.action {
             // `StowageUngranted` has told it.
             OveruseAction::Announce { .. } if step.is_ungranted => {}
             OveruseAction::Announce { evicted_in } => {
                 let (kind, text) = (PodEventReason::Overuse, announcement(&step, evicted_in));
-                self.control_plane.record_event(PodEvent { key, uid, kind, text });
+                self.control_plane.record_event(PodEvent {
+                    key,
+                    uid,
+                    kind,
+                    text,
+                });
             }
             OveruseAction::Evict => {
                 let why = match step.is_ungranted {
                     true => EvictionReason::Ungranted { used },
                     false => EvictionReason::Overuse { granted, used },
                 };
-                self.writes.add(PlannerWrite::Evict { key, uid, why, task: EvictionTask::Overuse });
+                self.writes.add(PlannerWrite::Evict {
+                    key,
+                    uid,
+                    why,
+                    task: EvictionTask::Overuse,
+                });
             }
         }
     }
@@ -49,7 +65,9 @@ impl Planner {
         let evictions = &self.service.metrics.planner.overuse_evictions;
         evictions.with_label_values(&[outcome.code()]).inc();
         match outcome {
-            EvictionOutcome::Evicted => info!(pod = %key, "evicted: it used more VRAM than it was granted"),
+            EvictionOutcome::Evicted => {
+                info!(pod = %key, "evicted: it used more VRAM than it was granted")
+            }
             outcome => {
                 warn!(pod = %key, %outcome, "not evicted yet, although it uses more VRAM than it was granted")
             }
@@ -58,7 +76,13 @@ impl Planner {
 }
 
 fn announcement(step: &OveruseStep, evicted_in: Millis) -> String {
-    let OveruseStep { node, granted, used, lasted, .. } = step;
+    let OveruseStep {
+        node,
+        granted,
+        used,
+        lasted,
+        ..
+    } = step;
     format!(
         "The pod's processes have used more VRAM than it was granted for {} s: {used} ({} bytes) of {granted} ({} bytes) on \
          {node}. It is evicted in {} s unless it uses less by then (overuse: evict). Start its engine with the share in the \

@@ -6,9 +6,13 @@ use crate::kubernetes::retry::{Backoff, RetryState};
 use std::cell::LazyCell;
 use std::collections::BTreeMap;
 use std::ops::Deref;
-use stowage_kubernetes_objects::port::{EvictionReason, PlanState, PodEvent, PodEventReason, StatusChange};
+use stowage_kubernetes_objects::port::{
+    EvictionReason, PlanState, PodEvent, PodEventReason, StatusChange,
+};
 use stowage_scheduling::ids::{NodeName, PodUid};
-use stowage_scheduling::kube_filters::{AssumedNodeChange, FilterReason, FilterSnapshot, FilterVerdict};
+use stowage_scheduling::kube_filters::{
+    AssumedNodeChange, FilterReason, FilterSnapshot, FilterVerdict,
+};
 use stowage_scheduling::ledger::{PodState, RemainingVictim, ReservationStatus, SchedulingGate};
 use stowage_scheduling::planning::EvictionRight;
 use stowage_scheduling::units::{Millis, Moment};
@@ -21,7 +25,10 @@ const SCHEDULERS_TURN: Millis = Millis::seconds(3);
 /// An accepted eviction shows in the watch; if it does not, it is requested again.
 pub(crate) const SHOWS_WITHIN: Millis = Millis::seconds(10);
 /// Pauses between failed attempts.
-pub const PAUSES: Backoff = Backoff { first: Millis(500), longest: Millis::seconds(10) };
+pub const PAUSES: Backoff = Backoff {
+    first: Millis(500),
+    longest: Millis::seconds(10),
+};
 /// The time that kube-scheduler may need from the nomination to the Binding: its longest back-off, ten seconds, and the longest
 /// bind, five.
 const TIME_TO_BIND: Millis = Millis::seconds(15);
@@ -85,7 +92,11 @@ impl ReservationProgress {
 
     /// For a reservation of the planner's own that is not written yet.
     pub fn own(reservation: Reservation, since: Moment, by: EvictionRight) -> Self {
-        Self { is_own: true, by, ..Self::found(reservation, since) }
+        Self {
+            is_own: true,
+            by,
+            ..Self::found(reservation, since)
+        }
     }
 
     /// Whether it is that of this reservation.
@@ -113,7 +124,9 @@ impl ReservationProgress {
 
     /// Whether the eviction of this victim was requested: it may be under way.
     fn has_asked(&self, victim: &PodUid) -> bool {
-        self.evictions.get(victim).is_some_and(|attempt| !attempt.is_due(Moment::default()))
+        self.evictions
+            .get(victim)
+            .is_some_and(|attempt| !attempt.is_due(Moment::default()))
     }
 
     /// The result of nominating the pod. A written nomination shows in the watch, later if the API server is busy; writing it
@@ -179,7 +192,10 @@ impl Planner {
         // A Binding that is under way may fail; the pod goes on then with what it has tried.
         let is_being_bound = |uid: &PodUid| ledger.pod_state(uid).is_some_and(PodState::is_assumed);
         self.progress_of.retain(|uid, _| {
-            reservation_status.binary_search_by(|one| one.uid.cmp(uid)).is_ok() || is_being_bound(uid)
+            reservation_status
+                .binary_search_by(|one| one.uid.cmp(uid))
+                .is_ok()
+                || is_being_bound(uid)
         });
         drop(ledger);
         self.show_again(&reservation_status, now);
@@ -198,31 +214,38 @@ impl Planner {
         kube_filters: &impl Deref<Target = FilterSnapshot>,
     ) {
         let found = || ReservationProgress::found(reservation_status.reservation.clone(), now);
-        let progress = self.progress_of.entry(reservation_status.uid.clone()).or_insert_with(found);
+        let progress = self
+            .progress_of
+            .entry(reservation_status.uid.clone())
+            .or_insert_with(found);
         if !progress.is_of(&reservation_status.reservation) {
             *progress = found();
         }
         if reservation_status.gate == SchedulingGate::Others {
             return;
         }
-        if let Some(stays) =
-            reservation_status.remaining.iter().find(|victim| victim.is_protected && !victim.is_leaving)
+        if let Some(stays) = reservation_status
+            .remaining
+            .iter()
+            .find(|victim| victim.is_protected && !victim.is_leaving)
         {
-            let text =
-                format!("{} may no longer be evicted for it", stays.key.named_to(&reservation_status.key));
+            let text = format!(
+                "{} may no longer be evicted for it",
+                stays.key.named_to(&reservation_status.key)
+            );
             if !progress.has_asked(&stays.uid) {
                 self.take_back(&stays.uid);
             }
             self.note_refused(&stays.uid, "it came under protection when it was to leave");
             return self.call_off(reservation_status, &text, FailedBy::Victim, now);
         }
-        if let Some(late) = reservation_status
-            .remaining
-            .iter()
-            .find(|one| !one.is_leaving && now + one.takes > reservation_status.reservation.deadline)
-        {
-            let text =
-                format!("{} would not have terminated in time", late.key.named_to(&reservation_status.key));
+        if let Some(late) = reservation_status.remaining.iter().find(|one| {
+            !one.is_leaving && now + one.takes > reservation_status.reservation.deadline
+        }) {
+            let text = format!(
+                "{} would not have terminated in time",
+                late.key.named_to(&reservation_status.key)
+            );
             let failed_by = if progress.has_asked(&late.uid) {
                 self.note_refused(&late.uid, "it did not begin to leave in time");
                 FailedBy::Victim
@@ -244,18 +267,22 @@ impl Planner {
         {
             progress.note_shown(now);
         }
-        let nominates = reservation_status.is_free && progress.must_nominate(reservation_status, now);
+        let nominates =
+            reservation_status.is_free && progress.must_nominate(reservation_status, now);
         // The node may have been cordoned or tainted since the reservation was made, or since the last attempt.
-        if let Some(reason) =
-            (!due.is_empty()).then(|| self.refusal(reservation_status, kube_filters)).flatten()
+        if let Some(reason) = (!due.is_empty())
+            .then(|| self.refusal(reservation_status, kube_filters))
+            .flatten()
         {
             let text = format!("the node would refuse the pod by now: {reason}");
             return self.call_off(reservation_status, &text, FailedBy::Preemptor, now);
         }
         if let Some(progress) = self.progress_of.get_mut(&reservation_status.uid) {
-            due.iter().for_each(|victim| progress.attempt(&victim.uid).begin());
+            due.iter()
+                .for_each(|victim| progress.attempt(&victim.uid).begin());
         }
-        due.into_iter().for_each(|victim| self.evict(reservation_status, victim));
+        due.into_iter()
+            .for_each(|victim| self.evict(reservation_status, victim));
         if nominates {
             self.nominate(reservation_status, now);
         }
@@ -274,7 +301,10 @@ impl Planner {
             &reservation_status.uid,
             kube_filters.wants(&reservation_status.uid)?,
             node,
-            &AssumedNodeChange { leaving: victims, coming: &coming },
+            &AssumedNodeChange {
+                leaving: victims,
+                coming: &coming,
+            },
         ) {
             FilterVerdict::Rejects(reason) => Some(reason),
             FilterVerdict::Accepts | FilterVerdict::Unsupported(_) => None,
@@ -289,26 +319,45 @@ impl Planner {
             .is_some_and(|progress| progress.by == EvictionRight::Moves);
         let why = match (&victim.reclaimed_by, &victim.with_group) {
             _ if moves => EvictionReason::Consolidated { to_fit: by },
-            (Some(owner), _) => EvictionReason::Reclaimed { owner: owner.clone(), by },
-            (None, Some(group)) => EvictionReason::GroupEvicted { group: group.to_string().into(), by },
+            (Some(owner), _) => EvictionReason::Reclaimed {
+                owner: owner.clone(),
+                by,
+            },
+            (None, Some(group)) => EvictionReason::GroupEvicted {
+                group: group.to_string().into(),
+                by,
+            },
             (None, None) => EvictionReason::Preempted { by },
         };
         let (key, uid) = (victim.key.clone(), victim.uid.clone());
-        let task = EvictionTask::Reservation { preemptor: reservation_status.uid.clone() };
-        self.writes.add(PlannerWrite::Evict { key, uid, why, task });
+        let task = EvictionTask::Reservation {
+            preemptor: reservation_status.uid.clone(),
+        };
+        self.writes.add(PlannerWrite::Evict {
+            key,
+            uid,
+            why,
+            task,
+        });
     }
 
     /// Nominates the pod to the node of its reservation. A touch in the same write makes kube-scheduler try it, or that its gate
     /// is lifted after it.
     pub(super) fn nominate(&mut self, reservation_status: &ReservationStatus, now: Moment) {
         let reservation = self.with_time_to_bind(reservation_status, now);
-        let Some(progress) = self.progress_of.get_mut(&reservation_status.uid) else { return };
+        let Some(progress) = self.progress_of.get_mut(&reservation_status.uid) else {
+            return;
+        };
         progress.begin_write();
         let node = reservation.node.clone();
         // After a restart the condition's deadline applies. A reservation without victims is not written.
-        let is_news = reservation != reservation_status.reservation && !reservation.victims.is_empty();
-        let change =
-            if is_news { StatusChange::reservation(reservation.clone()) } else { StatusChange::default() };
+        let is_news =
+            reservation != reservation_status.reservation && !reservation.victims.is_empty();
+        let change = if is_news {
+            StatusChange::reservation(reservation.clone())
+        } else {
+            StatusChange::default()
+        };
         let change = change.and_nominate(node.clone());
         let is_gated = reservation_status.gate == SchedulingGate::Planned;
         let change = match is_gated {
@@ -318,13 +367,28 @@ impl Planner {
             }
             false => change.and_touch(),
         };
-        let (key, uid) = (reservation_status.key.clone(), reservation_status.uid.clone());
-        let purpose = StatusPurpose::Nominate { reservation, is_gated };
-        self.writes.add(PlannerWrite::Status { key, uid, change, purpose });
+        let (key, uid) = (
+            reservation_status.key.clone(),
+            reservation_status.uid.clone(),
+        );
+        let purpose = StatusPurpose::Nominate {
+            reservation,
+            is_gated,
+        };
+        self.writes.add(PlannerWrite::Status {
+            key,
+            uid,
+            change,
+            purpose,
+        });
     }
 
     /// The reservation, extended until kube-scheduler has had time to bind the pod.
-    fn with_time_to_bind(&mut self, reservation_status: &ReservationStatus, now: Moment) -> Reservation {
+    fn with_time_to_bind(
+        &mut self,
+        reservation_status: &ReservationStatus,
+        now: Moment,
+    ) -> Reservation {
         let Some(progress) = self.progress_of.get_mut(&reservation_status.uid) else {
             return reservation_status.reservation.clone();
         };
@@ -332,7 +396,10 @@ impl Planner {
             return reservation_status.reservation.clone();
         }
         let until = now + TIME_TO_BIND;
-        self.service.cluster().apply(ExtendReservation { uid: reservation_status.uid.clone(), until });
+        self.service.cluster().apply(ExtendReservation {
+            uid: reservation_status.uid.clone(),
+            until,
+        });
         Reservation {
             deadline: reservation_status.reservation.deadline.max(until),
             ..reservation_status.reservation.clone()
@@ -348,7 +415,9 @@ impl Planner {
         now: Moment,
     ) {
         let mut ledger = self.service.cluster();
-        let present = ledger.pod_state(&reservation_status.uid).and_then(PodState::reservation);
+        let present = ledger
+            .pod_state(&reservation_status.uid)
+            .and_then(PodState::reservation);
         if !present.is_some_and(|present| present.is_same(&reservation_status.reservation)) {
             return;
         }
@@ -361,7 +430,10 @@ impl Planner {
             .and_then(|entry| entry.disruption_info.placed_with().cloned());
         drop(ledger);
         self.progress_of.remove(&reservation_status.uid);
-        let (key, uid) = (reservation_status.key.clone(), reservation_status.uid.clone());
+        let (key, uid) = (
+            reservation_status.key.clone(),
+            reservation_status.uid.clone(),
+        );
         if let Some(group) = group {
             self.break_up(&group, uid.clone(), key.clone(), now);
         }
@@ -376,6 +448,11 @@ impl Planner {
         });
         let change = StatusChange::end_reservation_and_nomination();
         let purpose = StatusPurpose::AbandonReservation;
-        self.writes.add(PlannerWrite::Status { key, uid, change, purpose });
+        self.writes.add(PlannerWrite::Status {
+            key,
+            uid,
+            change,
+            purpose,
+        });
     }
 }

@@ -57,7 +57,14 @@ pub(crate) enum RunEnd {
 impl PlanningRun {
     pub fn new(work: HeavyWork) -> Self {
         let (begun, rests_until) = (PlanBasis::default(), Moment::default());
-        Self { work, task: None, begun, is_void: false, stop: Arc::default(), rests_until }
+        Self {
+            work,
+            task: None,
+            begun,
+            is_void: false,
+            stop: Arc::default(),
+            rests_until,
+        }
     }
 
     pub fn may_begin(&self, now: Moment) -> bool {
@@ -65,14 +72,21 @@ impl PlanningRun {
     }
 
     /// `plan` gets a function that says whether to stop.
-    pub fn begin(&mut self, began: PlanBasis, plan: impl FnOnce(&dyn Fn() -> bool) -> Plan + Send + 'static) {
+    pub fn begin(
+        &mut self,
+        began: PlanBasis,
+        plan: impl FnOnce(&dyn Fn() -> bool) -> Plan + Send + 'static,
+    ) {
         self.begun = began;
         self.is_void = false;
         self.stop = Arc::default();
         let stop = self.stop.clone();
         // Planning does not run on the threads that answer filter.
         let plan = move || plan(&|| stop.load(Ordering::Relaxed));
-        self.task = Some(self.work.begin_until(WorkKind::Plan, self.stop.clone(), plan));
+        self.task = Some(
+            self.work
+                .begin_until(WorkKind::Plan, self.stop.clone(), plan),
+        );
     }
 
     /// Stops the run; its result is not needed any more.
@@ -83,12 +97,17 @@ impl PlanningRun {
 
     /// The result. Never ends while no run is in progress.
     pub async fn end(&mut self) -> RunEnd {
-        let Some(task) = &mut self.task else { return std::future::pending().await };
+        let Some(task) = &mut self.task else {
+            return std::future::pending().await;
+        };
         let done = task.await;
         self.task = None;
         match done {
             _ if self.is_void => RunEnd::Stopped,
-            Ok(plan) => RunEnd::Planned(FinishedPlan { plan, began: self.begun }),
+            Ok(plan) => RunEnd::Planned(FinishedPlan {
+                plan,
+                began: self.begun,
+            }),
             Err(_) => RunEnd::Failed,
         }
     }
@@ -129,7 +148,9 @@ mod tests {
     }
 
     /// Signals that it has begun, runs until it is stopped, and signals that it has ended.
-    fn endless(says: mpsc::Sender<&'static str>) -> impl FnOnce(&dyn Fn() -> bool) -> Plan + Send + 'static {
+    fn endless(
+        says: mpsc::Sender<&'static str>,
+    ) -> impl FnOnce(&dyn Fn() -> bool) -> Plan + Send + 'static {
         move |is_stopped| {
             let _ = says.send("begun");
             while !is_stopped() {

@@ -7,7 +7,9 @@ use super::reservation_progress::ReservationProgress;
 use super::run::{FinishedPlan, PlanBasis, RunEnd};
 use super::write::{PlannerWrite, StatusPurpose};
 use std::time::Duration;
-use stowage_kubernetes_objects::port::{PlanState, PodEvent, PodEventReason, StatusChange, reserved_text};
+use stowage_kubernetes_objects::port::{
+    PlanState, PodEvent, PodEventReason, StatusChange, reserved_text,
+};
 use stowage_scheduling::ids::{PodKey, PodUid, listed};
 use stowage_scheduling::ledger::{PendingPod, PodPhase, SchedulingGate, WaitKind};
 use stowage_scheduling::planning::{
@@ -15,7 +17,9 @@ use stowage_scheduling::planning::{
 };
 use stowage_scheduling::policy::Mode;
 use stowage_scheduling::units::{Millis, Moment};
-use stowage_scheduling::verbs::wait::{PodRequeued, PutBack, ReservePlaces, ScopeReserved, TakePending};
+use stowage_scheduling::verbs::wait::{
+    PodRequeued, PutBack, ReservePlaces, ScopeReserved, TakePending,
+};
 use tracing::{error, info};
 
 /// Maximum pods of each kind, gated and rejected, in one run. Of fifty thousand equal ones that cannot be placed each is tried
@@ -35,25 +39,47 @@ impl Planner {
             return;
         }
         let mut ledger = self.service.cluster();
-        let mut pending = ledger.apply(TakePending { limit: PODS_PER_RUN });
-        if self.progress_of.values().filter(|progress| progress.waits_to_be_bound()).count()
+        let mut pending = ledger.apply(TakePending {
+            limit: PODS_PER_RUN,
+        });
+        if self
+            .progress_of
+            .values()
+            .filter(|progress| progress.waits_to_be_bound())
+            .count()
             > NOMINATED_AT_ONCE
         {
             let is_gated = |pod: &PendingPod| matches!(pod.way, WaitKind::Gated);
             ledger.apply(PutBack(
-                pending.iter().filter(|pod| is_gated(pod)).map(|pod| &pod.uid).cloned().collect(),
+                pending
+                    .iter()
+                    .filter(|pod| is_gated(pod))
+                    .map(|pod| &pod.uid)
+                    .cloned()
+                    .collect(),
             ));
             pending.retain(|pod| !is_gated(pod));
         }
-        self.service.metrics.planner.waiting.set(ledger.pending_count() as i64);
+        self.service
+            .metrics
+            .planner
+            .waiting
+            .set(ledger.pending_count() as i64);
         if pending.is_empty() {
             return;
         }
-        let ChosenPods { to_plan: pending, put_back, failing } = self.failing_pods.choose(pending, now);
+        let ChosenPods {
+            to_plan: pending,
+            put_back,
+            failing,
+        } = self.failing_pods.choose(pending, now);
         if !put_back.is_empty() {
             ledger.apply(PutBack(put_back));
         }
-        let began = PlanBasis { at: now, generation: ledger.generation() };
+        let began = PlanBasis {
+            at: now,
+            generation: ledger.generation(),
+        };
         let mut scratch = ledger.scratch();
         drop(ledger);
         for PendingPod { uid, key, .. } in failing {
@@ -67,10 +93,18 @@ impl Planner {
         let poison = self.poison;
         self.run.begin(began, move |is_stopped| {
             #[cfg(test)]
-            assert!(!pending.iter().any(|pod| Some(&*pod.key.name) == poison), "planted");
+            assert!(
+                !pending.iter().any(|pod| Some(&*pod.key.name) == poison),
+                "planted"
+            );
             let kube_filters = service.cluster().kube_filters().snapshot();
             let steps = steps_of_run(scratch.snapshot().nodes().len());
-            let bounds = PlanBounds { free: steps, evictions: steps, places: PLACED_AT_ONCE, is_stopped };
+            let bounds = PlanBounds {
+                free: steps,
+                evictions: steps,
+                places: PLACED_AT_ONCE,
+                is_stopped,
+            };
             plan_within(scratch, &kube_filters, &pending, bounds)
         });
     }
@@ -80,7 +114,16 @@ impl Planner {
         let mode = self.service.cluster().policy().mode;
         let took = self.run.rest(&ended, now);
         self.count_run(took, &ended);
-        let FinishedPlan { plan: Plan { steps, left_over, reserved, .. }, began } = match ended {
+        let FinishedPlan {
+            plan:
+                Plan {
+                    steps,
+                    left_over,
+                    reserved,
+                    ..
+                },
+            began,
+        } = match ended {
             RunEnd::Planned(planned) => {
                 self.failing_pods.run_ended();
                 planned
@@ -90,7 +133,9 @@ impl Planner {
         };
         let mut ledger = self.service.cluster();
         ledger.apply(PutBack(left_over.clone()));
-        reserved.into_iter().for_each(|(scope, uid)| ledger.apply(ScopeReserved { scope, uid }));
+        reserved
+            .into_iter()
+            .for_each(|(scope, uid)| ledger.apply(ScopeReserved { scope, uid }));
         drop(ledger);
         if !self.service.leadership.is_open() || mode == Mode::Shadow {
             return;
@@ -112,7 +157,8 @@ impl Planner {
             error!(pod = %pod_state.key, "{}", WaitReason::PlanningFailed);
         }
         ledger.apply(PutBack(pods));
-        self.failing_pods.retain(|uid| ledger.pod_state(uid).is_some());
+        self.failing_pods
+            .retain(|uid| ledger.pod_state(uid).is_some());
     }
 
     fn count_run(&self, took: Millis, ended: &RunEnd) {
@@ -134,8 +180,13 @@ impl Planner {
     fn take(&mut self, mut places: Vec<PlannedPlacement>, began: PlanBasis, now: Moment) {
         // The deadlines count from when the run began.
         let took = now.since(began.at);
-        places.iter_mut().for_each(|place| place.reservation.deadline = place.reservation.deadline + took);
-        let reserve = ReservePlaces { places: places.clone(), generation: began.generation };
+        places
+            .iter_mut()
+            .for_each(|place| place.reservation.deadline = place.reservation.deadline + took);
+        let reserve = ReservePlaces {
+            places: places.clone(),
+            generation: began.generation,
+        };
         let taken = self.service.cluster().apply(reserve);
         if let Err((place, refusal)) = taken {
             return info!(pod = %places[place].key, %refusal, "the cluster or the policy changed while the plan was made");
@@ -150,17 +201,30 @@ impl Planner {
 
     /// A span of the run in the trace of the pod that it placed.
     fn trace(&self, place: &PlannedPlacement, took: Millis) {
-        let span = self.service.traces().planned(&place.uid, &place.key, Duration::from_millis(took.0));
+        let span =
+            self.service
+                .traces()
+                .planned(&place.uid, &place.key, Duration::from_millis(took.0));
         if span.is_recorded() {
             span.set_node(&place.reservation.node);
-            span.set("stowage.gpus", listed(&*place.reservation.devices).to_string());
+            span.set(
+                "stowage.gpus",
+                listed(&*place.reservation.devices).to_string(),
+            );
             span.set("stowage.victims", place.reservation.victims.len() as i64);
         }
     }
 
     /// A reservation with victims is written before the first eviction. One without is not: the pod itself is nominated.
     fn begin(&mut self, place: PlannedPlacement, now: Moment) {
-        let PlannedPlacement { uid, key, reservation, eviction_cost, exact, by } = place;
+        let PlannedPlacement {
+            uid,
+            key,
+            reservation,
+            eviction_cost,
+            exact,
+            by,
+        } = place;
         let (node, victims) = (&reservation.node, listed(reservation.victims.iter()));
         let (lost_gpu_ms, by) = (eviction_cost.cost, by.code());
         info!(pod = %key, %node, %victims, lost_gpu_ms, exact, by, "place planned");
@@ -180,13 +244,20 @@ impl Planner {
         });
         let mut change = StatusChange::reservation(reservation.clone());
         if is_gated {
-            change.plan = Some(PlanState::Preempting { node: reservation.node.clone() });
+            change.plan = Some(PlanState::Preempting {
+                node: reservation.node.clone(),
+            });
         }
         if let Some(progress) = self.progress_of.get_mut(&uid) {
             progress.begin_write();
         }
         let purpose = StatusPurpose::Reserve { reservation };
-        self.writes.add(PlannerWrite::Status { key, uid, change, purpose });
+        self.writes.add(PlannerWrite::Status {
+            key,
+            uid,
+            change,
+            purpose,
+        });
     }
 
     fn scheduling_gate_of(&self, uid: &PodUid) -> Option<SchedulingGate> {
@@ -216,13 +287,23 @@ impl Planner {
             return;
         }
         let (change, purpose) = (StatusChange::touch(), StatusPurpose::Wake);
-        self.writes.add(PlannerWrite::Status { key, uid, change, purpose });
+        self.writes.add(PlannerWrite::Status {
+            key,
+            uid,
+            change,
+            purpose,
+        });
     }
 }
 
 impl Planner {
     /// Too many writes are in progress for one that can wait. It is tried again.
     pub(super) fn put_off(&self, kind: &str) {
-        self.service.metrics.planner.postponed.with_label_values(&[kind]).inc();
+        self.service
+            .metrics
+            .planner
+            .postponed
+            .with_label_values(&[kind])
+            .inc();
     }
 }

@@ -37,7 +37,11 @@ async fn a_gated_pod_is_nominated_and_let_through() {
     bench.show(gated("a", 40, 0));
     assert_eq!(bench.tick().await, ["a: nominate n, placed", "a: lift"]);
     assert!(bench.tick().await.is_empty(), "the watch will show it");
-    assert_eq!(bench.service.cluster().totals().reservations, 1, "the room is its own until it is bound");
+    assert_eq!(
+        bench.service.cluster().totals().reservations,
+        1,
+        "the room is its own until it is bound"
+    );
 }
 
 #[tokio::test]
@@ -51,7 +55,8 @@ async fn a_pod_under_another_gate_too_is_left_alone() {
 }
 
 #[tokio::test]
-async fn victims_are_evicted_once_the_reservation_is_written_and_the_pod_is_nominated_once_they_are_gone() {
+async fn victims_are_evicted_once_the_reservation_is_written_and_the_pod_is_nominated_once_they_are_gone()
+ {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(gated("serving", 50, 100));
@@ -64,7 +69,10 @@ async fn victims_are_evicted_once_the_reservation_is_written_and_the_pod_is_nomi
     bench.show(leaving);
     assert!(bench.tick().await.is_empty(), "it takes its time");
     bench.gone("job");
-    assert_eq!(bench.tick().await, ["serving: nominate n, placed", "serving: lift"]);
+    assert_eq!(
+        bench.tick().await,
+        ["serving: nominate n, placed", "serving: lift"]
+    );
 }
 
 #[tokio::test]
@@ -73,9 +81,18 @@ async fn a_reservation_that_cannot_be_written_evicts_no_pod() {
     bench.show(bound("job", "n", 60, -10));
     bench.show(gated("serving", 50, 100));
     *bench.recorder.deaf.lock() = true;
-    assert_eq!(bench.tick().await, ["serving: hold n, making room", "serving: end hold, clear nomination"]);
+    assert_eq!(
+        bench.tick().await,
+        [
+            "serving: hold n, making room",
+            "serving: end hold, clear nomination"
+        ]
+    );
     assert_eq!(bench.service.cluster().totals().reservations, 0);
-    assert_eq!(bench.recorder.told(), ["StowageReserved", "StowageReservationEnded"]);
+    assert_eq!(
+        bench.recorder.told(),
+        ["StowageReserved", "StowageReservationEnded"]
+    );
 }
 
 #[tokio::test]
@@ -83,16 +100,27 @@ async fn an_eviction_that_a_budget_refuses_is_retried_with_back_off() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(gated("serving", 50, 100));
-    bench.recorder.evictions.lock().insert("job".into(), EvictionOutcome::TryLater { after: None });
+    bench
+        .recorder
+        .evictions
+        .lock()
+        .insert("job".into(), EvictionOutcome::TryLater { after: None });
     bench.tick().await;
     assert_eq!(bench.tick().await, ["job: evict Preempted"]);
     assert!(bench.tick().await.is_empty(), "not at once");
     bench.pass(1);
     assert_eq!(bench.tick().await, ["job: evict Preempted"]);
     bench.pass(120);
-    assert_eq!(bench.service.cluster().totals().reservations, 0, "and not forever");
+    assert_eq!(
+        bench.service.cluster().totals().reservations,
+        0,
+        "and not forever"
+    );
     let written = bench.tick().await;
-    assert!(written.contains(&"serving: end hold".to_owned()), "{written:?}");
+    assert!(
+        written.contains(&"serving: end hold".to_owned()),
+        "{written:?}"
+    );
 }
 
 #[tokio::test]
@@ -100,11 +128,28 @@ async fn an_eviction_that_is_refused_for_good_ends_the_reservation_at_once() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(gated("serving", 50, 100));
-    let refused = EvictionOutcome::Refused { message: "forbidden".into() };
-    bench.recorder.evictions.lock().insert("job".into(), refused);
+    let refused = EvictionOutcome::Refused {
+        message: "forbidden".into(),
+    };
+    bench
+        .recorder
+        .evictions
+        .lock()
+        .insert("job".into(), refused);
     bench.tick().await;
-    assert_eq!(bench.tick().await, ["job: evict Preempted", "serving: end hold, clear nomination"]);
-    assert!(bench.written_within(15).await.contains(&"job: stays".to_owned()));
+    assert_eq!(
+        bench.tick().await,
+        [
+            "job: evict Preempted",
+            "serving: end hold, clear nomination"
+        ]
+    );
+    assert!(
+        bench
+            .written_within(15)
+            .await
+            .contains(&"job: stays".to_owned())
+    );
     assert_eq!(bench.service.cluster().totals().reservations, 0);
 }
 
@@ -119,7 +164,10 @@ async fn a_nomination_that_the_scheduler_clears_is_restored_three_times_and_no_m
         bench.pass(1);
         // What the scheduler clears at once no watch shows.
         let written = bench.tick_unseen().await;
-        restored += written.iter().filter(|write| write.starts_with("a: nominate")).count();
+        restored += written
+            .iter()
+            .filter(|write| write.starts_with("a: nominate"))
+            .count();
     }
     assert_eq!(restored, 2, "beside the first");
 }
@@ -139,7 +187,8 @@ async fn a_gated_pod_without_a_place_is_let_through_after_half_a_minute_with_the
 async fn a_gated_pod_that_is_not_supported_is_let_through_at_once() {
     let mut bench = PlannerFixture::new(&["n"]);
     let mut pod = gated("a", 50, 0);
-    pod["spec"]["volumes"] = json!([{ "name": "data", "awsElasticBlockStore": { "volumeID": "disk" } }]);
+    pod["spec"]["volumes"] =
+        json!([{ "name": "data", "awsElasticBlockStore": { "volumeID": "disk" } }]);
     bench.show(pod);
     assert_eq!(bench.tick().await, ["a: released", "a: lift"]);
 }
@@ -175,7 +224,14 @@ async fn a_group_with_a_member_not_bound_in_time_is_released_with_one_event() {
     bench.show(member("a", 50, "pair", 2));
     bench.show(member("b", 50, "pair", 2));
     let written = bench.tick().await;
-    assert_eq!(written.iter().filter(|write| write.ends_with("lift")).count(), 2, "{written:?}");
+    assert_eq!(
+        written
+            .iter()
+            .filter(|write| write.ends_with("lift"))
+            .count(),
+        2,
+        "{written:?}"
+    );
     for name in ["a", "b"] {
         let mut released = bench.pod(name);
         released["spec"]["schedulingGates"] = Value::Null;
@@ -186,7 +242,13 @@ async fn a_group_with_a_member_not_bound_in_time_is_released_with_one_event() {
     bench.tick().await;
     assert_eq!(bench.service.cluster().totals().reservations, 0);
     let told = bench.recorder.told();
-    assert_eq!(told.iter().filter(|reason| **reason == "StowageGroupFailed").count(), 1, "{told:?}");
+    assert_eq!(
+        told.iter()
+            .filter(|reason| **reason == "StowageGroupFailed")
+            .count(),
+        1,
+        "{told:?}"
+    );
 }
 
 #[tokio::test]
@@ -199,7 +261,10 @@ async fn a_node_that_is_lost_after_the_eviction_leaves_no_reservation() {
     bench.gone("job");
     bench.index.reset_nodes(&bench.service, &[]);
     let written = bench.tick().await;
-    assert!(written.iter().all(|write| !write.contains("nominate")), "{written:?}");
+    assert!(
+        written.iter().all(|write| !write.contains("nominate")),
+        "{written:?}"
+    );
     bench.pass(120);
     assert_eq!(bench.service.cluster().totals().reservations, 0);
 }
@@ -209,15 +274,27 @@ async fn no_pod_is_evicted_that_would_not_terminate_in_time() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(gated("serving", 50, 100));
-    bench.recorder.evictions.lock().insert("job".into(), EvictionOutcome::TryLater { after: None });
+    bench
+        .recorder
+        .evictions
+        .lock()
+        .insert("job".into(), EvictionOutcome::TryLater { after: None });
     bench.tick().await;
     assert_eq!(bench.tick().await, ["job: evict Preempted"]);
     bench.pass(45);
     bench.recorder.evictions.lock().clear();
     let written = bench.tick().await;
     assert_eq!(written[..1], ["serving: end hold, clear nomination"]);
-    assert!(written.iter().all(|write| !write.contains("evict")), "{written:?}");
-    assert!(bench.written_within(15).await.contains(&"job: stays".to_owned()));
+    assert!(
+        written.iter().all(|write| !write.contains("evict")),
+        "{written:?}"
+    );
+    assert!(
+        bench
+            .written_within(15)
+            .await
+            .contains(&"job: stays".to_owned())
+    );
 }
 
 #[tokio::test]
@@ -231,7 +308,12 @@ async fn the_gate_of_an_unplannable_pod_is_lifted_once() {
     bench.show(unclear);
     bench.released();
     let written = bench.tick().await;
-    for line in ["other: released", "other: lift", "unclear: released", "unclear: lift"] {
+    for line in [
+        "other: released",
+        "other: lift",
+        "unclear: released",
+        "unclear: lift",
+    ] {
         assert!(written.iter().any(|written| written == line), "{written:?}");
     }
     bench.released();
@@ -253,7 +335,12 @@ async fn b13_each_tick_handles_a_limited_number_of_unplannable_pods_in_turn() {
         unplannable_pod["spec"]["containers"][0]["resources"] = json!({});
         bench.show(unplannable_pod);
     }
-    let lifted = |written: Vec<String>| written.iter().filter(|write| write.ends_with("lift")).count();
+    let lifted = |written: Vec<String>| {
+        written
+            .iter()
+            .filter(|write| write.ends_with("lift"))
+            .count()
+    };
     let mut looks = Vec::new();
     for _ in 0..4 {
         bench.released();
@@ -262,7 +349,11 @@ async fn b13_each_tick_handles_a_limited_number_of_unplannable_pods_in_turn() {
     assert_eq!(looks, [UNPLANNABLE_AT_ONCE, 40, 0, 0]);
     bench.gone("unplannable-007");
     bench.released();
-    assert_eq!(bench.planner.released.known(), UNPLANNABLE_AT_ONCE + 39, "a pod that is gone is forgotten");
+    assert_eq!(
+        bench.planner.released.known(),
+        UNPLANNABLE_AT_ONCE + 39,
+        "a pod that is gone is forgotten"
+    );
 }
 
 #[tokio::test]

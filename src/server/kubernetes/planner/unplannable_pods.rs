@@ -40,7 +40,11 @@ impl Planner {
             .map(|(uid, ..)| uid.clone());
         self.forget_let_through(&unplannable_pods, last.as_ref());
         for (uid, key, why) in unplannable_pods {
-            let is_due = self.released.at.get(&uid).is_none_or(|at| *at + SHOWS_WITHIN <= now);
+            let is_due = self
+                .released
+                .at
+                .get(&uid)
+                .is_none_or(|at| *at + SHOWS_WITHIN <= now);
             if is_due && self.release(uid.clone(), key, why) {
                 self.released.at.insert(uid, now);
             }
@@ -58,8 +62,10 @@ impl Planner {
         let known: BTreeSet<&PodUid> = unplannable_pods.iter().map(|(uid, ..)| uid).collect();
         let from = after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
         let until = last.map_or(Bound::Unbounded, Bound::Included);
-        let gone =
-            at.range::<PodUid, _>((from, until)).map(|(uid, _)| uid).filter(|uid| !known.contains(uid));
+        let gone = at
+            .range::<PodUid, _>((from, until))
+            .map(|(uid, _)| uid)
+            .filter(|uid| !known.contains(uid));
         let gone: Vec<PodUid> = gone.cloned().collect();
         for uid in &gone {
             at.remove(uid);

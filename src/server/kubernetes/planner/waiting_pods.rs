@@ -37,18 +37,35 @@ pub(crate) struct ToldReason {
 impl Planner {
     /// Handles a pod that cannot be placed. It stays behind the gate only as long as the policy says, and not at all if the
     /// planner would never place it.
-    pub(super) fn wait(&mut self, uid: PodUid, key: PodKey, why: WaitReason, began: PlanBasis, now: Moment) {
+    pub(super) fn wait(
+        &mut self,
+        uid: PodUid,
+        key: PodKey,
+        why: WaitReason,
+        began: PlanBasis,
+        now: Moment,
+    ) {
         let mut ledger = self.service.cluster();
-        ledger.apply(NoPlacementFound { uid: uid.clone(), generation: began.generation });
-        let Some(entry) = ledger.pod_state(&uid).filter(|entry| entry.reservation().is_none()) else {
+        ledger.apply(NoPlacementFound {
+            uid: uid.clone(),
+            generation: began.generation,
+        });
+        let Some(entry) = ledger
+            .pod_state(&uid)
+            .filter(|entry| entry.reservation().is_none())
+        else {
             return;
         };
-        let PodPhase::Waiting(waiting) = &entry.phase else { return };
+        let PodPhase::Waiting(waiting) = &entry.phase else {
+            return;
+        };
         let waited = now.since(waiting.since);
         let max_gated_time = ledger.policy().planning.max_gated_time;
         let has_waited = waited >= max_gated_time;
-        let (is_gated, is_grouped) =
-            (waiting.gate == SchedulingGate::Planned, entry.disruption_info.placed_with().is_some());
+        let (is_gated, is_grouped) = (
+            waiting.gate == SchedulingGate::Planned,
+            entry.disruption_info.placed_with().is_some(),
+        );
         drop(ledger);
         if !is_gated {
             return self.say_limit(uid, key, why);
@@ -59,9 +76,17 @@ impl Planner {
         if is_grouped {
             let text = format!("The pod's group cannot be placed: {why}.");
             let (key, uid) = (key.clone(), uid.clone());
-            self.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::GroupFailed, text });
+            self.control_plane.record_event(PodEvent {
+                key,
+                uid,
+                kind: PodEventReason::GroupFailed,
+                text,
+            });
         }
-        let is_hopeless = matches!(why, WaitReason::UnsupportedFilter(_) | WaitReason::DevicePlugin);
+        let is_hopeless = matches!(
+            why,
+            WaitReason::UnsupportedFilter(_) | WaitReason::DevicePlugin
+        );
         if !is_grouped && (has_waited || is_hopeless) {
             self.release(uid, key, why);
         } else {
@@ -81,7 +106,12 @@ impl Planner {
     fn say_limit(&self, uid: PodUid, key: PodKey, why: WaitReason) {
         if let WaitReason::EvictionLimit(limit) = why {
             let text = format!("Other pods could be evicted for this pod, but {limit}.");
-            self.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::EvictionLimit, text });
+            self.control_plane.record_event(PodEvent {
+                key,
+                uid,
+                kind: PodEventReason::EvictionLimit,
+                text,
+            });
         }
     }
 
@@ -98,9 +128,20 @@ impl Planner {
         if self.writes.are_too_many() {
             return self.put_off("reason");
         }
-        self.said.insert(uid.clone(), ToldReason { why: why.clone(), at: now });
+        self.said.insert(
+            uid.clone(),
+            ToldReason {
+                why: why.clone(),
+                at: now,
+            },
+        );
         let change = StatusChange::plan(PlanState::Unschedulable { why });
-        self.writes.add(PlannerWrite::Status { key, uid, change, purpose: StatusPurpose::ExplainWait });
+        self.writes.add(PlannerWrite::Status {
+            key,
+            uid,
+            change,
+            purpose: StatusPurpose::ExplainWait,
+        });
     }
 
     /// Forgets pods that do not wait behind the gate any more. Checks some of them each time, in turn.
@@ -129,11 +170,19 @@ impl Planner {
 
     /// In shadow mode no pod is placed; a pod behind the gate would wait forever.
     pub(super) fn release_all(&mut self) {
-        let pending = self.service.cluster().apply(TakePending { limit: PODS_PER_RUN });
-        for pod in pending.into_iter().filter(|pod| matches!(pod.way, WaitKind::Gated)) {
+        let pending = self.service.cluster().apply(TakePending {
+            limit: PODS_PER_RUN,
+        });
+        for pod in pending
+            .into_iter()
+            .filter(|pod| matches!(pod.way, WaitKind::Gated))
+        {
             let mut ledger = self.service.cluster();
             let generation = ledger.generation();
-            ledger.apply(NoPlacementFound { uid: pod.uid.clone(), generation });
+            ledger.apply(NoPlacementFound {
+                uid: pod.uid.clone(),
+                generation,
+            });
             drop(ledger);
             self.release(pod.uid, pod.key, WaitReason::ShadowMode);
         }
@@ -149,19 +198,34 @@ impl Planner {
             self.put_off("release");
             return false;
         }
-        let mut change = StatusChange::plan(PlanState::GateRemoved { why: Arc::from(why.condition()) });
+        let mut change = StatusChange::plan(PlanState::GateRemoved {
+            why: Arc::from(why.condition()),
+        });
         // From an earlier plan that failed.
         if is_nominated(&self.service.cluster(), &uid) {
             change = change.and_clear_nomination();
         }
-        let purpose = StatusPurpose::Release { why: Arc::from(why.to_string()) };
-        self.writes.add(PlannerWrite::Status { key, uid, change, purpose });
+        let purpose = StatusPurpose::Release {
+            why: Arc::from(why.to_string()),
+        };
+        self.writes.add(PlannerWrite::Status {
+            key,
+            uid,
+            change,
+            purpose,
+        });
         true
     }
 
     pub(super) fn say_released(&self, key: &PodKey, uid: &PodUid, why: &str) {
-        let text = format!("The planner found no node for the pod and left it to kube-scheduler: {why}.");
+        let text =
+            format!("The planner found no node for the pod and left it to kube-scheduler: {why}.");
         let (key, uid, kind) = (key.clone(), uid.clone(), PodEventReason::PlanFailed);
-        self.control_plane.record_event(PodEvent { key, uid, kind, text });
+        self.control_plane.record_event(PodEvent {
+            key,
+            uid,
+            kind,
+            text,
+        });
     }
 }

@@ -47,7 +47,10 @@ pub(crate) enum StatusPurpose {
     /// Shows a new reservation while it lasts, before any victim is evicted.
     Reserve { reservation: Reservation },
     /// Nominates the pod to the node of this reservation while it lasts.
-    Nominate { reservation: Reservation, is_gated: bool },
+    Nominate {
+        reservation: Reservation,
+        is_gated: bool,
+    },
     /// Clears a reservation that ended. With the node on which a gated pod was placed it also shows why the pod was not bound
     /// there, which is read first.
     EndReservation { placed_on: Option<NodeName> },
@@ -119,16 +122,33 @@ impl PlannerWrite {
 
     /// What is known of a write whose task panicked: it may have been made.
     pub(crate) fn broken_off(self) -> WriteOutcome {
-        let message =
-            || "the write broke off, which is a defect of Stowage's own: its log says where".to_owned();
+        let message = || {
+            "the write broke off, which is a defect of Stowage's own: its log says where".to_owned()
+        };
         match self {
-            Self::Status { key, uid, purpose, .. } => {
+            Self::Status {
+                key, uid, purpose, ..
+            } => {
                 let written = Err(ControlPlaneError::Unknown(message()));
-                WriteOutcome::Status { key, uid, purpose, written }
+                WriteOutcome::Status {
+                    key,
+                    uid,
+                    purpose,
+                    written,
+                }
             }
-            Self::LiftGate { key, uid, reservation } => {
+            Self::LiftGate {
+                key,
+                uid,
+                reservation,
+            } => {
                 let written = Err(ControlPlaneError::Unknown(message()));
-                WriteOutcome::GateLifted { key, uid, reservation, written }
+                WriteOutcome::GateLifted {
+                    key,
+                    uid,
+                    reservation,
+                    written,
+                }
             }
             Self::Evict { key, uid, task, .. } => WriteOutcome::Evicted {
                 key,
@@ -144,7 +164,9 @@ impl PlannerWrite {
         matches!(
             self,
             Self::Status {
-                purpose: StatusPurpose::ExplainWait | StatusPurpose::Wake | StatusPurpose::Release { .. },
+                purpose: StatusPurpose::ExplainWait
+                    | StatusPurpose::Wake
+                    | StatusPurpose::Release { .. },
                 ..
             }
         )
@@ -156,13 +178,18 @@ impl PlannerWrite {
         let present = |uid: &PodUid| ledger.pod_state(uid).and_then(|pod| pod.reservation());
         let is_due = match &self {
             Self::Evict { uid, why, task, .. } => is_still_due(ledger, uid, why, task),
-            Self::LiftGate { uid, reservation, .. } => {
-                present(uid).is_some_and(|present| present.is_same(reservation))
-            }
+            Self::LiftGate {
+                uid, reservation, ..
+            } => present(uid).is_some_and(|present| present.is_same(reservation)),
             Self::Status { uid, purpose, .. } => purpose.stands(ledger, uid),
         };
         let mut write = is_due.then_some(self)?;
-        if let Self::Status { uid, change, purpose, .. } = &mut write
+        if let Self::Status {
+            uid,
+            change,
+            purpose,
+            ..
+        } = &mut write
             && (purpose.ends_reservation() || *purpose == StatusPurpose::ShowReservation)
             && let Some(present) = present(uid)
         {
@@ -177,7 +204,9 @@ impl PlannerWrite {
 fn is_still_due(ledger: &Ledger, uid: &PodUid, why: &EvictionReason, task: &EvictionTask) -> bool {
     let is_wanted = match (task, why) {
         (EvictionTask::Reservation { preemptor }, _) => ledger.is_evicted_for(uid, preemptor),
-        (EvictionTask::Relief, EvictionReason::Pressure { gpu, .. }) => is_relief_due(ledger, uid, gpu),
+        (EvictionTask::Relief, EvictionReason::Pressure { gpu, .. }) => {
+            is_relief_due(ledger, uid, gpu)
+        }
         (EvictionTask::Relief, _) => false,
         (EvictionTask::LoanEnd, _) => is_vram_owed(ledger, uid),
         (EvictionTask::OrphanedMember, _) => is_orphaned(ledger, uid),
@@ -211,11 +240,19 @@ impl StatusPurpose {
     fn stands(&self, ledger: &Ledger, uid: &PodUid) -> bool {
         let reservation = || ledger.pod_state(uid).and_then(|pod| pod.reservation());
         match self {
-            Self::Reserve { reservation: planned } | Self::Nominate { reservation: planned, .. } => {
-                reservation().is_some_and(|present| present.is_same(planned))
+            Self::Reserve {
+                reservation: planned,
             }
+            | Self::Nominate {
+                reservation: planned,
+                ..
+            } => reservation().is_some_and(|present| present.is_same(planned)),
             Self::AnswerWake(said) => {
-                ledger.wake_status(uid).and_then(|wake| answer(&wake)).as_ref() == Some(said)
+                ledger
+                    .wake_status(uid)
+                    .and_then(|wake| answer(&wake))
+                    .as_ref()
+                    == Some(said)
             }
             Self::ShowReservation => reservation().is_some(),
             // A run may have found a placement since.
@@ -228,7 +265,10 @@ impl StatusPurpose {
     /// Whether it clears the condition of a reservation. If the pod has one by then, that is shown instead: it may be written
     /// already, because the preempt verb does not wait for the planner's writes.
     pub(crate) fn ends_reservation(&self) -> bool {
-        matches!(self, Self::EndReservation { .. } | Self::EndUnknownReservation | Self::AbandonReservation)
+        matches!(
+            self,
+            Self::EndReservation { .. } | Self::EndUnknownReservation | Self::AbandonReservation
+        )
     }
 
     fn code(&self) -> &'static str {
@@ -257,9 +297,16 @@ pub async fn perform(
     write.read_refusal(control_plane).await;
     // A statement of its own, so that the lock is released with it.
     let begun = write.clone().begin(&service.cluster());
-    let Some(write) = begun else { return WriteOutcome::Dropped(write) };
+    let Some(write) = begun else {
+        return WriteOutcome::Dropped(write);
+    };
     match write {
-        PlannerWrite::Evict { key, uid, why, task } => {
+        PlannerWrite::Evict {
+            key,
+            uid,
+            why,
+            task,
+        } => {
             let span = service.traces().write("evict pod", &uid, &key);
             span.set("stowage.eviction.reason", task.code());
             if let EvictionTask::Reservation { preemptor } = &task
@@ -268,33 +315,70 @@ pub async fn perform(
                 span.set("stowage.preemptor.uid", preemptor.to_string());
             }
             let is_due = || is_still_due(&service.cluster(), &uid, &why, &task);
-            let outcome = span.around(control_plane.evict(&key, &uid, &why, &is_due)).await;
+            let outcome = span
+                .around(control_plane.evict(&key, &uid, &why, &is_due))
+                .await;
             span.set("stowage.outcome", outcome.code());
-            WriteOutcome::Evicted { key, uid, task, outcome }
+            WriteOutcome::Evicted {
+                key,
+                uid,
+                task,
+                outcome,
+            }
         }
-        PlannerWrite::LiftGate { key, uid, reservation } => {
+        PlannerWrite::LiftGate {
+            key,
+            uid,
+            reservation,
+        } => {
             let span = service.traces().write("lift scheduling gate", &uid, &key);
-            let written = span.around(control_plane.remove_scheduling_gate(&key, &uid)).await;
+            let written = span
+                .around(control_plane.remove_scheduling_gate(&key, &uid))
+                .await;
             if written.is_err() {
                 span.fail("not-written");
             }
-            WriteOutcome::GateLifted { key, uid, reservation, written }
+            WriteOutcome::GateLifted {
+                key,
+                uid,
+                reservation,
+                written,
+            }
         }
-        PlannerWrite::Status { key, uid, change, purpose } => {
+        PlannerWrite::Status {
+            key,
+            uid,
+            change,
+            purpose,
+        } => {
             let span = service.traces().write("write pod status", &uid, &key);
             span.set("stowage.purpose", purpose.code());
-            let mut written = span.around(control_plane.write_status(&key, &uid, &change)).await;
+            let mut written = span
+                .around(control_plane.write_status(&key, &uid, &change))
+                .await;
             if written.is_ok() && matches!(purpose, StatusPurpose::Release { .. }) {
                 // That may have taken long. The nomination of a pod that was placed meanwhile replaces its condition.
                 if !purpose.stands(&service.cluster(), &uid) {
-                    return WriteOutcome::Dropped(PlannerWrite::Status { key, uid, change, purpose });
+                    return WriteOutcome::Dropped(PlannerWrite::Status {
+                        key,
+                        uid,
+                        change,
+                        purpose,
+                    });
                 }
-                written = span.around(control_plane.remove_scheduling_gate(&key, &uid)).await;
+                written = span
+                    .around(control_plane.remove_scheduling_gate(&key, &uid))
+                    .await;
             }
             if written.is_err() {
                 span.fail("not-written");
             }
-            WriteOutcome::Status { key, uid, purpose, written }
+            WriteOutcome::Status {
+                key,
+                uid,
+                purpose,
+                written,
+            }
         }
     }
 }
@@ -306,7 +390,10 @@ impl PlannerWrite {
             key,
             uid,
             change,
-            purpose: StatusPurpose::EndReservation { placed_on: Some(node) },
+            purpose:
+                StatusPurpose::EndReservation {
+                    placed_on: Some(node),
+                },
         } = self
         {
             change.plan = refused(node, uid, control_plane.read_pod(key).await);

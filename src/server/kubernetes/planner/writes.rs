@@ -76,7 +76,9 @@ impl Writes {
                 return std::future::pending().await;
             };
             let (id, outcome) = done.unwrap_or_else(|error| (error.id(), None));
-            let Some(write) = self.about.remove(&id) else { continue };
+            let Some(write) = self.about.remove(&id) else {
+                continue;
+            };
             match self.next.get_mut(write.uid()).and_then(VecDeque::pop_front) {
                 Some(next) => self.begin(next),
                 None => drop(self.next.remove(write.uid())),
@@ -130,7 +132,12 @@ mod tests {
     }
 
     fn status(name: &str, change: StatusChange) -> PlannerWrite {
-        PlannerWrite::Status { key: key(name), uid: uid(name), change, purpose: StatusPurpose::Wake }
+        PlannerWrite::Status {
+            key: key(name),
+            uid: uid(name),
+            change,
+            purpose: StatusPurpose::Wake,
+        }
     }
 
     fn nominate(name: &str, node: &str) -> PlannerWrite {
@@ -172,7 +179,10 @@ mod tests {
         for _ in 0..3 {
             writes.next().await;
         }
-        assert_eq!(recorder.written(), ["a: nominate n", "a: touch", "a: nominate m"]);
+        assert_eq!(
+            recorder.written(),
+            ["a: nominate n", "a: touch", "a: nominate m"]
+        );
         assert!(writes.is_empty() && !writes.concern(&uid("a")));
     }
 
@@ -184,13 +194,24 @@ mod tests {
             writes.add(touch(&format!("pod-{n:03}")));
         }
         let (change, purpose) = (StatusChange::touch(), StatusPurpose::AbandonReservation);
-        writes.add(PlannerWrite::Status { key: key("urgent"), uid: uid("urgent"), change, purpose });
+        writes.add(PlannerWrite::Status {
+            key: key("urgent"),
+            uid: uid("urgent"),
+            change,
+            purpose,
+        });
         while !writes.is_empty() {
             writes.next().await;
         }
         let written = recorder.written();
-        let place = written.iter().position(|write| write.starts_with("urgent")).unwrap();
-        assert!(written.len() == 201 && place <= 2 * CAN_WAIT_AT_ONCE, "it is number {place}");
+        let place = written
+            .iter()
+            .position(|write| write.starts_with("urgent"))
+            .unwrap();
+        assert!(
+            written.len() == 201 && place <= 2 * CAN_WAIT_AT_ONCE,
+            "it is number {place}"
+        );
     }
 
     #[tokio::test]
@@ -200,7 +221,11 @@ mod tests {
         writes.add(nominate("a", "n"));
         writes.add(nominate("a", "m"));
         let outcome = writes.next().await;
-        let WriteOutcome::Status { written: Err(ControlPlaneError::Unknown(_)), .. } = outcome else {
+        let WriteOutcome::Status {
+            written: Err(ControlPlaneError::Unknown(_)),
+            ..
+        } = outcome
+        else {
             panic!("it may have been written: {outcome:?}")
         };
         assert!(writes.concern(&uid("a")));

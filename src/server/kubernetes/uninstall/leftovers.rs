@@ -24,13 +24,25 @@ impl PodLeftovers {
     /// `None` if there is nothing, or the pod cannot be identified.
     pub fn of(pod: &Pod) -> Option<Self> {
         let (uid, key) = objects::identity(pod).ok()?;
-        let written = pod.status.iter().flat_map(|status| &status.conditions).flatten();
-        let conditions = written.filter_map(|one| CONDITIONS.into_iter().find(|known| *known == one.type_));
+        let written = pod
+            .status
+            .iter()
+            .flat_map(|status| &status.conditions)
+            .flatten();
+        let conditions =
+            written.filter_map(|one| CONDITIONS.into_iter().find(|known| *known == one.type_));
         let conditions: Vec<&'static str> = conditions.collect();
         let is_gated = objects::gates(pod).ours;
         // kube-scheduler nominates pods as well: a nomination is the planner's only beside a condition of the planner.
-        let is_nominated = is_pending(pod) && !conditions.is_empty() && objects::nominated(pod).is_some();
-        let found = Self { key, uid, is_gated, conditions, is_nominated };
+        let is_nominated =
+            is_pending(pod) && !conditions.is_empty() && objects::nominated(pod).is_some();
+        let found = Self {
+            key,
+            uid,
+            is_gated,
+            conditions,
+            is_nominated,
+        };
         (found.is_gated || found.has_status()).then_some(found)
     }
 
@@ -43,7 +55,10 @@ impl PodLeftovers {
     pub(crate) fn status_patch(&self) -> Value {
         let gone = |condition: &&str| json!({ "$patch": "delete", "type": condition });
         let mut status = Map::new();
-        status.insert("conditions".into(), self.conditions.iter().map(gone).collect());
+        status.insert(
+            "conditions".into(),
+            self.conditions.iter().map(gone).collect(),
+        );
         if self.is_nominated {
             status.insert("nominatedNodeName".into(), Value::Null);
         }
@@ -57,7 +72,10 @@ impl PodLeftovers {
 }
 
 fn is_pending(pod: &Pod) -> bool {
-    pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).is_none_or(str::is_empty)
+    pod.spec
+        .as_ref()
+        .and_then(|spec| spec.node_name.as_deref())
+        .is_none_or(str::is_empty)
 }
 
 /// How a pod that asks for VRAM stands once Stowage is gone.
@@ -72,15 +90,25 @@ pub(crate) enum LeftState {
 /// `None` for pods that ask for no VRAM, or have ended.
 pub fn stays(pod: &Pod) -> Option<LeftState> {
     let asks = objects::asks_for_vram(pod) && !objects::is_finished(pod);
-    asks.then(|| if is_pending(pod) { LeftState::Pending } else { LeftState::Running })
+    asks.then(|| {
+        if is_pending(pod) {
+            LeftState::Pending
+        } else {
+            LeftState::Running
+        }
+    })
 }
 
 /// The node, if it advertises VRAM.
 pub(crate) fn advertising_node(node: &Node) -> Option<NodeName> {
     let status = node.status.as_ref()?;
-    let advertises =
-        [&status.capacity, &status.allocatable].into_iter().flatten().any(|list| list.contains_key(VRAM));
-    NodeName::parse(node.metadata.name.as_deref()?).ok().filter(|_| advertises)
+    let advertises = [&status.capacity, &status.allocatable]
+        .into_iter()
+        .flatten()
+        .any(|list| list.contains_key(VRAM));
+    NodeName::parse(node.metadata.name.as_deref()?)
+        .ok()
+        .filter(|_| advertises)
 }
 
 /// A merge patch of `nodes/status`. The kubelet takes off `allocatable` what `capacity` no longer has; without a kubelet
@@ -95,7 +123,8 @@ mod tests {
 
     fn pod(spec: Value, status: Value) -> Pod {
         let metadata = json!({ "name": "llama", "namespace": "team-a", "uid": "uid-1" });
-        serde_json::from_value(json!({ "metadata": metadata, "spec": spec, "status": status })).unwrap()
+        serde_json::from_value(json!({ "metadata": metadata, "spec": spec, "status": status }))
+            .unwrap()
     }
 
     fn asking() -> Value {
@@ -112,8 +141,10 @@ mod tests {
             { "type": "stowage.dev/Placed", "status": "True" },
             { "type": "example.com/Mine", "status": "True" },
         ]);
-        let found =
-            PodLeftovers::of(&pod(spec, json!({ "conditions": conditions, "nominatedNodeName": "node-a" })));
+        let found = PodLeftovers::of(&pod(
+            spec,
+            json!({ "conditions": conditions, "nominatedNodeName": "node-a" }),
+        ));
         let found = found.unwrap();
         assert!(found.is_gated && found.is_nominated);
         assert_eq!(
@@ -134,7 +165,10 @@ mod tests {
 
     #[test]
     fn a_nomination_without_a_condition_of_the_planner_is_kube_schedulers() {
-        assert_eq!(PodLeftovers::of(&pod(asking(), json!({ "nominatedNodeName": "node-a" }))), None);
+        assert_eq!(
+            PodLeftovers::of(&pod(asking(), json!({ "nominatedNodeName": "node-a" }))),
+            None
+        );
     }
 
     #[test]
@@ -154,13 +188,17 @@ mod tests {
     #[test]
     fn a_node_advertises_in_either_list_and_the_patch_names_vram_alone() {
         let node = |status: Value| -> Node {
-            serde_json::from_value(json!({ "metadata": { "name": "node-a" }, "status": status })).unwrap()
+            serde_json::from_value(json!({ "metadata": { "name": "node-a" }, "status": status }))
+                .unwrap()
         };
         for list in ["capacity", "allocatable"] {
             let advertising = node(json!({ list: { "cpu": "8", VRAM: "1" } }));
             assert_eq!(advertising_node(&advertising).unwrap().as_str(), "node-a");
         }
-        assert_eq!(advertising_node(&node(json!({ "capacity": { "cpu": "8" } }))), None);
+        assert_eq!(
+            advertising_node(&node(json!({ "capacity": { "cpu": "8" } }))),
+            None
+        );
         assert_eq!(advertising_node(&node(json!({}))), None);
         for list in capacity_patch()["status"].as_object().unwrap().values() {
             assert_eq!(list.as_object().unwrap().keys().collect::<Vec<_>>(), [VRAM]);

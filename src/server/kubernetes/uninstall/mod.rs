@@ -9,7 +9,9 @@ mod leftovers;
 use futures::{StreamExt, stream};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, Preconditions};
+use kube::api::{
+    ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, Preconditions,
+};
 use kube::core::GroupVersionKind;
 use kube::{Api, Client, Error, Resource};
 use leftovers::{LeftState, PodLeftovers};
@@ -52,7 +54,10 @@ pub enum UninstallError {
     )]
     StillLeads { holder: String, lease: &'static str },
     #[error("the API server did not list {what}: {error}")]
-    List { what: &'static str, error: Box<Error> },
+    List {
+        what: &'static str,
+        error: Box<Error>,
+    },
 }
 
 /// What is left of Stowage in a cluster.
@@ -86,12 +91,16 @@ impl Leftovers {
 
     fn note(&mut self, pod: &Pod) {
         self.pods.extend(PodLeftovers::of(pod));
-        let Some(stays) = leftovers::stays(pod) else { return };
+        let Some(stays) = leftovers::stays(pod) else {
+            return;
+        };
         let by_namespace = match stays {
             LeftState::Running => &mut self.running,
             LeftState::Pending => &mut self.pending,
         };
-        *by_namespace.entry(pod.metadata.namespace.clone().unwrap_or_default()).or_default() += 1;
+        *by_namespace
+            .entry(pod.metadata.namespace.clone().unwrap_or_default())
+            .or_default() += 1;
     }
 }
 
@@ -115,12 +124,22 @@ pub struct Failure {
 pub async fn find(client: &Client) -> Result<Leftovers, UninstallError> {
     refuse_while_running(client).await?;
     let all = ListParams::default();
-    let nodes = fold(client, "nodes", &all, |names: &mut Vec<NodeName>, node: &Node| {
-        names.extend(leftovers::advertising_node(node));
-    });
+    let nodes = fold(
+        client,
+        "nodes",
+        &all,
+        |names: &mut Vec<NodeName>, node: &Node| {
+            names.extend(leftovers::advertising_node(node));
+        },
+    );
     let pods = fold(client, "pods", &all, Leftovers::note);
     let objects = own_objects(client).await;
-    Ok(Leftovers { nodes: nodes.await?, leases: leases(client).await?, objects, ..pods.await? })
+    Ok(Leftovers {
+        nodes: nodes.await?,
+        leases: leases(client).await?,
+        objects,
+        ..pods.await?
+    })
 }
 
 /// Takes off what was found. What another has removed meanwhile is no failure.
@@ -128,15 +147,37 @@ pub async fn remove(client: &Client, found: &Leftovers) -> Vec<Failure> {
     // Nodes first, so that no scheduler counts on VRAM that nobody allocates. Of a pod the gate goes last: a pod without it has
     // no mark of the planner left.
     let nodes = found.nodes.iter().map(Write::Capacity);
-    let statuses = found.pods.iter().filter(|pod| pod.has_status()).map(Write::Status);
-    let gates = found.pods.iter().filter(|pod| pod.is_gated).map(Write::Gate);
+    let statuses = found
+        .pods
+        .iter()
+        .filter(|pod| pod.has_status())
+        .map(Write::Status);
+    let gates = found
+        .pods
+        .iter()
+        .filter(|pod| pod.is_gated)
+        .map(Write::Gate);
     let leases = found.leases.iter().map(Write::Lease);
     let mut failures = Vec::new();
-    for kind in [nodes.collect::<Vec<_>>(), statuses.collect(), gates.collect(), leases.collect()] {
+    for kind in [
+        nodes.collect::<Vec<_>>(),
+        statuses.collect(),
+        gates.collect(),
+        leases.collect(),
+    ] {
         let outcomes = stream::iter(kind).map(async |write| {
-            write.perform(client).await.err().map(|error| Failure { object: write.object(), error })
+            write.perform(client).await.err().map(|error| Failure {
+                object: write.object(),
+                error,
+            })
         });
-        failures.extend(outcomes.buffered(WRITES).filter_map(ready).collect::<Vec<_>>().await);
+        failures.extend(
+            outcomes
+                .buffered(WRITES)
+                .filter_map(ready)
+                .collect::<Vec<_>>()
+                .await,
+        );
     }
     failures
 }
@@ -164,20 +205,32 @@ impl Write<'_> {
         let written = match self {
             Self::Capacity(node) => {
                 let patch = Patch::Merge(leftovers::capacity_patch());
-                Api::<Node>::all(client.clone()).patch_status(node.as_str(), &params, &patch).await.map(drop)
+                Api::<Node>::all(client.clone())
+                    .patch_status(node.as_str(), &params, &patch)
+                    .await
+                    .map(drop)
             }
             Self::Status(pod) => {
                 let patch = Patch::Strategic(pod.status_patch());
-                pods(pod).patch_status(&pod.key.name, &params, &patch).await.map(drop)
+                pods(pod)
+                    .patch_status(&pod.key.name, &params, &patch)
+                    .await
+                    .map(drop)
             }
             Self::Gate(pod) => {
                 let patch = Patch::Strategic(pod.gate_patch());
-                pods(pod).patch(&pod.key.name, &params, &patch).await.map(drop)
+                pods(pod)
+                    .patch(&pod.key.name, &params, &patch)
+                    .await
+                    .map(drop)
             }
             Self::Lease(FoundLease { name, uid, version }) => {
                 let leases = Api::<Lease>::namespaced(client.clone(), LEASE_NAMESPACE);
                 // A client that has renewed it meanwhile needs it.
-                let unchanged = Preconditions { uid: uid.clone(), resource_version: version.clone() };
+                let unchanged = Preconditions {
+                    uid: uid.clone(),
+                    resource_version: version.clone(),
+                };
                 let params = DeleteParams::default().preconditions(unchanged);
                 leases.delete(name, &params).await.map(drop)
             }
@@ -192,14 +245,24 @@ impl Write<'_> {
 
 async fn refuse_while_running(client: &Client) -> Result<(), UninstallError> {
     let own = ListParams::default().labels(OWN_PODS);
-    let running = fold(client, "Stowage's own pods", &own, |running: &mut Vec<PodKey>, pod: &Pod| {
-        let key = objects::identity(pod).map(|(_, key)| key);
-        // Elsewhere the label is anybody's.
-        let is_own = |key: &PodKey| &*key.namespace == LEASE_NAMESPACE && !objects::is_finished(pod);
-        running.extend(key.ok().filter(is_own));
-    });
+    let running = fold(
+        client,
+        "Stowage's own pods",
+        &own,
+        |running: &mut Vec<PodKey>, pod: &Pod| {
+            let key = objects::identity(pod).map(|(_, key)| key);
+            // Elsewhere the label is anybody's.
+            let is_own =
+                |key: &PodKey| &*key.namespace == LEASE_NAMESPACE && !objects::is_finished(pod);
+            running.extend(key.ok().filter(is_own));
+        },
+    );
     let running = running.await?;
-    if running.is_empty() { Ok(()) } else { Err(UninstallError::StillRuns(running)) }
+    if running.is_empty() {
+        Ok(())
+    } else {
+        Err(UninstallError::StillRuns(running))
+    }
 }
 
 /// Of the kinds in which overlays and components differ. A kind that is not served, or may not be listed, has none.
@@ -216,7 +279,12 @@ async fn own_objects(client: &Client) -> Vec<String> {
     ] {
         let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, "v1", kind));
         let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
-        let Ok(list) = api.list_metadata(&ListParams::default().labels(OWN_OBJECTS)).await else { continue };
+        let Ok(list) = api
+            .list_metadata(&ListParams::default().labels(OWN_OBJECTS))
+            .await
+        else {
+            continue;
+        };
         // Elsewhere the label is anybody's.
         let is_own = |namespace: &String| namespace == LEASE_NAMESPACE;
         let own = list.items.into_iter().map(|one| one.metadata);
@@ -230,16 +298,22 @@ async fn own_objects(client: &Client) -> Vec<String> {
 async fn leases(client: &Client) -> Result<Vec<FoundLease>, UninstallError> {
     let mut found = Vec::new();
     for name in LEASES {
-        let Some(lease) = lease(client, name).await? else { continue };
+        let Some(lease) = lease(client, name).await? else {
+            continue;
+        };
         let lease = match renewal_due(&lease) {
             None => Some(lease),
             Some(within) => {
                 tokio::time::sleep(within).await;
                 let later = self::lease(client, name).await?;
-                let renewed =
-                    |later: &Lease| later.metadata.resource_version != lease.metadata.resource_version;
+                let renewed = |later: &Lease| {
+                    later.metadata.resource_version != lease.metadata.resource_version
+                };
                 if let Some(later) = later.as_ref().filter(|later| renewed(later)) {
-                    return Err(UninstallError::StillLeads { holder: holder(later), lease: name });
+                    return Err(UninstallError::StillLeads {
+                        holder: holder(later),
+                        lease: name,
+                    });
                 }
                 later
             }
@@ -254,15 +328,25 @@ async fn leases(client: &Client) -> Result<Vec<FoundLease>, UninstallError> {
 }
 
 async fn lease(client: &Client, name: &str) -> Result<Option<Lease>, UninstallError> {
-    let found = Api::<Lease>::namespaced(client.clone(), LEASE_NAMESPACE).get_opt(name).await;
-    found.map_err(|error| UninstallError::List { what: "Leases", error: error.into() })
+    let found = Api::<Lease>::namespaced(client.clone(), LEASE_NAMESPACE)
+        .get_opt(name)
+        .await;
+    found.map_err(|error| UninstallError::List {
+        what: "Leases",
+        error: error.into(),
+    })
 }
 
 /// How long to look whether the holder renews it; `None` if nobody holds it, or its time is long over.
 fn renewal_due(lease: &Lease) -> Option<Duration> {
     let spec = lease.spec.as_ref()?;
-    spec.holder_identity.as_deref().filter(|holder| !holder.is_empty())?;
-    let lasts = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok()).unwrap_or(15);
+    spec.holder_identity
+        .as_deref()
+        .filter(|holder| !holder.is_empty())?;
+    let lasts = spec
+        .lease_duration_seconds
+        .and_then(|seconds| u64::try_from(seconds).ok())
+        .unwrap_or(15);
     let lasts = Duration::from_secs(lasts.min(LONGEST_LEASE));
     let since = jiff::Timestamp::now().duration_since(spec.renew_time.as_ref()?.0);
     // This machine's clock may differ from the holder's by as much again.
@@ -270,7 +354,10 @@ fn renewal_due(lease: &Lease) -> Option<Duration> {
 }
 
 fn holder(lease: &Lease) -> String {
-    let holder = lease.spec.as_ref().and_then(|spec| spec.holder_identity.clone());
+    let holder = lease
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.holder_identity.clone());
     holder.unwrap_or_else(|| "somebody".into())
 }
 
@@ -290,7 +377,9 @@ where
     loop {
         match api.list(&pages).await {
             Ok(page) => {
-                page.items.iter().for_each(|object| note(&mut found, object));
+                page.items
+                    .iter()
+                    .for_each(|object| note(&mut found, object));
                 match page.metadata.continue_.filter(|next| !next.is_empty()) {
                     Some(next) => pages = pages.continue_token(&next),
                     None => return Ok(found),
@@ -299,7 +388,12 @@ where
             Err(Error::Api(status)) if status.code == 410 && attempts < ATTEMPTS => {
                 (found, pages, attempts) = (A::default(), which.clone().limit(PAGE), attempts + 1);
             }
-            Err(error) => return Err(UninstallError::List { what, error: error.into() }),
+            Err(error) => {
+                return Err(UninstallError::List {
+                    what,
+                    error: error.into(),
+                });
+            }
         }
     }
 }
@@ -310,7 +404,8 @@ mod tests {
     use serde_json::json;
 
     fn held(by: &str, renewed: jiff::Timestamp) -> Lease {
-        let spec = json!({ "holderIdentity": by, "leaseDurationSeconds": 15, "renewTime": renewed });
+        let spec =
+            json!({ "holderIdentity": by, "leaseDurationSeconds": 15, "renewTime": renewed });
         serde_json::from_value(json!({ "metadata": { "name": "stowage" }, "spec": spec })).unwrap()
     }
 
@@ -318,7 +413,10 @@ mod tests {
     fn only_a_lease_that_somebody_may_hold_is_waited_for() {
         let now = jiff::Timestamp::now();
         let ago = |seconds: i64| now - jiff::SignedDuration::from_secs(seconds);
-        assert_eq!(renewal_due(&held("stowage-0", ago(1))), Some(Duration::from_secs(15)));
+        assert_eq!(
+            renewal_due(&held("stowage-0", ago(1))),
+            Some(Duration::from_secs(15))
+        );
         assert_eq!(
             renewal_due(&held("stowage-0", ago(-20))),
             Some(Duration::from_secs(15)),

@@ -59,7 +59,11 @@ async fn stays_behind_takeover(client: &Client, feed: &WatchFeed, takeover: u64)
         tokio::time::sleep(LOOK_EVERY).await;
         let index = feed.index.lock();
         let is_silent = index.has_listed_pods() && index.pods_version() == shown;
-        silent_for = if is_silent { silent_for + LOOK_EVERY } else { Duration::ZERO };
+        silent_for = if is_silent {
+            silent_for + LOOK_EVERY
+        } else {
+            Duration::ZERO
+        };
         shown = index.pods_version();
     }
 }
@@ -74,15 +78,23 @@ enum NewestVersion {
 /// The resourceVersion of the pods as they are now; `None` if it could not be read. A list that asks for no resourceVersion is
 /// never older than its request.
 async fn newest_version(client: &Client) -> Option<NewestVersion> {
-    let (pods, one) = (Api::<Pod>::all(client.clone()), ListParams::default().limit(1));
+    let (pods, one) = (
+        Api::<Pod>::all(client.clone()),
+        ListParams::default().limit(1),
+    );
     let reading = async {
         loop {
             match pods.list(&one).await {
                 Ok(list) => {
-                    let number = list.metadata.resource_version.and_then(|version| version.parse().ok());
+                    let number = list
+                        .metadata
+                        .resource_version
+                        .and_then(|version| version.parse().ok());
                     return number.map_or(NewestVersion::Other, NewestVersion::Number);
                 }
-                Err(error) => tracing::warn!(%error, "could not read the resourceVersion of the pods"),
+                Err(error) => {
+                    tracing::warn!(%error, "could not read the resourceVersion of the pods")
+                }
             }
             tokio::time::sleep(RETRY_AFTER).await;
         }

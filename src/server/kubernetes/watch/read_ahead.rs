@@ -20,11 +20,19 @@ pub(crate) fn read_ahead<K: Send + 'static>(
 ) -> impl Stream<Item = Result<Event<K>>> + Unpin {
     let (to, from) = mpsc::channel(1);
     let reading = AbortOnDropHandle::new(tokio::spawn(read(events, to)));
-    let handing_out = HandingOut { from, batch: Vec::new().into_iter(), last: None, _reading: reading };
+    let handing_out = HandingOut {
+        from,
+        batch: Vec::new().into_iter(),
+        last: None,
+        _reading: reading,
+    };
     futures::stream::unfold(handing_out, HandingOut::next).boxed()
 }
 
-async fn read<K>(mut events: impl Stream<Item = Result<Event<K>>> + Unpin, to: mpsc::Sender<Batch<K>>) {
+async fn read<K>(
+    mut events: impl Stream<Item = Result<Event<K>>> + Unpin,
+    to: mpsc::Sender<Batch<K>>,
+) {
     let mut next = events.next().await;
     while let Some(event) = next {
         if matches!(event, Ok(Event::Init)) {
@@ -38,7 +46,9 @@ async fn read<K>(mut events: impl Stream<Item = Result<Event<K>>> + Unpin, to: m
         let mut batch = vec![event];
         let following = loop {
             match events.next().now_or_never() {
-                Some(Some(event)) if batch.len() < TOGETHER && !matches!(event, Ok(Event::Init)) => {
+                Some(Some(event))
+                    if batch.len() < TOGETHER && !matches!(event, Ok(Event::Init)) =>
+                {
                     batch.push(event)
                 }
                 following => break following,
@@ -90,7 +100,10 @@ mod tests {
     /// What was read of these events, and the events, read ahead.
     fn counted(
         events: Vec<Event<usize>>,
-    ) -> (Arc<AtomicUsize>, impl Stream<Item = Result<Event<usize>>> + Unpin) {
+    ) -> (
+        Arc<AtomicUsize>,
+        impl Stream<Item = Result<Event<usize>>> + Unpin,
+    ) {
         let read = Arc::new(AtomicUsize::default());
         let counts = read.clone();
         let counted = futures::stream::iter(events).map(move |event| {
@@ -112,12 +125,18 @@ mod tests {
         let (read, mut events) = counted((0..all).map(Event::InitApply).collect());
         let mut applied = 0;
         while let Some(event) = events.next().await {
-            assert!(matches!(event, Ok(Event::InitApply(n)) if n == applied), "in their order");
+            assert!(
+                matches!(event, Ok(Event::InitApply(n)) if n == applied),
+                "in their order"
+            );
             applied += 1;
             let_others_run().await;
             let ahead = read.load(Ordering::Relaxed) - applied;
             assert!(ahead <= 3 * TOGETHER, "{ahead} are read and not applied");
-            assert!(ahead >= TOGETHER.min(all - applied), "{ahead} are read ahead");
+            assert!(
+                ahead >= TOGETHER.min(all - applied),
+                "{ahead} are read ahead"
+            );
         }
         assert_eq!(applied, all);
     }
@@ -141,7 +160,11 @@ mod tests {
             let_others_run().await;
             assert!(matches!(events.next().await, Some(Ok(Event::Init))));
             let_others_run().await;
-            assert_eq!(read.load(Ordering::Relaxed), begun, "the beginning is being dealt with");
+            assert_eq!(
+                read.load(Ordering::Relaxed),
+                begun,
+                "the beginning is being dealt with"
+            );
             assert!(matches!(events.next().await, Some(Ok(Event::InitApply(1)))));
             assert!(matches!(events.next().await, Some(Ok(Event::InitDone))));
         }

@@ -1,6 +1,8 @@
 //! The watch of ResourceSlices, which not every API server has.
 
-use super::{REFUSED_PAUSE, WatchEnd, WatchFeed, WatchHandler, one_watch, refusal_code, retry_or_relist};
+use super::{
+    REFUSED_PAUSE, WatchEnd, WatchFeed, WatchHandler, one_watch, refusal_code, retry_or_relist,
+};
 use crate::kubernetes::index::ClusterIndex;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::Client;
@@ -31,7 +33,11 @@ pub async fn slices(client: Client, feed: WatchFeed) {
     loop {
         let term = terms.see();
         feed.index.lock().expect_slices(term);
-        let has_slices = if is_served { Ok(true) } else { has_slices(&client).await };
+        let has_slices = if is_served {
+            Ok(true)
+        } else {
+            has_slices(&client).await
+        };
         is_served = matches!(has_slices, Ok(true));
         let end = match has_slices {
             Ok(true) => one_watch(client.clone(), &feed, SLICES, &taking, &mut terms).await,
@@ -46,7 +52,10 @@ pub async fn slices(client: Client, feed: WatchFeed) {
         look_pause = LOOK_PAUSE;
         match end {
             WatchEnd::RelistNow => {
-                tracing::info!(what = SLICES, "relisting: the earlier list is no longer valid");
+                tracing::info!(
+                    what = SLICES,
+                    "relisting: the earlier list is no longer valid"
+                );
             }
             WatchEnd::NotServed => {
                 is_served = false;
@@ -73,7 +82,10 @@ pub async fn slices(client: Client, feed: WatchFeed) {
 /// Whether the API server serves ResourceSlices, or does not let itself be asked that.
 async fn has_slices(client: &Client) -> Result<bool, kube::Error> {
     match client.list_api_group_resources(SLICES_VERSION).await {
-        Ok(served) => Ok(served.resources.iter().any(|resource| resource.name == SLICES)),
+        Ok(served) => Ok(served
+            .resources
+            .iter()
+            .any(|resource| resource.name == SLICES)),
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
         Err(kube::Error::Api(status)) if matches!(status.code, 401 | 403) => Ok(true),
         Err(error) => Err(error),
@@ -97,7 +109,9 @@ impl WatchFeed {
                 index.begin_slices(&self.service);
                 Vec::new()
             }
-            Event::InitApply(slice) | Event::Apply(slice) => index.apply_slice(&self.service, &slice),
+            Event::InitApply(slice) | Event::Apply(slice) => {
+                index.apply_slice(&self.service, &slice)
+            }
             Event::Delete(slice) => index.delete_slice(&self.service, &slice),
             Event::InitDone => index.end_slices(&self.service),
         };
@@ -135,14 +149,20 @@ mod tests {
     /// A feed in which everything is listed but slices, and the task that watches these.
     fn waiting_for_slices(client: Client) -> (WatchFeed, tokio::task::JoinHandle<()>) {
         let service = Service::new(Policy::default());
-        let feed = WatchFeed { service, index: Arc::default(), control_plane: Arc::new(Recorder::default()) };
+        let feed = WatchFeed {
+            service,
+            index: Arc::default(),
+            control_plane: Arc::new(Recorder::default()),
+        };
         feed.list_nothing();
         assert!(!feed.service.leadership.is_synced());
         (feed.clone(), tokio::spawn(slices(client, feed)))
     }
 
     async fn is_synced_soon(feed: &WatchFeed) -> bool {
-        soon(|| feed.service.leadership.is_synced().then_some(())).await.is_some()
+        soon(|| feed.service.leadership.is_synced().then_some(()))
+            .await
+            .is_some()
     }
 
     async fn soon<T>(found: impl Fn() -> Option<T>) -> Option<T> {
@@ -168,15 +188,21 @@ mod tests {
         const FORBIDDEN: &str = r#"{"kind":"Status","apiVersion":"v1","status":"Failure","message":"no","reason":"Forbidden","code":403}"#;
         let is_allowed = Arc::new(std::sync::atomic::AtomicBool::new(false));
         let allowed = is_allowed.clone();
-        let answer = move |path: &str| match (path, allowed.load(std::sync::atomic::Ordering::Relaxed)) {
-            (path, _) if path.ends_with("resource.k8s.io/v1") => (200, SLICES_SERVED),
-            (_, false) => (403, FORBIDDEN),
-            (path, true) if path.contains("watch=") => (200, ""),
-            (_, true) => (200, NO_SLICES),
-        };
+        let answer =
+            move |path: &str| match (path, allowed.load(std::sync::atomic::Ordering::Relaxed)) {
+                (path, _) if path.ends_with("resource.k8s.io/v1") => (200, SLICES_SERVED),
+                (_, false) => (403, FORBIDDEN),
+                (path, true) if path.contains("watch=") => (200, ""),
+                (_, true) => (200, NO_SLICES),
+            };
         let (feed, task) = waiting_for_slices(client_of(answer));
-        let refused = soon(|| feed.service.refused_reads.describe()).await.unwrap();
-        assert!(!feed.service.leadership.is_synced(), "slices may not be read");
+        let refused = soon(|| feed.service.refused_reads.describe())
+            .await
+            .unwrap();
+        assert!(
+            !feed.service.leadership.is_synced(),
+            "slices may not be read"
+        );
         assert!(refused.contains("resourceslices (403)"), "{refused}");
         is_allowed.store(true, std::sync::atomic::Ordering::Relaxed);
         assert!(is_synced_soon(&feed).await);

@@ -37,7 +37,9 @@ impl WatchFeed {
         let mut index = self.index.lock();
         match event {
             Event::Init => index.begin_storage(&self.service, K::KIND),
-            Event::InitApply(object) | Event::Apply(object) => index.apply_storage(&self.service, &object),
+            Event::InitApply(object) | Event::Apply(object) => {
+                index.apply_storage(&self.service, &object)
+            }
             Event::Delete(object) => index.delete_storage(&self.service, &object),
             Event::InitDone => index.end_storage(&self.service, K::KIND),
         }

@@ -35,18 +35,26 @@ struct Standby {
 
 impl Standby {
     async fn synced() -> Self {
-        let served = Arc::new(Mutex::new(PodsServed { revision: 100, ..PodsServed::default() }));
+        let served = Arc::new(Mutex::new(PodsServed {
+            revision: 100,
+            ..PodsServed::default()
+        }));
         let feed = WatchFeed {
             service: Service::new(Policy::default()),
             index: Arc::default(),
             control_plane: Arc::new(Recorder::default()),
         };
         let answering = served.clone();
-        let server = tower::service_fn(move |request| std::future::ready(answer(&answering, &request)));
+        let server =
+            tower::service_fn(move |request| std::future::ready(answer(&answering, &request)));
         tokio::spawn(pods(Client::new(server, "default"), feed.clone()));
         let standby = Self { feed, served };
         standby.list_others();
-        standby.until("it has synced", || standby.feed.service.leadership.is_synced()).await;
+        standby
+            .until("it has synced", || {
+                standby.feed.service.leadership.is_synced()
+            })
+            .await;
         standby
     }
 
@@ -59,21 +67,30 @@ impl Standby {
             index.expect_slices(term);
             index.lack_slices();
         }
-        [Event::Init, Event::InitDone].into_iter().for_each(|event| self.feed.node(event));
-        [Event::Init, Event::InitDone].into_iter().for_each(|event| self.feed.budget(event));
+        [Event::Init, Event::InitDone]
+            .into_iter()
+            .for_each(|event| self.feed.node(event));
+        [Event::Init, Event::InitDone]
+            .into_iter()
+            .for_each(|event| self.feed.budget(event));
     }
 
     /// It takes the Lease, and lists in its wait.
     async fn succeeds(&self) {
         let service = &self.feed.service;
-        service.set_tenure(Tenure::Succeeding { from: service.now() + Millis::seconds(11) });
+        service.set_tenure(Tenure::Succeeding {
+            from: service.now() + Millis::seconds(11),
+        });
         self.list_others();
         tokio::time::sleep(Duration::from_secs(11)).await;
     }
 
     fn leads(&self) {
         let until = self.feed.service.now() + Millis::seconds(1_000);
-        self.feed.service.set_tenure(Tenure::Leading { epoch: LeaderEpoch::new("lease", 1, "nonce"), until });
+        self.feed.service.set_tenure(Tenure::Leading {
+            epoch: LeaderEpoch::new("lease", 1, "nonce"),
+            until,
+        });
         // Nothing happens if these lists are not needed.
         self.list_others();
     }
@@ -89,7 +106,10 @@ impl Standby {
 
     fn shows(&self, revision: u64) {
         let event = json!({ "type": "MODIFIED", "object": pod(revision) });
-        self.served.lock().watches.retain(|watch| watch.send(Ok(format!("{event}\n"))).is_ok());
+        self.served
+            .lock()
+            .watches
+            .retain(|watch| watch.send(Ok(format!("{event}\n"))).is_ok());
     }
 
     /// Something else changes, such as a Lease.
@@ -103,7 +123,12 @@ impl Standby {
 
     /// How often all pods were listed.
     fn full_lists(&self) -> usize {
-        self.served.lock().lists.iter().filter(|limit| **limit > 1).count()
+        self.served
+            .lock()
+            .lists
+            .iter()
+            .filter(|limit| **limit > 1)
+            .count()
     }
 
     async fn until(&self, what: &str, holds: impl Fn() -> bool) {
@@ -123,7 +148,11 @@ fn answer(
     request: &Request<kube::client::Body>,
 ) -> Result<Response<Body>, std::io::Error> {
     let query = request.uri().query().unwrap_or_default();
-    let parameter = |name: &str| query.split('&').find_map(|one| one.strip_prefix(name)?.strip_prefix('='));
+    let parameter = |name: &str| {
+        query
+            .split('&')
+            .find_map(|one| one.strip_prefix(name)?.strip_prefix('='))
+    };
     let mut served = served.lock();
     if parameter("watch") == Some("true") {
         let (watch, mut shown) = mpsc::unbounded_channel();
@@ -148,7 +177,11 @@ fn answer(
     if limit > 1 && page < served.further_pages {
         metadata["continue"] = json!((page + 1).to_string());
     }
-    let items = if served.further_pages == 0 { 1 } else { limit as usize };
+    let items = if served.further_pages == 0 {
+        1
+    } else {
+        limit as usize
+    };
     let list = json!({ "metadata": metadata, "items": vec![pod(7); items] }).to_string();
     let held = if page > 0 { served.held.take() } else { None };
     let answered = async move {
@@ -157,7 +190,9 @@ fn answer(
         }
         std::io::Result::Ok(list)
     };
-    Ok(Response::new(Body::from_stream(futures::stream::once(answered))))
+    Ok(Response::new(Body::from_stream(futures::stream::once(
+        answered,
+    ))))
 }
 
 fn pod(version: u64) -> Value {
@@ -265,7 +300,11 @@ async fn a_resource_version_that_is_not_answered_while_pods_are_listed_is_read_a
         () = changes => {}
         () = standby.until("it acts", || standby.is_open()) => {}
     }
-    assert_eq!(standby.full_lists(), 3, "two pages since it holds the Lease");
+    assert_eq!(
+        standby.full_lists(),
+        3,
+        "two pages since it holds the Lease"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -274,7 +313,9 @@ async fn the_resource_version_is_read_although_pods_are_there_to_be_applied_all_
     let standby = Standby::synced().await;
     standby.served.lock().further_pages = PAGES;
     let service = &standby.feed.service;
-    service.set_tenure(Tenure::Succeeding { from: service.now() });
+    service.set_tenure(Tenure::Succeeding {
+        from: service.now(),
+    });
     standby.list_others();
     let lists = || standby.served.lock().lists.clone();
     while lists().len() < PAGES / 2 {
@@ -285,7 +326,11 @@ async fn the_resource_version_is_read_although_pods_are_there_to_be_applied_all_
         tokio::task::yield_now().await;
     }
     let place_of = |limit: u32| lists().iter().rposition(|asked| *asked == limit);
-    assert!(place_of(1) < place_of(PAGE), "it is read once nothing of the list is left: {:?}", lists());
+    assert!(
+        place_of(1) < place_of(PAGE),
+        "it is read once nothing of the list is left: {:?}",
+        lists()
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -297,7 +342,11 @@ async fn a_watch_that_lags_and_goes_on_is_waited_for() {
     standby.leads();
     for step in 1..=100 {
         tokio::time::sleep(Duration::from_millis(900)).await;
-        assert!(!standby.is_open(), "it has shown {} of 100 changes", step - 1);
+        assert!(
+            !standby.is_open(),
+            "it has shown {} of 100 changes",
+            step - 1
+        );
         standby.shows(behind + step);
     }
     standby.until("it acts", || standby.is_open()).await;

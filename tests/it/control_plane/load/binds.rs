@@ -40,15 +40,25 @@ const WRITERS: [Writer; 3] = [Writer::Stowage, Writer::SameBinding, Writer::Bare
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "a measurement of a minute; prints a table"]
 async fn binds_beside_bare_bindings() {
-    let nodes: Vec<GpuNode> = (0..NODES).map(|i| node(&format!("n{i:02}"), 8, MIB, H100)).collect();
-    let Some(mut world) = RealControlPlane::at_work(nodes, &ALWAYS).await else { return };
+    let nodes: Vec<GpuNode> = (0..NODES)
+        .map(|i| node(&format!("n{i:02}"), 8, MIB, H100))
+        .collect();
+    let Some(mut world) = RealControlPlane::at_work(nodes, &ALWAYS).await else {
+        return;
+    };
     world.begin_scheduling().await;
     world.stop_kubelets();
     // From here on this test binds.
-    world.scheduler.take().into_iter().for_each(TestProcess::kill);
+    world
+        .scheduler
+        .take()
+        .into_iter()
+        .for_each(TestProcess::kill);
     let binder = Binder::new(&world).await;
     println!("{}; milliseconds:", world.versions());
-    println!("| at once | writer | binds | p50 | p90 | p99 | longest |\n|---|---|---|---|---|---|---|");
+    println!(
+        "| at once | writer | binds | p50 | p90 | p99 | longest |\n|---|---|---|---|---|---|---|"
+    );
     for at_once in AT_ONCE {
         let mut took = binder.bind_all(&world, at_once).await;
         for writer in WRITERS {
@@ -73,15 +83,26 @@ struct Binder {
 
 impl Binder {
     async fn new(world: &RealControlPlane) -> Self {
-        let client =
-            kubernetes::connect(Some(&world.service_account()), WriteTimes::default()).await.unwrap();
+        let client = kubernetes::connect(Some(&world.service_account()), WriteTimes::default())
+            .await
+            .unwrap();
         let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build_http();
-        Self { client, http, bind: format!("http://127.0.0.1:{}/scheduler/bind", world.ports.verbs) }
+        Self {
+            client,
+            http,
+            bind: format!("http://127.0.0.1:{}/scheduler/bind", world.ports.verbs),
+        }
     }
 
     /// How long each bind took, by writer.
-    async fn bind_all(&self, world: &RealControlPlane, at_once: usize) -> BTreeMap<Writer, Vec<Duration>> {
-        let pods = WRITERS.iter().flat_map(|writer| (0..BINDS).map(move |i| (*writer, i)));
+    async fn bind_all(
+        &self,
+        world: &RealControlPlane,
+        at_once: usize,
+    ) -> BTreeMap<Writer, Vec<Duration>> {
+        let pods = WRITERS
+            .iter()
+            .flat_map(|writer| (0..BINDS).map(move |i| (*writer, i)));
         let name = |writer: Writer, i: usize| format!("{writer:?}-{at_once}-{i:04}").to_lowercase();
         let asks = |(writer, i): (Writer, usize)| {
             let mut pod = pod(&name(writer, i), 10, &json!({}), "stowage-opportunistic");
@@ -106,22 +127,34 @@ impl Binder {
                 self.bind(writer, &name, uid, &node).await;
                 let took = started.elapsed();
                 if took > Duration::from_millis(20) {
-                    println!("at {:.3} s {name} took {took:.1?}", (started - began).as_secs_f64());
+                    println!(
+                        "at {:.3} s {name} took {took:.1?}",
+                        (started - began).as_secs_f64()
+                    );
                 }
                 (writer, took)
             }
         });
         let mut took: BTreeMap<Writer, Vec<Duration>> = BTreeMap::new();
         let binds: Vec<_> = binds.buffer_unordered(at_once).collect().await;
-        binds.into_iter().for_each(|(writer, time)| took.entry(writer).or_default().push(time));
+        binds
+            .into_iter()
+            .for_each(|(writer, time)| took.entry(writer).or_default().push(time));
         took
     }
 
     async fn uids(&self, at_once: usize) -> BTreeMap<String, String> {
         let pods: Api<Pod> = Api::default_namespaced(self.client.clone());
-        let pods = pods.list(&ListParams::default()).await.unwrap().items.into_iter();
+        let pods = pods
+            .list(&ListParams::default())
+            .await
+            .unwrap()
+            .items
+            .into_iter();
         let identity = |pod: Pod| (pod.metadata.name.unwrap(), pod.metadata.uid.unwrap());
-        pods.map(identity).filter(|(name, _)| name.contains(&format!("-{at_once}-"))).collect()
+        pods.map(identity)
+            .filter(|(name, _)| name.contains(&format!("-{at_once}-")))
+            .collect()
     }
 
     async fn bind(&self, writer: Writer, name: &str, uid: &str, node: &str) {
@@ -133,12 +166,18 @@ impl Binder {
     }
 
     async fn ask_stowage(&self, name: &str, uid: &str, node: &str) {
-        let asked = json!({ "PodName": name, "PodNamespace": "default", "PodUID": uid, "Node": node });
-        let request = http::Request::post(&self.bind).body(Full::new(asked.to_string().into())).unwrap();
+        let asked =
+            json!({ "PodName": name, "PodNamespace": "default", "PodUID": uid, "Node": node });
+        let request = http::Request::post(&self.bind)
+            .body(Full::new(asked.to_string().into()))
+            .unwrap();
         let answer = self.http.request(request).await.unwrap();
         let answer = answer.into_body().collect().await.unwrap().to_bytes();
         let answer: Value = serde_json::from_slice(&answer).unwrap();
-        assert!([&Value::Null, &json!("")].contains(&&answer["Error"]), "{name}: {answer}");
+        assert!(
+            [&Value::Null, &json!("")].contains(&&answer["Error"]),
+            "{name}: {answer}"
+        );
     }
 
     async fn post(&self, name: &str, uid: &str, node: &str, annotations: Value) {
@@ -148,7 +187,9 @@ impl Binder {
             "metadata": { "name": name, "uid": uid, "annotations": annotations },
             "target": { "apiVersion": "v1", "kind": "Node", "name": node },
         });
-        pods.create_subresource::<_, Value>("binding", name, &PostParams::default(), &binding).await.unwrap();
+        pods.create_subresource::<_, Value>("binding", name, &PostParams::default(), &binding)
+            .await
+            .unwrap();
     }
 }
 

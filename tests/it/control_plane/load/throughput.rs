@@ -38,24 +38,38 @@ async fn pods_a_second_at_five_thousand_nodes() {
 }
 
 async fn pods_a_second(nodes: usize) {
-    let nodes: Vec<GpuNode> = (0..nodes).map(|i| node(&format!("n{i:04}"), 8, MIB, H100)).collect();
+    let nodes: Vec<GpuNode> = (0..nodes)
+        .map(|i| node(&format!("n{i:04}"), 8, MIB, H100))
+        .collect();
     let policy = tempfile::tempdir().unwrap();
     std::fs::write(policy.path().join("policy.yaml"), POLICY).unwrap();
-    let policy = ["--policy", policy.path().to_str().unwrap(), "--gpu-metrics=false"];
+    let policy = [
+        "--policy",
+        policy.path().to_str().unwrap(),
+        "--gpu-metrics=false",
+    ];
     let serve: Vec<&str> = ALWAYS.into_iter().chain(policy).collect();
-    let Some(mut world) = RealControlPlane::reporting(Duration::from_secs(4), nodes, &serve).await else {
+    let Some(mut world) = RealControlPlane::reporting(Duration::from_secs(4), nodes, &serve).await
+    else {
         return;
     };
     world.begin_scheduling().await;
     world.stop_kubelets();
     world.stop_agents();
-    println!("{}; milliseconds of CPU time for each pod:", world.versions());
+    println!(
+        "{}; milliseconds of CPU time for each pod:",
+        world.versions()
+    );
     println!(
         "| round | way | created in s | bound in s | pods/s | API server | etcd | scheduler | Stowage | the clients | filter | prioritize |\n\
          |---|---|---|---|---|---|---|---|---|---|---|---|"
     );
     for round in 0..ROUNDS {
-        for way in [LoadKind::Planned, LoadKind::Filtered, LoadKind::WithoutStowage] {
+        for way in [
+            LoadKind::Planned,
+            LoadKind::Filtered,
+            LoadKind::WithoutStowage,
+        ] {
             let line = measure(&mut world, way, round).await;
             println!("| {round} | {way:?} | {line}");
         }
@@ -65,12 +79,19 @@ async fn pods_a_second(nodes: usize) {
 async fn measure(world: &mut RealControlPlane, way: LoadKind, round: usize) -> String {
     restart_scheduler(world, way).await;
     let prefix = format!("{}-{round}-", format!("{way:?}").to_lowercase());
-    let pods: Vec<Pod> = (0..PODS).map(|i| asks(&format!("{prefix}{i:04}"), way)).collect();
+    let pods: Vec<Pod> = (0..PODS)
+        .map(|i| asks(&format!("{prefix}{i:04}"), way))
+        .collect();
     let bindings = BindingTimes::watch(world.client.clone());
     let answers = async |world: &RealControlPlane, verb: &str| {
-        world.count("stowage_answers_total", &format!("verb=\"{verb}\"")).await
+        world
+            .count("stowage_answers_total", &format!("verb=\"{verb}\""))
+            .await
     };
-    let before = (answers(world, "filter").await, answers(world, "prioritize").await);
+    let before = (
+        answers(world, "filter").await,
+        answers(world, "prioritize").await,
+    );
     let spent_before = CpuTimes::of(world);
     let started = Instant::now();
     create_all(&world.client, pods, CLIENTS).await;
@@ -83,7 +104,10 @@ async fn measure(world: &mut RealControlPlane, way: LoadKind, round: usize) -> S
     let bound = last - started;
     tokio::time::sleep(AFTER_THE_LAST).await;
     let spent = CpuTimes::of(world).since(&spent_before);
-    let after = (answers(world, "filter").await, answers(world, "prioritize").await);
+    let after = (
+        answers(world, "filter").await,
+        answers(world, "prioritize").await,
+    );
     delete_all(world).await;
     format!(
         "{:.2} | {:.2} | {:.0} | {spent} | {} | {} |",
@@ -102,7 +126,13 @@ impl CpuTimes {
     fn of(world: &RealControlPlane) -> Self {
         let of = |process: &Option<TestProcess>| process.as_ref().expect("it runs").cpu_time();
         let (scheduler, stowage) = (of(&world.scheduler), of(&world.stowage));
-        Self([world.apiserver.cpu_time(), world.etcd.cpu_time(), scheduler, stowage, own_cpu_time()])
+        Self([
+            world.apiserver.cpu_time(),
+            world.etcd.cpu_time(),
+            scheduler,
+            stowage,
+            own_cpu_time(),
+        ])
     }
 
     fn since(&self, before: &Self) -> Self {
@@ -112,14 +142,20 @@ impl CpuTimes {
 
 impl std::fmt::Display for CpuTimes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let of_a_pod = self.0.map(|time| format!("{:.2}", time.as_secs_f64() * 1e3 / PODS as f64));
+        let of_a_pod = self
+            .0
+            .map(|time| format!("{:.2}", time.as_secs_f64() * 1e3 / PODS as f64));
         f.write_str(&of_a_pod.join(" | "))
     }
 }
 
 /// The clock starts when the scheduler has bound a pod: it leads, and its caches are warm.
 async fn restart_scheduler(world: &mut RealControlPlane, way: LoadKind) {
-    world.scheduler.take().into_iter().for_each(TestProcess::kill);
+    world
+        .scheduler
+        .take()
+        .into_iter()
+        .for_each(TestProcess::kill);
     world.start_scheduler_but(SCHEDULER_CONFIG, |config| {
         // Enough for each way: what is measured is not a client's own limit.
         config["clientConnection"]["qps"] = json!(5000);
@@ -131,7 +167,12 @@ async fn restart_scheduler(world: &mut RealControlPlane, way: LoadKind) {
         }
     });
     let bindings = BindingTimes::watch(world.client.clone());
-    create_all(&world.client, vec![asks("probe", LoadKind::WithoutStowage)], 1).await;
+    create_all(
+        &world.client,
+        vec![asks("probe", LoadKind::WithoutStowage)],
+        1,
+    )
+    .await;
     eventually("the scheduler is at work", async || bindings.of("probe")).await;
     delete_all(world).await;
 }

@@ -26,8 +26,12 @@ const REFUSED_FOR: Duration = Duration::from_secs(30);
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "a measurement of some minutes; prints a distribution"]
 async fn wakes_under_load() {
-    let nodes: Vec<GpuNode> = (0..NODES).map(|i| node(&format!("w{i}"), 1, MIB, H100)).collect();
-    let Some(mut world) = RealControlPlane::at_work(nodes.clone(), &ALWAYS).await else { return };
+    let nodes: Vec<GpuNode> = (0..NODES)
+        .map(|i| node(&format!("w{i}"), 1, MIB, H100))
+        .collect();
+    let Some(mut world) = RealControlPlane::at_work(nodes.clone(), &ALWAYS).await else {
+        return;
+    };
     world.begin_scheduling().await;
     let bindings = BindingTimes::watch(world.client.clone());
     let restless = restless(&world).await;
@@ -40,7 +44,10 @@ async fn wakes_under_load() {
     restless.abort();
     took.sort_unstable();
     let at = |part: f64| took[((took.len() - 1) as f64 * part).round() as usize].as_secs_f64();
-    let within = took.iter().filter(|took| **took <= Duration::from_secs(2)).count();
+    let within = took
+        .iter()
+        .filter(|took| **took <= Duration::from_secs(2))
+        .count();
     println!(
         "| waits | within 2 s | p50 s | p90 s | p99 s | longest s | filter calls |\n|---|---|---|---|---|---|---|\n\
          | {} | {within} | {:.2} | {:.2} | {:.2} | {:.2} | {} |",
@@ -49,7 +56,9 @@ async fn wakes_under_load() {
         at(0.9),
         at(0.99),
         at(1.0),
-        world.count("stowage_answers_total", "verb=\"filter\"").await,
+        world
+            .count("stowage_answers_total", "verb=\"filter\"")
+            .await,
     );
 }
 
@@ -78,7 +87,9 @@ async fn restless(world: &RealControlPlane) -> JoinHandle<()> {
                 let _place = place;
                 let said = json!({ "status": { "message": format!("write {write}") } });
                 // Should one fail, the next does.
-                let _ = api.patch_status(&name, &PatchParams::default(), &Patch::Merge(said)).await;
+                let _ = api
+                    .patch_status(&name, &PatchParams::default(), &Patch::Merge(said))
+                    .await;
             });
         }
     })
@@ -92,11 +103,22 @@ async fn freed(
     bindings: &BindingTimes,
     round: usize,
 ) -> Vec<Duration> {
-    nodes.iter().for_each(|node| world.occupy(&node.uuid(0), 60 << 10));
+    nodes
+        .iter()
+        .for_each(|node| world.occupy(&node.uuid(0), 60 << 10));
     eventually("the strangers' memory is believed", async || {
         let ledger = world.ledger().await?;
-        let taken = |node: &Value| node["gpus"][0]["unaccounted_vram"].as_u64().unwrap_or_default() > 0;
-        ledger["snapshot"]["nodes"].as_array()?.iter().all(taken).then_some(())
+        let taken = |node: &Value| {
+            node["gpus"][0]["unaccounted_vram"]
+                .as_u64()
+                .unwrap_or_default()
+                > 0
+        };
+        ledger["snapshot"]["nodes"]
+            .as_array()?
+            .iter()
+            .all(taken)
+            .then_some(())
     })
     .await;
     let late = |node: &GpuNode| format!("late-{round}-{}", node.name);
@@ -118,7 +140,9 @@ async fn freed(
     }
     let api: Api<Pod> = Api::default_namespaced(world.client.clone());
     for node in nodes {
-        api.delete(&late(node), &DeleteParams::default().grace_period(0)).await.unwrap();
+        api.delete(&late(node), &DeleteParams::default().grace_period(0))
+            .await
+            .unwrap();
     }
     took
 }

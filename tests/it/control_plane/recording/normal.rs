@@ -20,14 +20,22 @@ pub fn normalized(recording: Recording) -> Recording {
             replace(&mut replaced, uid.as_str().unwrap_or_default(), normal);
         }
         let epoch = object["metadata"]["annotations"][objects::written::LEADER_EPOCH].as_str();
-        let nonce = epoch.and_then(|epoch| epoch.rsplit('/').next()).unwrap_or_default();
+        let nonce = epoch
+            .and_then(|epoch| epoch.rsplit('/').next())
+            .unwrap_or_default();
         replace(&mut replaced, nonce, "nonce".into());
         if object["kind"] == "Event" {
             let name = object["metadata"]["name"].as_str().unwrap();
-            replace(&mut replaced, name, format!("{}.0", object["regarding"]["name"].as_str().unwrap()));
+            replace(
+                &mut replaced,
+                name,
+                format!("{}.0", object["regarding"]["name"].as_str().unwrap()),
+            );
         }
         // The holder is the identity and what tells it from an earlier process of that name.
-        let holder = object["spec"]["holderIdentity"].as_str().unwrap_or_default();
+        let holder = object["spec"]["holderIdentity"]
+            .as_str()
+            .unwrap_or_default();
         let identity = holder.split('_').next().unwrap();
         replace(&mut replaced, holder, format!("{identity}_process"));
     }
@@ -66,7 +74,11 @@ fn timeless(text: &str) -> String {
     let mut rest = text;
     while let Some(at) = (0..rest.len()).find(|at| is_time(&rest.as_bytes()[*at..])) {
         normal.push_str(&rest[..at]);
-        normal.push_str(if normal.ends_with(BEFORE_DEADLINE) { DEADLINE } else { TIME });
+        normal.push_str(if normal.ends_with(BEFORE_DEADLINE) {
+            DEADLINE
+        } else {
+            TIME
+        });
         rest = &rest[at + SHAPE.len()..];
         if let Some(fraction) = rest.strip_prefix('.') {
             normal.push_str(".000000");
@@ -78,19 +90,33 @@ fn timeless(text: &str) -> String {
 
 /// What of an object Stowage wrote; the rest is the API server's, the scheduler's and the kubelet's.
 pub fn written(object: &Value) -> Value {
-    let ours =
-        |key: &String| key.starts_with("stowage.dev/") || key.starts_with(objects::written::NRI_PREFIX);
+    let ours = |key: &String| {
+        key.starts_with("stowage.dev/") || key.starts_with(objects::written::NRI_PREFIX)
+    };
     let entries = |map: &Value| -> Map<String, Value> {
         let entries = map.as_object().into_iter().flatten();
-        entries.filter(|(key, _)| ours(key)).map(|(key, value)| (key.clone(), value.clone())).collect()
+        entries
+            .filter(|(key, _)| ours(key))
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect()
     };
-    let conditions = object["status"]["conditions"].as_array().into_iter().flatten();
+    let conditions = object["status"]["conditions"]
+        .as_array()
+        .into_iter()
+        .flatten();
     let is_ours = |condition: &&Value| {
-        condition["type"].as_str().is_some_and(|kind| objects::CONDITIONS.contains(&kind))
+        condition["type"]
+            .as_str()
+            .is_some_and(|kind| objects::CONDITIONS.contains(&kind))
     };
     match object["kind"].as_str().unwrap_or_default() {
         // A shared Event says of which pods: what is left of it are its words.
-        "Event" => json!([object["reason"], object["type"], object["action"], object["reportingController"]]),
+        "Event" => json!([
+            object["reason"],
+            object["type"],
+            object["action"],
+            object["reportingController"]
+        ]),
         "Lease" => object["spec"].clone(),
         _ => json!({
             "annotations": entries(&object["metadata"]["annotations"]),
@@ -112,10 +138,27 @@ fn two_runs_are_the_same_when_they_are_normalized() {
         let other = json!({ "metadata": {}, "status": { "message": message, "at": time } });
         normalized([("pod".to_owned(), pod), ("other".to_owned(), other)].into())
     };
-    let first = run("0b6c6bd0-0000-4000-8000-000000000001", "abc", "2026-05-06T07:08:09.123Z");
-    assert_eq!(first, run("0b6c6bd0-0000-4000-8000-000000000002", "def", "2027-05-06T07:08:09.1Z"));
+    let first = run(
+        "0b6c6bd0-0000-4000-8000-000000000001",
+        "abc",
+        "2026-05-06T07:08:09.123Z",
+    );
+    assert_eq!(
+        first,
+        run(
+            "0b6c6bd0-0000-4000-8000-000000000002",
+            "def",
+            "2027-05-06T07:08:09.1Z"
+        )
+    );
     let message = first["other"]["status"]["message"].as_str().unwrap();
     assert!(message.contains("2099-12-31T23:59:59.000000Z"), "{message}");
-    assert!(message.contains(first["pod"]["metadata"]["uid"].as_str().unwrap()), "{message}");
-    assert_eq!(first["other"]["status"]["at"], "2026-01-01T00:00:00.000000Z");
+    assert!(
+        message.contains(first["pod"]["metadata"]["uid"].as_str().unwrap()),
+        "{message}"
+    );
+    assert_eq!(
+        first["other"]["status"]["at"],
+        "2026-01-01T00:00:00.000000Z"
+    );
 }

@@ -36,10 +36,14 @@ impl PodVersions {
 
     /// The first version of a pod of which this is so.
     pub async fn first(&self, what: &str, pod: &str, is_it: impl Fn(&Pod) -> bool) -> Value {
-        let is_it = |version: &Value| is_it(&serde_json::from_value(version.clone()).expect("it is a pod"));
+        let is_it =
+            |version: &Value| is_it(&serde_json::from_value(version.clone()).expect("it is a pod"));
         eventually(&format!("{pod} {what}"), async || {
             let versions = self.versions.lock();
-            versions.iter().find(|version| version["metadata"]["name"] == pod && is_it(version)).cloned()
+            versions
+                .iter()
+                .find(|version| version["metadata"]["name"] == pod && is_it(version))
+                .cloned()
         })
         .await
     }

@@ -26,7 +26,10 @@ impl World<'_> {
         }
         for _ in 0..self.draws.between(1, 4) {
             let per_gpu = self.draws.of(&[17, 30, 35, 36, 60, 71]) * GIB;
-            let spec = PodSpec { gpus: self.draws.of(&[1, 1, 1, 2]), ..self.plain_pod(0, 100, per_gpu) };
+            let spec = PodSpec {
+                gpus: self.draws.of(&[1, 1, 1, 2]),
+                ..self.plain_pod(0, 100, per_gpu)
+            };
             self.comes(spec, true);
         }
         for _ in 0..4 {
@@ -55,7 +58,12 @@ impl World<'_> {
 
     fn comes(&mut self, spec: PodSpec, is_gated: bool) -> u32 {
         let pod = self.add_pod(spec, is_gated);
-        self.note(|| format!("pod {pod} comes, {}gated: {spec:?}", if is_gated { "" } else { "not " }));
+        self.note(|| {
+            format!(
+                "pod {pod} comes, {}gated: {spec:?}",
+                if is_gated { "" } else { "not " }
+            )
+        });
         self.show_pod(pod);
         self.show_to_filters(pod);
         pod

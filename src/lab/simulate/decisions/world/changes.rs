@@ -29,7 +29,11 @@ impl World<'_> {
         }
         let is_gated = self.draws.chance(30);
         let spec = self.draw_spec();
-        let size = if self.draws.chance(12) { self.draws.between(2, 3) as u32 } else { 1 };
+        let size = if self.draws.chance(12) {
+            self.draws.between(2, 3) as u32
+        } else {
+            1
+        };
         let group = (size > 1).then(|| {
             self.groups = self.groups.wrapping_add(1);
             (self.groups, size)
@@ -37,7 +41,12 @@ impl World<'_> {
         for _ in 0..size {
             let is_gated = is_gated || group.is_some();
             let pod = self.add_pod(PodSpec { group, ..spec }, is_gated);
-            self.note(|| format!("pod {pod} comes, {}gated: {spec:?}", if is_gated { "" } else { "not " }));
+            self.note(|| {
+                format!(
+                    "pod {pod} comes, {}gated: {spec:?}",
+                    if is_gated { "" } else { "not " }
+                )
+            });
             // A request may come before the watch shows the pod.
             match is_gated || self.draws.chance(80) {
                 true => self.show_pod(pod),
@@ -79,7 +88,8 @@ impl World<'_> {
 
     /// A pod is deleted: it is gone at once, or after a while.
     pub(super) fn leave(&mut self) -> Checked {
-        let Some(pod) = self.random_pod(|world, pod| world.api[pod as usize].leaving.is_none()) else {
+        let Some(pod) = self.random_pod(|world, pod| world.api[pod as usize].leaving.is_none())
+        else {
             return Ok(());
         };
         let is_bound = self.api[pod as usize].bound.is_some();
@@ -99,7 +109,10 @@ impl World<'_> {
     }
 
     pub(super) fn change_budget(&mut self) -> Checked {
-        let (namespace, app) = (self.draws.below(NAMESPACES.len()), self.draws.below(APPS.len()));
+        let (namespace, app) = (
+            self.draws.below(NAMESPACES.len()),
+            self.draws.below(APPS.len()),
+        );
         let allowed = self.draws.of(&[None, None, Some(0), Some(1), Some(2)]);
         self.record.budgets[namespace][app] = allowed;
         self.show_budget(namespace, app);
@@ -109,7 +122,10 @@ impl World<'_> {
     fn show_budget(&mut self, namespace: usize, app: usize) {
         let (namespace_name, name) = (NAMESPACES[namespace].to_owned(), APPS[app].to_owned());
         match self.record.budgets[namespace][app] {
-            None => self.core.apply(BudgetDeleted { namespace: namespace_name, name }),
+            None => self.core.apply(BudgetDeleted {
+                namespace: namespace_name,
+                name,
+            }),
             Some(allowed) => self.core.apply(BudgetObserved(DisruptionBudget {
                 namespace: namespace_name,
                 selector: Selector::All(vec![Requirement::is("app", &name)]),
@@ -127,7 +143,10 @@ impl World<'_> {
         self.record.touch_all();
         self.tally.swaps += 1;
         let policy = self.record.rules.policy(self.core.planted);
-        self.core.apply(PolicySet { policy, prepared: None });
+        self.core.apply(PolicySet {
+            policy,
+            prepared: None,
+        });
         self.note(|| "the other policy comes into force".into());
         // Requests that were read before are of the policy before.
         if self.draws.chance(50) {
@@ -146,8 +165,8 @@ impl World<'_> {
     /// The state is stored, and goes on as a loaded one.
     pub(super) fn store(&mut self) -> Checked {
         let state = self.core.cluster.export();
-        self.core.cluster =
-            Cluster::load(state).map_err(|error| format!("a stored state is not loaded: {error}"))?;
+        self.core.cluster = Cluster::load(state)
+            .map_err(|error| format!("a stored state is not loaded: {error}"))?;
         Ok(())
     }
 
@@ -156,13 +175,23 @@ impl World<'_> {
         self.end_writes()?;
         self.tally.restarts += 1;
         self.note(|| "the process restarts".into());
-        let hardware = self.record.nodes.iter().map(|node| NodeRecord::new(node.hardware.clone())).collect();
+        let hardware = self
+            .record
+            .nodes
+            .iter()
+            .map(|node| NodeRecord::new(node.hardware.clone()))
+            .collect();
         let pods = std::mem::take(&mut self.record.pods);
-        self.record = Record { nodes: hardware, known: Vec::new(), ..self.record.clone() };
+        self.record = Record {
+            nodes: hardware,
+            known: Vec::new(),
+            ..self.record.clone()
+        };
         self.record.pods = pods;
         self.record.forget_evictions();
         for entry in &mut self.record.pods {
-            (entry.told, entry.kept, entry.starting, entry.offered) = (KnownState::Nothing, None, None, None);
+            (entry.told, entry.kept, entry.starting, entry.offered) =
+                (KnownState::Nothing, None, None, None);
             (entry.open, entry.leaving) = (Default::default(), None);
         }
         self.events.clear();
@@ -180,16 +209,28 @@ impl World<'_> {
         self.core.apply(ClockAdvanced(now));
         for node in 0..self.record.nodes.len() as u8 {
             let name = self.node_names[usize::from(node)].clone();
-            let (labels, taints, allocatable) = (Arc::default(), Arc::default(), Amounts::default());
-            let machine = FilterNode { name: name.clone(), labels, taints, allocatable, pods: 1000 };
+            let (labels, taints, allocatable) =
+                (Arc::default(), Arc::default(), Amounts::default());
+            let machine = FilterNode {
+                name: name.clone(),
+                labels,
+                taints,
+                allocatable,
+                pods: 1000,
+            };
             let observed = NodeObserved::new(name, NodeKind::Stowage);
-            self.core.apply(NodeObserved { machine: Some(machine), ..observed });
+            self.core.apply(NodeObserved {
+                machine: Some(machine),
+                ..observed
+            });
             self.report_devices(node);
             if self.draws.chance(70) {
                 self.report_of(node);
             }
         }
-        for (namespace, app) in (0..NAMESPACES.len()).flat_map(|n| (0..APPS.len()).map(move |app| (n, app))) {
+        for (namespace, app) in
+            (0..NAMESPACES.len()).flat_map(|n| (0..APPS.len()).map(move |app| (n, app)))
+        {
             self.show_budget(namespace, app);
         }
         for pod in self.alive.clone() {
@@ -199,14 +240,20 @@ impl World<'_> {
                 self.take_over(pod);
             }
         }
-        self.core.apply(LeadershipBegan(LeaderEpoch::new("lease", 1, "nonce")));
+        self.core
+            .apply(LeadershipBegan(LeaderEpoch::new("lease", 1, "nonce")));
         let pods = self.core.cluster.may_be_refused().into_iter().collect();
-        self.core.apply(MayBeRefused { pods, then: self.core.cluster.now() });
+        self.core.apply(MayBeRefused {
+            pods,
+            then: self.core.cluster.now(),
+        });
     }
 
     /// A new process takes over the reservation that the pod shows.
     fn take_over(&mut self, pod: u32) {
-        let Some(reservation) = self.api[pod as usize].condition.clone() else { return };
+        let Some(reservation) = self.api[pod as usize].condition.clone() else {
+            return;
+        };
         let victims: Vec<u32> = reservation.victims.iter().map(pod_number).collect();
         let place = place_of(&reservation);
         for victim in &victims {
@@ -216,8 +263,15 @@ impl World<'_> {
         }
         let latest = self.record.now + LONGEST_GRACE + SLACK;
         let (deadline, made) = (reservation.deadline.0.min(latest), self.record.now);
-        let kept = Kept { place, victims, deadline, made };
-        self.record.edit(pod, |entry| (entry.kept, entry.was_kept) = (Some(kept), true));
+        let kept = Kept {
+            place,
+            victims,
+            deadline,
+            made,
+        };
+        self.record.edit(pod, |entry| {
+            (entry.kept, entry.was_kept) = (Some(kept), true)
+        });
     }
 
     /// What is promised on a node is no more than it has.
@@ -225,7 +279,9 @@ impl World<'_> {
         for (gpu, view) in self.record.views(node).into_iter().enumerate() {
             if view.charged > view.capacity {
                 let (charged, capacity) = (view.charged, view.capacity);
-                return Err(format!("{charged} of {capacity} B are promised on node {node} GPU {gpu}"));
+                return Err(format!(
+                    "{charged} of {capacity} B are promised on node {node} GPU {gpu}"
+                ));
             }
         }
         Ok(())

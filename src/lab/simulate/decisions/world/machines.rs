@@ -43,7 +43,14 @@ impl Machine {
         let all = ((1u16 << hardware.len()) - 1) as Mask;
         let mut load = [None; MOST_GPUS];
         for load in load.iter_mut().take(hardware.len()) {
-            *load = draws.of(&[None, None, Some((30, 0)), Some((79, 4)), Some((90, 2)), Some((10, 20))]);
+            *load = draws.of(&[
+                None,
+                None,
+                Some((30, 0)),
+                Some((79, 4)),
+                Some((90, 2)),
+                Some((10, 20)),
+            ]);
         }
         Self {
             devices: Vec::new(),
@@ -62,7 +69,9 @@ impl Machine {
                 uuid: gpu_name(node, index as u32),
                 index: index as u32,
                 model: model.clone(),
-                parent: hardware.is_slice.then(|| gpu_name(100 + node, index as u32)),
+                parent: hardware
+                    .is_slice
+                    .then(|| gpu_name(100 + node, index as u32)),
                 total: Bytes(hardware.total),
                 reserved: Bytes(hardware.total - hardware.total / 10 - hardware.capacity),
                 health: Health::Healthy,
@@ -78,33 +87,70 @@ impl Machine {
 impl World<'_> {
     /// An agent lists the GPUs of a node.
     pub(super) fn report_devices(&mut self, node: u8) {
-        let (hardware, place) = (&self.record.nodes[usize::from(node)].hardware, usize::from(node));
+        let (hardware, place) = (
+            &self.record.nodes[usize::from(node)].hardware,
+            usize::from(node),
+        );
         let lies = self.core.has(PlantedBug::KeepsLostGpus);
         let machine = &mut self.machines[place];
         let (there, healthy) = (machine.there, machine.healthy);
-        let (shown, sound) = if lies { (u8::MAX, u8::MAX) } else { (there, healthy) };
-        let health = |gpu: u32| if sound >> gpu & 1 == 1 { Health::Healthy } else { Health::Draining };
-        let listed = machine.devices(node, hardware).iter().filter(|device| shown >> device.index & 1 == 1);
-        let devices =
-            listed.map(|device| Device { health: health(device.index), ..device.clone() }).collect();
-        let report = DevicesReported { node: self.node_names[place].clone(), devices, are_all: true };
-        let waiting = self.core.apply(report).expect("a node has no more GPUs than a node may");
-        self.record.report_devices(node, there, healthy & there, waiting > 0);
+        let (shown, sound) = if lies {
+            (u8::MAX, u8::MAX)
+        } else {
+            (there, healthy)
+        };
+        let health = |gpu: u32| {
+            if sound >> gpu & 1 == 1 {
+                Health::Healthy
+            } else {
+                Health::Draining
+            }
+        };
+        let listed = machine
+            .devices(node, hardware)
+            .iter()
+            .filter(|device| shown >> device.index & 1 == 1);
+        let devices = listed
+            .map(|device| Device {
+                health: health(device.index),
+                ..device.clone()
+            })
+            .collect();
+        let report = DevicesReported {
+            node: self.node_names[place].clone(),
+            devices,
+            are_all: true,
+        };
+        let waiting = self
+            .core
+            .apply(report)
+            .expect("a node has no more GPUs than a node may");
+        self.record
+            .report_devices(node, there, healthy & there, waiting > 0);
     }
 
     /// A GPU is drained, lost, or comes back; or it comes and goes with every report.
     pub(super) fn change_device(&mut self) -> Checked {
         let node = self.random_node();
-        let gpu: Mask = 1 << self.draws.below(self.record.nodes[usize::from(node)].hardware.len());
+        let gpu: Mask = 1
+            << self
+                .draws
+                .below(self.record.nodes[usize::from(node)].hardware.len());
         let kind = self.draws.below(16);
-        let times = if kind == 0 { self.draws.between(2, 12) } else { 1 };
+        let times = if kind == 0 {
+            self.draws.between(2, 12)
+        } else {
+            1
+        };
         for _ in 0..times {
             let machine = &mut self.machines[usize::from(node)];
             match kind {
                 0 => machine.there ^= gpu,
                 1..5 => machine.there &= !gpu,
                 5..9 => machine.healthy &= !gpu,
-                _ => (machine.there, machine.healthy) = (machine.there | gpu, machine.healthy | gpu),
+                _ => {
+                    (machine.there, machine.healthy) = (machine.there | gpu, machine.healthy | gpu)
+                }
             }
             let (there, healthy) = (machine.there, machine.healthy);
             self.note(|| format!("node {node} has GPUs {there:08b}, in order {healthy:08b}"));
@@ -122,8 +168,16 @@ impl World<'_> {
             3..7 => granted,
             _ => granted + GIB,
         };
-        let process = Process { pod, gpus: place.gpus, used, from, until: None };
-        self.machines[usize::from(place.node)].processes.push(process);
+        let process = Process {
+            pod,
+            gpus: place.gpus,
+            used,
+            from,
+            until: None,
+        };
+        self.machines[usize::from(place.node)]
+            .processes
+            .push(process);
     }
 
     /// A process ends with its pod, or soon after.
@@ -141,8 +195,11 @@ impl World<'_> {
     pub(super) fn report(&mut self) -> Checked {
         let node = self.random_node();
         if self.draws.chance(25) {
-            let gpu = self.draws.below(self.record.nodes[usize::from(node)].hardware.len());
-            self.machines[usize::from(node)].foreign[gpu] = self.draws.of(&[0, 0, 0, 1, 2, 10]) * GIB;
+            let gpu = self
+                .draws
+                .below(self.record.nodes[usize::from(node)].hardware.len());
+            self.machines[usize::from(node)].foreign[gpu] =
+                self.draws.of(&[0, 0, 0, 1, 2, 10]) * GIB;
         }
         // Three times, so that what they leave unexplained is believed.
         let times = self.draws.of(&[1, 1, 3]);
@@ -165,8 +222,13 @@ impl World<'_> {
         let sampled = (self.record.now - age).max(self.record.nodes[usize::from(node)].sampled());
         let is_unread = self.draws.chance(5);
         let machine = &mut self.machines[usize::from(node)];
-        machine.processes.retain(|process| process.until.is_none_or(|until| until + 60_000 > sampled));
-        let mut entry = ReadingRecord { sampled, ..ReadingRecord::default() };
+        machine
+            .processes
+            .retain(|process| process.until.is_none_or(|until| until + 60_000 > sampled));
+        let mut entry = ReadingRecord {
+            sampled,
+            ..ReadingRecord::default()
+        };
         let mut gpus = Vec::with_capacity(machine.devices.len());
         for (gpu, device) in machine.devices.iter().enumerate() {
             if machine.there >> gpu & 1 == 0 {
@@ -178,7 +240,8 @@ impl World<'_> {
                     && process.until.is_none_or(|until| sampled < until)
             };
             let here = machine.processes.iter().filter(is_seen);
-            let mut attributed: Vec<(u32, u64)> = here.map(|process| (process.pod, process.used)).collect();
+            let mut attributed: Vec<(u32, u64)> =
+                here.map(|process| (process.pod, process.used)).collect();
             attributed.sort_unstable();
             let sum: u64 = attributed.iter().map(|(_, bytes)| bytes).sum();
             let used = (!is_unread).then_some(sum + machine.foreign[gpu]);
@@ -186,7 +249,11 @@ impl World<'_> {
             let is_forgotten = self.core.has(PlantedBug::BelievesNoReading);
             gpus.push(GpuReading {
                 uuid: device.uuid.clone(),
-                used: if is_forgotten { Some(Bytes(0)) } else { used.map(Bytes) },
+                used: if is_forgotten {
+                    Some(Bytes(0))
+                } else {
+                    used.map(Bytes)
+                },
                 attributed: attributed
                     .iter()
                     .filter(|_| !is_forgotten)
@@ -196,11 +263,22 @@ impl World<'_> {
                     EngineLoad::of(Percent::new(kv_cache), Some(queue))
                 }),
             });
-            entry.gpus[gpu] = Some(GpuReadingRecord { used, attributed, load });
+            entry.gpus[gpu] = Some(GpuReadingRecord {
+                used,
+                attributed,
+                load,
+            });
         }
-        let reading = NodeReading { sampled: Moment(sampled), gpus, ..NodeReading::default() };
+        let reading = NodeReading {
+            sampled: Moment(sampled),
+            gpus,
+            ..NodeReading::default()
+        };
         let name = self.node_names[usize::from(node)].clone();
-        self.core.apply(ReadingReported { node: name, reading: reading.into() });
+        self.core.apply(ReadingReported {
+            node: name,
+            reading: reading.into(),
+        });
         self.record.report(node, entry);
         self.note(|| format!("node {node} reports what it measured {age} ms ago"));
     }

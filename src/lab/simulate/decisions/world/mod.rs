@@ -104,7 +104,10 @@ impl<'b> World<'b> {
         let nodes = nodes.min(usize::from(most_nodes));
         let hardware: Vec<Vec<Hardware>> = (0..nodes).map(|_| draw_hardware(&mut draws)).collect();
         let gpus: usize = hardware.iter().map(Vec::len).sum();
-        let machines = hardware.iter().map(|hardware| Machine::new(hardware, &mut draws)).collect();
+        let machines = hardware
+            .iter()
+            .map(|hardware| Machine::new(hardware, &mut draws))
+            .collect();
         let policy = Arc::new(policies[0].policy(planted));
         let record = Record {
             now: START,
@@ -121,7 +124,11 @@ impl<'b> World<'b> {
             record,
             notes: Vec::new(),
             is_aloud: false,
-            core: CoreUnderTest { cluster: Cluster::new(policy), scores: Default::default(), planted },
+            core: CoreUnderTest {
+                cluster: Cluster::new(policy),
+                scores: Default::default(),
+                planted,
+            },
             policies,
             active: 0,
             node_names: (0..nodes as u8).map(node_name).collect(),
@@ -177,7 +184,9 @@ impl<'b> World<'b> {
     fn check_bound(&self, node: u8) -> Checked {
         let mut sums = [(0u64, 0u32, false); MOST_GPUS];
         for pod in &self.alive {
-            let Some((place, _)) = self.api[*pod as usize].bound else { continue };
+            let Some((place, _)) = self.api[*pod as usize].bound else {
+                continue;
+            };
             let spec = self.record.spec(*pod);
             if place.node != node {
                 continue;
@@ -189,7 +198,11 @@ impl<'b> World<'b> {
                 (*pods, *is_exclusive) = (*pods + 1, *is_exclusive | spec.is_exclusive);
             }
         }
-        for (gpu, hardware) in self.record.nodes[usize::from(node)].hardware.iter().enumerate() {
+        for (gpu, hardware) in self.record.nodes[usize::from(node)]
+            .hardware
+            .iter()
+            .enumerate()
+        {
             let (vram, pods, is_exclusive) = sums[gpu];
             if vram > hardware.capacity || is_exclusive && pods > 1 {
                 let capacity = hardware.capacity;
@@ -206,17 +219,30 @@ impl<'b> World<'b> {
         let snapshot = self.core.cluster.snapshot();
         let mut lines = Vec::new();
         for node in 0..self.record.nodes.len() as u8 {
-            let (views, here) = (self.record.views(node), self.record.nodes[usize::from(node)].here.clone());
-            lines.push(format!("node {node} has {:?} of pods {here:?}", self.record.age_of(node)));
+            let (views, here) = (
+                self.record.views(node),
+                self.record.nodes[usize::from(node)].here.clone(),
+            );
+            lines.push(format!(
+                "node {node} has {:?} of pods {here:?}",
+                self.record.age_of(node)
+            ));
             let of_node = self.record.nodes[usize::from(node)].hardware.len();
             let in_record = views[..of_node].iter().enumerate();
-            lines.extend(in_record.map(|(gpu, view)| format!("  GPU {gpu} in the record: {view:?}")));
+            lines.extend(
+                in_record.map(|(gpu, view)| format!("  GPU {gpu} in the record: {view:?}")),
+            );
             let shown = snapshot.node(self.node_names[usize::from(node)].as_str());
-            for (gpu, device) in shown.iter().flat_map(|node| node.gpus.iter().zip(node.devices.iter())) {
+            for (gpu, device) in shown
+                .iter()
+                .flat_map(|node| node.gpus.iter().zip(node.devices.iter()))
+            {
                 lines.push(format!("  GPU {} in the ledger: {gpu:?}", device.index));
             }
-            lines
-                .extend(here.iter().map(|pod| format!("  pod {pod}: {:?}", self.record.pods[*pod as usize])));
+            lines.extend(
+                here.iter()
+                    .map(|pod| format!("  pod {pod}: {:?}", self.record.pods[*pod as usize])),
+            );
         }
         lines
     }
@@ -224,7 +250,12 @@ impl<'b> World<'b> {
     /// A decision was made; of what size the world was.
     fn count(&mut self) {
         self.tally.world_nodes += self.record.nodes.len() as u64;
-        self.tally.world_gpus += self.record.nodes.iter().map(|node| node.hardware.len() as u64).sum::<u64>();
+        self.tally.world_gpus += self
+            .record
+            .nodes
+            .iter()
+            .map(|node| node.hardware.len() as u64)
+            .sum::<u64>();
         self.tally.world_pods += self.record.known.len() as u64;
     }
 
@@ -246,14 +277,24 @@ impl<'b> World<'b> {
     fn random_pod(&mut self, is_such: impl Fn(&Self, u32) -> bool) -> Option<u32> {
         let count = self.alive.len();
         let begin = self.draws.below(count);
-        (0..count).map(|at| self.alive[(begin + at) % count]).find(|pod| is_such(self, *pod))
+        (0..count)
+            .map(|at| self.alive[(begin + at) % count])
+            .find(|pod| is_such(self, *pod))
     }
 
     fn add_pod(&mut self, spec: PodSpec, is_gated: bool) -> u32 {
         let pod = self.pods.len() as u32;
         let demand = demand(&spec, self.core.cluster.policy());
-        self.pods.push(PodNames { uid: pod_uid(pod), key: pod_key(pod, &spec), demand });
-        self.api.push(ApiPod { exists: true, is_gated, ..ApiPod::default() });
+        self.pods.push(PodNames {
+            uid: pod_uid(pod),
+            key: pod_key(pod, &spec),
+            demand,
+        });
+        self.api.push(ApiPod {
+            exists: true,
+            is_gated,
+            ..ApiPod::default()
+        });
         self.alive.push(pod);
         self.record.pods.push(PodRecord {
             spec,
@@ -279,7 +320,14 @@ fn draw_hardware(draws: &mut Draws<'_>) -> Vec<Hardware> {
     let total = gib * GIB;
     let capacity = total - total * HEADROOM / 100 - reserved * GIB;
     let count = draws.of(&[1, 2, 2, 4, 4, 8]);
-    vec![Hardware { total, capacity, is_slice }; count]
+    vec![
+        Hardware {
+            total,
+            capacity,
+            is_slice
+        };
+        count
+    ]
 }
 
 /// The GPUs in a mask, lowest first.

@@ -15,8 +15,12 @@ use stowage_scheduling::verbs::wait::{
 
 /// As many as one run of the planner takes.
 const PODS: usize = 2048;
-const BOUNDS: PlanBounds<'static> =
-    PlanBounds { free: 50_000, evictions: 50_000, places: 256, is_stopped: &|| false };
+const BOUNDS: PlanBounds<'static> = PlanBounds {
+    free: 50_000,
+    evictions: 50_000,
+    places: 256,
+    is_stopped: &|| false,
+};
 
 impl World<'_> {
     pub(super) fn plan(&mut self) -> Checked {
@@ -26,7 +30,9 @@ impl World<'_> {
         }
         self.tally.plan += 1;
         self.count();
-        let is_on_its_way = pending.iter().any(|pod| matches!(pod.way, WaitKind::OnItsWay { .. }));
+        let is_on_its_way = pending
+            .iter()
+            .any(|pod| matches!(pod.way, WaitKind::OnItsWay { .. }));
         let (scratch, generation) = (self.core.cluster.scratch(), self.core.cluster.generation());
         let filters = self.core.cluster.kube_filters().snapshot();
         let mut plan = plan_within(scratch, &filters, &pending, BOUNDS);
@@ -39,7 +45,10 @@ impl World<'_> {
             self.record.reserve_minute(pod_number(&uid));
             self.core.apply(ScopeReserved { scope, uid });
         }
-        let is_idle = !plan.steps.iter().any(|step| !matches!(step, PlanStep::Wait { .. }));
+        let is_idle = !plan
+            .steps
+            .iter()
+            .any(|step| !matches!(step, PlanStep::Wait { .. }));
         for step in plan.steps {
             match step {
                 PlanStep::Place(places) => self.take_places(places, generation)?,
@@ -58,13 +67,23 @@ impl World<'_> {
 
     fn take_places(&mut self, mut places: Vec<PlannedPlacement>, generation: u64) -> Checked {
         if self.core.has(PlantedBug::PlansWithoutVictims) {
-            places.iter_mut().for_each(|place| place.reservation.victims = [].into());
+            places
+                .iter_mut()
+                .for_each(|place| place.reservation.victims = [].into());
         }
         let mut evicted = Vec::new();
-        for PlannedPlacement { uid, reservation, by, .. } in &places {
+        for PlannedPlacement {
+            uid,
+            reservation,
+            by,
+            ..
+        } in &places
+        {
             let (pod, place) = (pod_number(uid), place_of(reservation));
             if *by != EvictionRight::Preemption {
-                return Err(format!("pods are moved for pod {pod}, which the policy does not allow"));
+                return Err(format!(
+                    "pods are moved for pod {pod}, which the policy does not allow"
+                ));
             }
             let seen = self.evictions_of(&reservation.victims);
             self.tally.victims += reservation.victims.len() as u64;
@@ -73,7 +92,8 @@ impl World<'_> {
             self.keep(pod, reservation.clone());
             evicted.extend(seen.evicted);
         }
-        let is_gated = |place: &PlannedPlacement| self.api[pod_number(&place.uid) as usize].is_gated;
+        let is_gated =
+            |place: &PlannedPlacement| self.api[pod_number(&place.uid) as usize].is_gated;
         if places.iter().any(is_gated) {
             self.check_whole_group(&places)?;
         }
@@ -81,15 +101,22 @@ impl World<'_> {
             .iter()
             .map(|place| {
                 let is_free = place.reservation.victims.is_empty();
-                (pod_number(&place.uid), place_of(&place.reservation), is_free)
+                (
+                    pod_number(&place.uid),
+                    place_of(&place.reservation),
+                    is_free,
+                )
             })
             .collect();
         if let Err((at, conflict)) = self.core.apply(ReservePlaces { places, generation }) {
             let pod = pods[at].0;
-            return Err(format!("the place that was planned for pod {pod} is not taken: {conflict}"));
+            return Err(format!(
+                "the place that was planned for pod {pod} is not taken: {conflict}"
+            ));
         }
         for victim in &evicted {
-            self.core.apply(PodEvicted(self.pods[*victim as usize].uid.clone()));
+            self.core
+                .apply(PodEvicted(self.pods[*victim as usize].uid.clone()));
         }
         self.evict(&evicted);
         for (pod, _, is_free) in pods {
@@ -106,18 +133,33 @@ impl World<'_> {
 
     /// A group is placed whole.
     fn check_whole_group(&self, places: &[PlannedPlacement]) -> Checked {
-        let Some((number, size)) =
-            places.first().and_then(|place| self.record.spec(pod_number(&place.uid)).group)
+        let Some((number, size)) = places
+            .first()
+            .and_then(|place| self.record.spec(pod_number(&place.uid)).group)
         else {
             return Ok(());
         };
-        let is_member = |pod: &&u32| self.record.spec(**pod).group.is_some_and(|(group, _)| group == number);
-        let is_placed =
-            |pod: &&u32| self.record.told(**pod).place().is_some() || self.record.kept(**pod).is_some();
-        let placed = self.record.known.iter().filter(is_member).filter(is_placed).count() as u32;
+        let is_member = |pod: &&u32| {
+            self.record
+                .spec(**pod)
+                .group
+                .is_some_and(|(group, _)| group == number)
+        };
+        let is_placed = |pod: &&u32| {
+            self.record.told(**pod).place().is_some() || self.record.kept(**pod).is_some()
+        };
+        let placed = self
+            .record
+            .known
+            .iter()
+            .filter(is_member)
+            .filter(is_placed)
+            .count() as u32;
         match placed >= size {
             true => Ok(()),
-            false => Err(format!("{placed} of the {size} pods of group {number} are placed")),
+            false => Err(format!(
+                "{placed} of the {size} pods of group {number} are placed"
+            )),
         }
     }
 
@@ -157,6 +199,10 @@ fn leave_waiting(step: &mut PlanStep) {
     if let PlanStep::Place(places) = step
         && let Some(PlannedPlacement { uid, key, .. }) = places.first()
     {
-        *step = PlanStep::Wait { uid: uid.clone(), key: key.clone(), why: WaitReason::NoNode };
+        *step = PlanStep::Wait {
+            uid: uid.clone(),
+            key: key.clone(),
+            why: WaitReason::NoNode,
+        };
     }
 }

@@ -19,7 +19,9 @@ use stowage_scheduling::vocabulary::disruption_info::{
 
 impl World<'_> {
     pub(super) fn pass(&mut self) -> Checked {
-        let millis = self.draws.of(&[50, 200, 500, 1_000, 1_000, 3_000, 6_000, 20_000, 60_000]);
+        let millis = self
+            .draws
+            .of(&[50, 200, 500, 1_000, 1_000, 3_000, 6_000, 20_000, 60_000]);
         self.pass_by(millis)
     }
 
@@ -32,7 +34,11 @@ impl World<'_> {
         self.due_writes()?;
         self.due_reads()?;
         self.end_pods();
-        let shown = if millis >= 1_000 { usize::MAX } else { self.draws.below(4) };
+        let shown = if millis >= 1_000 {
+            usize::MAX
+        } else {
+            self.draws.below(4)
+        };
         self.show(shown)
     }
 
@@ -40,22 +46,36 @@ impl World<'_> {
     pub(super) fn tick(&mut self, is_restart: bool) -> Checked {
         let (now, at) = (self.record.now, self.now());
         let is_leading = !self.core.has(PlantedBug::KeepsReservations);
-        let ended = self.core.apply(Tick { now: at, is_leading });
+        let ended = self.core.apply(Tick {
+            now: at,
+            is_leading,
+        });
         for pod in self.record.known.clone() {
             // An engine whose Binding may still land may begin to start at any moment.
             let is_open = matches!(self.record.told(pod), KnownState::Assumed(_));
-            if !is_open && self.record.pods[pod as usize].starting.is_some_and(|until| until <= now) {
+            if !is_open
+                && self.record.pods[pod as usize]
+                    .starting
+                    .is_some_and(|until| until <= now)
+            {
                 self.record.edit(pod, |entry| entry.starting = None);
             }
-            let Some(kept) = self.record.kept(pod) else { continue };
+            let Some(kept) = self.record.kept(pod) else {
+                continue;
+            };
             let has_ended = ended.iter().any(|uid| pod_number(uid) == pod);
             let is_due = kept.deadline <= now;
             let may_break = self.record.nodes[usize::from(kept.place.node)].changed >= kept.made;
             if is_due && !has_ended {
-                return Err(format!("the reservation of pod {pod} outlives its deadline"));
+                return Err(format!(
+                    "the reservation of pod {pod} outlives its deadline"
+                ));
             }
             if has_ended && !is_due && !is_restart && !may_break {
-                return Err(format!("the reservation of pod {pod} ends {} ms early", kept.deadline - now));
+                return Err(format!(
+                    "the reservation of pod {pod} ends {} ms early",
+                    kept.deadline - now
+                ));
             }
             if has_ended {
                 self.note(|| format!("the reservation of pod {pod} ends"));
@@ -114,7 +134,8 @@ impl World<'_> {
         self.record.note_gone(pod);
         self.deletions += 1;
         if !self.core.has(PlantedBug::ForgetsDeletions) || !self.deletions.is_multiple_of(4) {
-            self.core.apply(PodDeleted(self.pods[pod as usize].uid.clone()));
+            self.core
+                .apply(PodDeleted(self.pods[pod as usize].uid.clone()));
         }
     }
 
@@ -146,12 +167,23 @@ impl World<'_> {
             let known = &mut self.record.pods[pod as usize].leaving;
             *known = Some(known.map_or(by, |known| known.min(by)));
         }
-        let leaving =
-            leaving.map(|by| PodDeletion { asked_ago: Millis(0), grace: Millis(by.saturating_sub(now)) });
-        let observed = Some(ObservedDisruptionInfo { leaving, ..self.disruption(pod) });
+        let leaving = leaving.map(|by| PodDeletion {
+            asked_ago: Millis(0),
+            grace: Millis(by.saturating_sub(now)),
+        });
+        let observed = Some(ObservedDisruptionInfo {
+            leaving,
+            ..self.disruption(pod)
+        });
         let names = &self.pods[pod as usize];
         let (uid, key, demand) = (names.uid.clone(), names.key.clone(), self.shown_demand(pod));
-        self.core.apply(PodObserved(PodObservation { uid, key, demand, state, observed }));
+        self.core.apply(PodObserved(PodObservation {
+            uid,
+            key,
+            demand,
+            state,
+            observed,
+        }));
     }
 
     /// What keeps the pod from being evicted, by itself.
@@ -168,13 +200,19 @@ impl World<'_> {
             group_size: spec.group.map(|(_, size)| size),
             ..DisruptionInfo::default()
         };
-        ObservedDisruptionInfo { disruption_info, ..ObservedDisruptionInfo::default() }
+        ObservedDisruptionInfo {
+            disruption_info,
+            ..ObservedDisruptionInfo::default()
+        }
     }
 
     fn shown_demand(&self, pod: u32) -> Demand {
         let demand = self.pods[pod as usize].demand.clone();
         match self.core.has(PlantedBug::ForgetsExclusiveness) {
-            true => Demand { sharing: Sharing::Shared, ..demand },
+            true => Demand {
+                sharing: Sharing::Shared,
+                ..demand
+            },
             false => demand,
         }
     }
@@ -185,8 +223,14 @@ impl World<'_> {
         let shows = !self.core.has(PlantedBug::ForgetsReservations);
         ObservedWaiting {
             reservation: api.condition.clone().filter(|_| shows),
-            gate: if api.is_gated { SchedulingGate::Planned } else { SchedulingGate::Open },
-            nominated: api.nominated.map(|node| self.node_names[usize::from(node)].clone()),
+            gate: if api.is_gated {
+                SchedulingGate::Planned
+            } else {
+                SchedulingGate::Open
+            },
+            nominated: api
+                .nominated
+                .map(|node| self.node_names[usize::from(node)].clone()),
         }
     }
 
@@ -202,7 +246,9 @@ impl World<'_> {
                 let until = known.map(|until| until.min(opens)).filter(|_| opens > now);
                 if is_starting { known } else { until }
             }
-            KnownState::Assumed(assumed) if assumed.node == place.node => known.map(|_| now + START_GATE),
+            KnownState::Assumed(assumed) if assumed.node == place.node => {
+                known.map(|_| now + START_GATE)
+            }
             _ => (is_engine && is_starting).then_some(now + START_GATE),
         };
         self.record.note_bound(pod, place);
@@ -213,7 +259,9 @@ impl World<'_> {
     }
 
     pub(super) fn uuids(&self, place: Place) -> Arc<[GpuUuid]> {
-        each(place.gpus).map(|gpu| gpu_name(place.node, gpu as u32)).collect()
+        each(place.gpus)
+            .map(|gpu| gpu_name(place.node, gpu as u32))
+            .collect()
     }
 }
 

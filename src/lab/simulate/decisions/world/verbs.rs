@@ -1,7 +1,9 @@
 //! kube-scheduler asks: filter, prioritize, bind and preempt, as it would for a pod, and out of turn.
 
 use super::{World, mask_of};
-use crate::simulate::decisions::core_under_test::{evictions, node_number, place_of, pod_number, seen_nodes};
+use crate::simulate::decisions::core_under_test::{
+    evictions, node_number, place_of, pod_number, seen_nodes,
+};
 use crate::simulate::decisions::oracle::{Checked, SeenBind};
 use crate::simulate::decisions::planted::PlantedBug;
 use crate::simulate::decisions::record::{Kept, KnownState, Place};
@@ -33,8 +35,14 @@ impl World<'_> {
         };
         // Pods for which GPUs are kept come first now and then.
         let kept = |world: &Self, pod: u32| is_such(world, pod) && world.record.kept(pod).is_some();
-        let reserved = if self.draws.chance(40) { self.random_pod(kept) } else { None };
-        let Some(pod) = reserved.or_else(|| self.random_pod(is_such)) else { return Ok(()) };
+        let reserved = if self.draws.chance(40) {
+            self.random_pod(kept)
+        } else {
+            None
+        };
+        let Some(pod) = reserved.or_else(|| self.random_pod(is_such)) else {
+            return Ok(());
+        };
         self.ask_filter(pod)?;
         if self.api[pod as usize].passed.len() > 1 && self.draws.chance(70) {
             self.ask_prioritize(pod)?;
@@ -102,7 +110,9 @@ impl World<'_> {
         }
         let uncached = || shortlist(snapshot, demand, names.iter().copied(), view.attempt());
         if list != again || self.tally.filter.is_multiple_of(8) && list != uncached() {
-            return Err(format!("filter answers pod {pod} {list:?}, and then {again:?}"));
+            return Err(format!(
+                "filter answers pod {pod} {list:?}, and then {again:?}"
+            ));
         }
         let seen = self.core.heard(snapshot, &list, &names, demand.gpus);
         let decided = decided(&view, &list);
@@ -110,13 +120,15 @@ impl World<'_> {
         self.count();
         self.note(|| format!("filter for pod {pod} on {asked:?}: {seen:?}"));
         let shortlist = usize::from(self.record.rules.shortlist);
-        self.record.check_filter(pod, &asked, &seen, shortlist, &mut self.tally)?;
+        self.record
+            .check_filter(pod, &asked, &seen, shortlist, &mut self.tally)?;
         if let Some(decided) = decided {
             self.core.apply(decided);
         }
         let api = &mut self.api[pod as usize];
         api.passed.clear();
-        api.passed.extend(seen.passed.iter().map(|place| place.node));
+        api.passed
+            .extend(seen.passed.iter().map(|place| place.node));
         api.is_refused = seen.passed.is_empty();
         api.is_refused_everywhere = api.is_refused && asked.len() >= self.machines.len();
         let first = (seen.passed.len() == 1).then(|| seen.passed[0].node);
@@ -127,14 +139,21 @@ impl World<'_> {
     }
 
     fn ask_prioritize(&mut self, pod: u32) -> Checked {
-        let asked: Vec<Option<u8>> = self.api[pod as usize].passed.iter().copied().map(Some).collect();
+        let asked: Vec<Option<u8>> = self.api[pod as usize]
+            .passed
+            .iter()
+            .copied()
+            .map(Some)
+            .collect();
         let request = self.request(pod);
         let view = self.core.apply(PrioritizeAsked(request));
         let names = named(&self.node_names, &asked);
         let list = prioritize(&view, names.iter().copied());
         let again = prioritize(&view, names.iter().copied());
         if list != again {
-            return Err(format!("prioritize answers pod {pod} {list:?}, and then {again:?}"));
+            return Err(format!(
+                "prioritize answers pod {pod} {list:?}, and then {again:?}"
+            ));
         }
         let mut seen = seen_nodes(&view.snapshot, &list);
         if self.core.has(PlantedBug::RanksBackwards) {
@@ -143,10 +162,13 @@ impl World<'_> {
         self.tally.prioritize += 1;
         self.count();
         self.note(|| format!("prioritize for pod {pod}: {seen:?}"));
-        self.record.check_filter(pod, &asked, &seen, usize::MAX, &mut self.tally)?;
+        self.record
+            .check_filter(pod, &asked, &seen, usize::MAX, &mut self.tally)?;
         // Nothing has happened since filter.
         if !seen.passed.iter().map(|place| Some(place.node)).eq(asked) {
-            return Err(format!("prioritize ranks pod {pod}'s nodes otherwise than filter: {seen:?}"));
+            return Err(format!(
+                "prioritize ranks pod {pod}'s nodes otherwise than filter: {seen:?}"
+            ));
         }
         if let Some(first) = list.best.first() {
             let offered = offered(&view, first);
@@ -175,17 +197,32 @@ impl World<'_> {
             let (again, _) = self.core.heard_bind(answer, &spec);
             return match again == seen {
                 true => Ok(()),
-                false => Err(format!("bind answers pod {pod} {seen:?}, and then {again:?}")),
+                false => Err(format!(
+                    "bind answers pod {pod} {seen:?}, and then {again:?}"
+                )),
             };
         };
-        if let SeenBind::Write { place, is_new: true, .. } = seen {
-            let gate = self.record.rules.class(spec.class).engine.then_some(self.record.now + START_GATE);
+        if let SeenBind::Write {
+            place,
+            is_new: true,
+            ..
+        } = seen
+        {
+            let gate = self
+                .record
+                .rules
+                .class(spec.class)
+                .engine
+                .then_some(self.record.now + START_GATE);
             let now = self.record.now;
             self.record.edit(pod, |entry| {
-                (entry.told, entry.starting, entry.assumed_at) = (KnownState::Assumed(place), gate, now);
+                (entry.told, entry.starting, entry.assumed_at) =
+                    (KnownState::Assumed(place), gate, now);
             });
         }
-        let stage = BindingStage::Request { is_new: decision.is_new };
+        let stage = BindingStage::Request {
+            is_new: decision.is_new,
+        };
         self.write(pod, decision.placement, stage)
     }
 
@@ -195,7 +232,9 @@ impl World<'_> {
             let (api, told) = (&world.api[pod as usize], world.record.told(pod));
             api.is_refused && api.bound.is_none() && !api.is_gated && told == KnownState::Waiting
         };
-        let Some(pod) = self.random_pod(is_such) else { return Ok(()) };
+        let Some(pod) = self.random_pod(is_such) else {
+            return Ok(());
+        };
         let offered = self.offered_nodes(pod);
         if offered.is_empty() {
             return Ok(());
@@ -204,21 +243,32 @@ impl World<'_> {
         let wants = Requirements::default();
         let shown = offered.iter().map(|(node, victims)| OfferedNode {
             node: self.node_names[usize::from(*node)].to_string(),
-            victims: victims.iter().map(|victim| self.pods[*victim as usize].uid.to_string()).collect(),
+            victims: victims
+                .iter()
+                .map(|victim| self.pods[*victim as usize].uid.to_string())
+                .collect(),
             pdb_violations: 0,
         });
-        let asked = PreemptAsked { request, wants, offered: shown.collect() };
+        let asked = PreemptAsked {
+            request,
+            wants,
+            offered: shown.collect(),
+        };
         self.tally.preempt += 1;
         self.count();
         let Some((request, view)) = self.core.apply(asked) else {
             return match self.record.kept(pod) {
                 Some(_) => Ok(()),
-                None => Err(format!("preempt finds a reservation of pod {pod}, which has none")),
+                None => Err(format!(
+                    "preempt finds a reservation of pod {pod}, which has none"
+                )),
             };
         };
         let mut decision = preempt(view.clone());
         if decision != preempt(view) {
-            return Err(format!("preempt answers pod {pod} {decision:?}, and then otherwise"));
+            return Err(format!(
+                "preempt answers pod {pod} {decision:?}, and then otherwise"
+            ));
         }
         self.falsify(&mut decision, &offered);
         self.note(|| format!("preempt for pod {pod} on {offered:?}: {decision:?}"));
@@ -235,7 +285,9 @@ impl World<'_> {
                 };
                 match offered.iter().any(fits) {
                     true => Ok(()),
-                    false => Err(format!("preempt says that pod {pod} fits now, and it fits on no node")),
+                    false => Err(format!(
+                        "preempt says that pod {pod} fits now, and it fits on no node"
+                    )),
                 }
             }
             PreemptDecision::Evict { victims, .. } => self.take_victims(pod, request, victims),
@@ -247,7 +299,9 @@ impl World<'_> {
         let mut offered: Vec<(u8, Vec<u32>)> = Vec::new();
         for other in &self.alive {
             let api = &self.api[*other as usize];
-            let Some((place, _)) = api.bound.filter(|_| api.leaving.is_none()) else { continue };
+            let Some((place, _)) = api.bound.filter(|_| api.leaving.is_none()) else {
+                continue;
+            };
             if self.record.spec(*other).priority >= priority {
                 continue;
             }
@@ -260,14 +314,27 @@ impl World<'_> {
     }
 
     fn falsify(&self, decision: &mut PreemptDecision, offered: &[(u8, Vec<u32>)]) {
-        let PreemptDecision::Evict { victims, .. } = decision else { return };
+        let PreemptDecision::Evict { victims, .. } = decision else {
+            return;
+        };
         match self.core.planted {
             Some(PlantedBug::FindsNoVictims) => *decision = PreemptDecision::NoCandidate,
             Some(PlantedBug::SparesAVictim) => drop(victims.victims.pop()),
             Some(PlantedBug::EvictsProtectedPods) => {
-                let all = offered.iter().flat_map(|(_, pods)| pods).map(|pod| &self.pods[*pod as usize].uid);
-                let other = self.record.known.iter().map(|pod| &self.pods[*pod as usize].uid).chain(all);
-                let added = other.filter(|uid| !victims.victims.contains(uid)).max().cloned();
+                let all = offered
+                    .iter()
+                    .flat_map(|(_, pods)| pods)
+                    .map(|pod| &self.pods[*pod as usize].uid);
+                let other = self
+                    .record
+                    .known
+                    .iter()
+                    .map(|pod| &self.pods[*pod as usize].uid)
+                    .chain(all);
+                let added = other
+                    .filter(|uid| !victims.victims.contains(uid))
+                    .max()
+                    .cloned();
                 victims.victims.extend(added);
             }
             _ => {}
@@ -285,7 +352,9 @@ impl World<'_> {
             }
             self.tally.no_victims += 1;
             if self.record.fits_by_evictions(pod, *node, victims) {
-                return Err(format!("preempt finds no victims for pod {pod}, where {victims:?} may leave"));
+                return Err(format!(
+                    "preempt finds no victims for pod {pod}, where {victims:?} may leave"
+                ));
             }
         }
         Ok(())
@@ -296,7 +365,9 @@ impl World<'_> {
         let seen = self.evictions_of(&all);
         self.tally.victims += all.len() as u64;
         let snapshot = self.core.cluster.snapshot();
-        let node = snapshot.node(victims.node.as_str()).ok_or("preempt names a node that is not there")?;
+        let node = snapshot
+            .node(victims.node.as_str())
+            .ok_or("preempt names a node that is not there")?;
         let gpus = victims.gpus.iter().filter_map(|at| node.devices.get(at));
         let place = Place {
             node: node_number(&victims.node),
@@ -305,15 +376,23 @@ impl World<'_> {
         self.record.check_preemption(pod, place, &seen)?;
         let evicted: Vec<u32> = seen.evicted.clone();
         let policy = request.demand.classified_by;
-        match self.core.apply(PreemptDecided { uid: request.uid, victims, policy }) {
+        match self.core.apply(PreemptDecided {
+            uid: request.uid,
+            victims,
+            policy,
+        }) {
             Ok(made) => {
                 self.record.note_evictions(&evicted)?;
                 self.keep(pod, made.reservation);
                 self.evict(&evicted);
                 Ok(())
             }
-            Err(NotReserved::EvictionRates) if self.record.exceeded_by(&evicted).is_some() => Ok(()),
-            Err(why) => Err(format!("the victims for pod {pod} are chosen, and then: {why}")),
+            Err(NotReserved::EvictionRates) if self.record.exceeded_by(&evicted).is_some() => {
+                Ok(())
+            }
+            Err(why) => Err(format!(
+                "the victims for pod {pod} are chosen, and then: {why}"
+            )),
         }
     }
 
@@ -337,7 +416,9 @@ impl World<'_> {
             made: self.record.now,
         };
         self.note(|| format!("{kept:?} for pod {pod}"));
-        self.record.edit(pod, |entry| (entry.kept, entry.was_kept) = (Some(kept), true));
+        self.record.edit(pod, |entry| {
+            (entry.kept, entry.was_kept) = (Some(kept), true)
+        });
         let api = &mut self.api[pod as usize];
         api.nominated = Some(place_of(&reservation).node);
         api.condition = Some(reservation);

@@ -54,10 +54,20 @@ impl World<'_> {
             0..12 => (Some(soon), (soon, Truth::True)),
             12..14 => (None, (soon, Truth::Refused)),
             14..16 => (Some(now), (soon, Truth::Lost)),
-            16..19 => (Some(now + self.draws.below(160) as u64 * 100), (soon, Truth::Lost)),
+            16..19 => (
+                Some(now + self.draws.below(160) as u64 * 100),
+                (soon, Truth::Lost),
+            ),
             _ => (None, (soon, Truth::Lost)),
         };
-        self.writes.push(OpenWrite { pod, placement, stage, begun: now, lands, answered: Some(answered) });
+        self.writes.push(OpenWrite {
+            pod,
+            placement,
+            stage,
+            begun: now,
+            lands,
+            answered: Some(answered),
+        });
         self.due_writes()
     }
 
@@ -66,16 +76,21 @@ impl World<'_> {
         let now = self.record.now;
         loop {
             let landing = |write: &OpenWrite| write.lands.filter(|at| *at <= now);
-            let next = (0..self.writes.len()).filter_map(|at| Some((landing(&self.writes[at])?, at))).min();
+            let next = (0..self.writes.len())
+                .filter_map(|at| Some((landing(&self.writes[at])?, at)))
+                .min();
             let Some((_, at)) = next else { break };
             self.land(at)?;
         }
         loop {
             let is_due = |write: &OpenWrite| write.answered.is_some_and(|(at, _)| at <= now);
-            let Some(at) = self.writes.iter().position(is_due) else { break };
+            let Some(at) = self.writes.iter().position(is_due) else {
+                break;
+            };
             self.answer(at)?;
         }
-        self.writes.retain(|write| write.lands.is_some() || write.answered.is_some());
+        self.writes
+            .retain(|write| write.lands.is_some() || write.answered.is_some());
         Ok(())
     }
 
@@ -94,7 +109,9 @@ impl World<'_> {
             }
             return self.due_writes();
         }
-        self.settling.iter_mut().for_each(|settling| settling.due = now);
+        self.settling
+            .iter_mut()
+            .for_each(|settling| settling.due = now);
         self.due_reads()
     }
 
@@ -103,7 +120,10 @@ impl World<'_> {
         for write in &mut self.writes {
             (write.answered, write.lands) = (None, write.lands.filter(|_| self.draws.chance(50)));
         }
-        self.writes.iter_mut().filter_map(|write| write.lands.as_mut()).for_each(|lands| *lands = 0);
+        self.writes
+            .iter_mut()
+            .filter_map(|write| write.lands.as_mut())
+            .for_each(|lands| *lands = 0);
         self.due_writes()?;
         self.writes.clear();
         self.settling.clear();
@@ -112,9 +132,14 @@ impl World<'_> {
 
     fn land(&mut self, at: usize) -> Checked {
         let write = &mut self.writes[at];
-        let (pod, lands) = (write.pod, write.lands.take().unwrap_or_default().max(write.begun));
-        let place =
-            Place { node: node_number(&write.placement.node), gpus: gpus_of(&write.placement.devices) };
+        let (pod, lands) = (
+            write.pod,
+            write.lands.take().unwrap_or_default().max(write.begun),
+        );
+        let place = Place {
+            node: node_number(&write.placement.node),
+            gpus: gpus_of(&write.placement.devices),
+        };
         let is_late = matches!(write.answered, None | Some((_, Truth::Lost)));
         let api = &mut self.api[pod as usize];
         if !api.exists || api.bound.is_some() {
@@ -132,9 +157,19 @@ impl World<'_> {
     fn answer(&mut self, at: usize) -> Checked {
         let write = &mut self.writes[at];
         let (_, truth) = write.answered.take().expect("it is due");
-        let OpenWrite { pod, placement, stage, .. } = write.clone();
-        let place = Place { node: node_number(&placement.node), gpus: gpus_of(&placement.devices) };
-        let is_bound_here = self.api[pod as usize].bound.is_some_and(|(bound, _)| bound == place);
+        let OpenWrite {
+            pod,
+            placement,
+            stage,
+            ..
+        } = write.clone();
+        let place = Place {
+            node: node_number(&placement.node),
+            gpus: gpus_of(&placement.devices),
+        };
+        let is_bound_here = self.api[pod as usize]
+            .bound
+            .is_some_and(|(bound, _)| bound == place);
         let answer = match truth {
             Truth::Lost => BindingAnswer::Unknown,
             Truth::Refused => BindingAnswer::Refused,
@@ -149,7 +184,10 @@ impl World<'_> {
         }
         match (answer, stage) {
             (BindingAnswer::Written, _) => self.note_confirmed(pod, place),
-            (BindingAnswer::Refused, BindingStage::Request { is_new: true } | BindingStage::Settling) => {
+            (
+                BindingAnswer::Refused,
+                BindingStage::Request { is_new: true } | BindingStage::Settling,
+            ) => {
                 self.note_refused(pod);
             }
             _ => {}
@@ -200,18 +238,25 @@ impl World<'_> {
             }
             BindingStep::Settle => {
                 let uid = self.pods[pod as usize].uid.clone();
-                match self.core.apply(SettlingAsked { uid, placement: placement.clone() }) {
+                match self.core.apply(SettlingAsked {
+                    uid,
+                    placement: placement.clone(),
+                }) {
                     Some(step) => self.follow(pod, placement, step),
                     None => Ok(()),
                 }
             }
             BindingStep::Pause(pause) => {
-                self.settling.push(Settling { pod, placement, due: self.record.now + pause.0 });
+                self.settling.push(Settling {
+                    pod,
+                    placement,
+                    due: self.record.now + pause.0,
+                });
                 Ok(())
             }
-            BindingStep::Write if self.record.is_old(pod) => {
-                Err(format!("the Binding of pod {pod} is written again long after it was decided"))
-            }
+            BindingStep::Write if self.record.is_old(pod) => Err(format!(
+                "the Binding of pod {pod} is written again long after it was decided"
+            )),
             BindingStep::Write => self.write(pod, placement, BindingStage::Settling),
             BindingStep::Over => {
                 // What was written for another placement since may land still.
@@ -226,7 +271,11 @@ impl World<'_> {
     /// Loops that settle Bindings read their pods.
     pub(super) fn due_reads(&mut self) -> Checked {
         let now = self.record.now;
-        while let Some(at) = self.settling.iter().position(|settling| settling.due <= now) {
+        while let Some(at) = self
+            .settling
+            .iter()
+            .position(|settling| settling.due <= now)
+        {
             let Settling { pod, placement, .. } = self.settling.swap_remove(at);
             let step = self.read(pod, &placement, BindingStage::Settling);
             let is_over = matches!(step, BindingStep::Bound | BindingStep::Failed(_));
@@ -251,8 +300,12 @@ impl World<'_> {
                 borrows: false,
             },
         };
-        let place = Place { node: node_number(&placement.node), gpus: gpus_of(&placement.devices) };
-        let is_heard = stage != BindingStage::Settling || self.record.told(pod) == KnownState::Assumed(place);
+        let place = Place {
+            node: node_number(&placement.node),
+            gpus: gpus_of(&placement.devices),
+        };
+        let is_heard =
+            stage != BindingStage::Settling || self.record.told(pod) == KnownState::Assumed(place);
         match &shown {
             PodRead::Gone if is_heard => {
                 self.record.pods[pod as usize].open.may_land = None;
@@ -262,7 +315,9 @@ impl World<'_> {
                 let (place, _) = self.api[pod as usize].bound.expect("it is shown so");
                 self.note_confirmed(pod, place);
             }
-            PodRead::Unbound if is_heard && stage == BindingStage::Settling && self.record.is_old(pod) => {
+            PodRead::Unbound
+                if is_heard && stage == BindingStage::Settling && self.record.is_old(pod) =>
+            {
                 self.note_refused(pod);
             }
             _ => {}
@@ -271,6 +326,13 @@ impl World<'_> {
         let uid = self.pods[pod as usize].uid.clone();
         let (placement, latest_landing) = (placement.clone(), Millis(LATEST_LANDING));
         let asked = Moment(self.record.now);
-        self.core.apply(BindingRead { uid, placement, stage, pod: shown, asked, latest_landing })
+        self.core.apply(BindingRead {
+            uid,
+            placement,
+            stage,
+            pod: shown,
+            asked,
+            latest_landing,
+        })
     }
 }

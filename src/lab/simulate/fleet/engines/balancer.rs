@@ -7,18 +7,29 @@ use super::requests::Requests;
 /// are short. Empty if none serves.
 pub fn split<'a>(arrivals: &Requests, engines: impl IntoIterator<Item = &'a Engine>) -> Vec<f64> {
     let engines: Vec<&Engine> = engines.into_iter().collect();
-    let free = engines.iter().map(|engine| engine.free_kv_tokens(arrivals.prompt, arrivals.output));
+    let free = engines
+        .iter()
+        .map(|engine| engine.free_kv_tokens(arrivals.prompt, arrivals.output));
     let weights = in_parts(free.collect());
     if !weights.is_empty() {
         return weights;
     }
     let serves = |engine: &Engine| engine.state() == EngineState::Serving;
-    let short =
-        engines.iter().map(|engine| if serves(engine) { 1.0 / (1.0 + engine.waiting()) } else { 0.0 });
+    let short = engines.iter().map(|engine| {
+        if serves(engine) {
+            1.0 / (1.0 + engine.waiting())
+        } else {
+            0.0
+        }
+    });
     in_parts(short.collect())
 }
 
 fn in_parts(weights: Vec<f64>) -> Vec<f64> {
     let sum: f64 = weights.iter().sum();
-    if sum > 0.0 { weights.into_iter().map(|weight| weight / sum).collect() } else { Vec::new() }
+    if sum > 0.0 {
+        weights.into_iter().map(|weight| weight / sum).collect()
+    } else {
+        Vec::new()
+    }
 }

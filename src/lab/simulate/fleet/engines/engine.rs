@@ -89,7 +89,8 @@ impl Engine {
             return 0.0;
         }
         let room = self.spec.room_for(prompt, output) - self.running() - self.waiting();
-        let free = self.spec.kv_capacity - self.reserved() - self.waiting() * kv_tokens(prompt, output);
+        let free =
+            self.spec.kv_capacity - self.reserved() - self.waiting() * kv_tokens(prompt, output);
         free.min(room * kv_tokens(prompt, output)).max(0.0)
     }
 
@@ -114,7 +115,9 @@ impl Engine {
 
     pub fn sleep(&mut self) -> Result<(), EngineBusy> {
         if !self.is_idle() {
-            return Err(EngineBusy { requests: self.waiting() + self.running() });
+            return Err(EngineBusy {
+                requests: self.waiting() + self.running(),
+            });
         }
         self.state = EngineState::Asleep;
         Ok(())
@@ -175,34 +178,62 @@ impl Engine {
 
     /// Into how many parts a part is cut, so that a full engine is kept full.
     fn fine_parts(&self, part_s: f64, share: f64) -> f64 {
-        let kv_left =
-            self.spec.kv_capacity - self.reserved() - self.waiting() * kv_tokens(self.prompt, self.output);
+        let kv_left = self.spec.kv_capacity
+            - self.reserved()
+            - self.waiting() * kv_tokens(self.prompt, self.output);
         let slots_left = self.spec.batching.requests - self.running() - self.waiting();
         if kv_left > 0.0 && slots_left > 0.0 {
             return 1.0;
         }
-        (part_s * FINE / (self.step_s(share) * self.output.max(1.0))).ceil().clamp(1.0, MOST_FINE)
+        (part_s * FINE / (self.step_s(share) * self.output.max(1.0)))
+            .ceil()
+            .clamp(1.0, MOST_FINE)
     }
 
     fn part(&mut self, part_s: f64, share: f64, outcome: &mut StepOutcome) {
         let step_s = self.step_s(share);
         let rate = self.spec.cost.prefill_rate * share;
         let started_s = self.now_s - part_s;
-        let admitted = self.admit(started_s, rate * part_s * self.spec.most_prefill(step_s * share));
-        let prompt_tokens: f64 = admitted.iter().map(|(_, group)| group.count * group.prompt).sum();
+        let admitted = self.admit(
+            started_s,
+            rate * part_s * self.spec.most_prefill(step_s * share),
+        );
+        let prompt_tokens: f64 = admitted
+            .iter()
+            .map(|(_, group)| group.count * group.prompt)
+            .sum();
         let busy_with_prefill = prompt_tokens / (rate * part_s);
-        let arrived: Requests = admitted.iter().fold(Requests::default(), |sum, (_, group)| sum.plus(*group));
-        let prefill = Prefill { step_s, rate, busy: busy_with_prefill, batched: self.spec.batching.tokens };
+        let arrived: Requests = admitted
+            .iter()
+            .fold(Requests::default(), |sum, (_, group)| sum.plus(*group));
+        let prefill = Prefill {
+            step_s,
+            rate,
+            busy: busy_with_prefill,
+            batched: self.spec.batching.tokens,
+        };
         for (waited_s, group) in &admitted {
-            let ttft_s = waited_s + prefill.takes_s(group.prompt, self.decoding) + FIRST_TOKEN_OVERHEAD_S;
+            let ttft_s =
+                waited_s + prefill.takes_s(group.prompt, self.decoding) + FIRST_TOKEN_OVERHEAD_S;
             outcome.first_tokens.push((ttft_s, group.count));
         }
         // Those that prefill take the time that it takes without the way to the client, so that rates and times agree.
-        let prefill_s =
-            prefill.takes_s(if arrived.count > 0.0 { arrived.prompt } else { self.prompt }, self.decoding);
+        let prefill_s = prefill.takes_s(
+            if arrived.count > 0.0 {
+                arrived.prompt
+            } else {
+                self.prompt
+            },
+            self.decoding,
+        );
         let decoded = flow(self.prefilling, arrived.count, part_s, prefill_s);
         let tpot_s = step_s / (1.0 - busy_with_prefill);
-        let done = flow(self.decoding, decoded.out, part_s, tpot_s * self.output.max(1.0));
+        let done = flow(
+            self.decoding,
+            decoded.out,
+            part_s,
+            tpot_s * self.output.max(1.0),
+        );
         (self.prefilling, self.decoding) = (decoded.left, done.left);
         outcome.prompt_tokens += prompt_tokens;
         outcome.output_tokens += done.out * self.output;
@@ -218,20 +249,35 @@ impl Engine {
         loop {
             let kv = self.spec.kv_capacity - self.reserved();
             let slots = self.spec.batching.requests - self.running();
-            let inside =
-                admitted.iter().fold(Requests::default(), |sum: Requests, (_, group)| sum.plus(*group));
+            let inside = admitted
+                .iter()
+                .fold(Requests::default(), |sum: Requests, (_, group)| {
+                    sum.plus(*group)
+                });
             let room = |group: &Requests| {
                 let kv = kv - inside.count * kv_tokens(inside.prompt, inside.output);
                 let by_kv = kv / kv_tokens(group.prompt, group.output);
-                by_kv.min(slots - inside.count).min(tokens / group.prompt).max(0.0)
+                by_kv
+                    .min(slots - inside.count)
+                    .min(tokens / group.prompt)
+                    .max(0.0)
             };
-            let Some((waited_s, group)) = self.waiting.pop(started_s, room) else { break };
+            let Some((waited_s, group)) = self.waiting.pop(started_s, room) else {
+                break;
+            };
             tokens -= group.count * group.prompt;
             admitted.push((waited_s, group));
         }
-        let new = admitted.iter().fold(Requests::default(), |sum, (_, group)| sum.plus(*group));
-        let all = Requests { count: self.running(), prompt: self.prompt, output: self.output, waited_s: 0.0 }
-            .plus(new);
+        let new = admitted
+            .iter()
+            .fold(Requests::default(), |sum, (_, group)| sum.plus(*group));
+        let all = Requests {
+            count: self.running(),
+            prompt: self.prompt,
+            output: self.output,
+            waited_s: 0.0,
+        }
+        .plus(new);
         if all.count > 0.0 {
             (self.prompt, self.output) = (all.prompt, all.output);
         }
@@ -272,5 +318,8 @@ struct Flow {
 fn flow(stock: f64, inflow: f64, part_s: f64, stay_s: f64) -> Flow {
     let stays = (-part_s / stay_s).exp();
     let left = stock * stays + inflow * (stay_s / part_s) * (1.0 - stays);
-    Flow { left, out: (stock + inflow - left).max(0.0) }
+    Flow {
+        left,
+        out: (stock + inflow - left).max(0.0),
+    }
 }

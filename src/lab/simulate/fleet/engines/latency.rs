@@ -17,7 +17,11 @@ pub struct LatencyHistogram {
 
 impl Default for LatencyHistogram {
     fn default() -> Self {
-        Self { buckets: vec![0.0; BUCKETS], count: 0.0, sum_s: 0.0 }
+        Self {
+            buckets: vec![0.0; BUCKETS],
+            count: 0.0,
+            sum_s: 0.0,
+        }
     }
 }
 
@@ -33,7 +37,10 @@ impl LatencyHistogram {
     }
 
     pub fn merge(&mut self, other: &Self) {
-        self.buckets.iter_mut().zip(&other.buckets).for_each(|(mine, more)| *mine += more);
+        self.buckets
+            .iter_mut()
+            .zip(&other.buckets)
+            .for_each(|(mine, more)| *mine += more);
         self.count += other.count;
         self.sum_s += other.sum_s;
     }
@@ -106,7 +113,11 @@ impl SloTally {
     /// The share of requests whose first token came in time; 1 if there was none.
     #[cfg(test)]
     pub(crate) fn attained(&self) -> f64 {
-        if self.ttft.count() > 0.0 { 1.0 - self.ttft_violations / self.ttft.count() } else { 1.0 }
+        if self.ttft.count() > 0.0 {
+            1.0 - self.ttft_violations / self.ttft.count()
+        } else {
+            1.0
+        }
     }
 }
 
@@ -117,11 +128,17 @@ mod tests {
     #[test]
     fn quantiles_are_within_a_bucket_and_weigh_requests() {
         let mut latencies = LatencyHistogram::default();
-        assert_eq!((latencies.quantile_s(0.99), latencies.mean_s()), (None, None));
+        assert_eq!(
+            (latencies.quantile_s(0.99), latencies.mean_s()),
+            (None, None)
+        );
         (1..=1000).for_each(|n| latencies.add(f64::from(n) / 1000.0, 1.0));
         for share in [0.01, 0.5, 0.99, 1.0] {
             let quantile = latencies.quantile_s(share).unwrap();
-            assert!((share..=share * WIDTH * 1.01).contains(&quantile), "{share}: {quantile}");
+            assert!(
+                (share..=share * WIDTH * 1.01).contains(&quantile),
+                "{share}: {quantile}"
+            );
         }
         latencies.add(100.0, 9000.0);
         assert!(latencies.quantile_s(0.5).unwrap() >= 100.0);
@@ -130,14 +147,27 @@ mod tests {
 
     #[test]
     fn a_bound_is_broken_by_what_is_beyond_it_and_each_request_counts_once() {
-        let slo = Slo { ttft_s: 1.0, tpot_s: 0.05 };
+        let slo = Slo {
+            ttft_s: 1.0,
+            tpot_s: 0.05,
+        };
         let mut tally = SloTally::default();
         tally.first_tokens(&slo, 1.0, 3.0);
         tally.first_tokens(&slo, 1.1, 1.0);
         tally.completed(&slo, 0.06, 2.0);
-        assert_eq!((tally.ttft_violations, tally.tpot_violations, tally.attained()), (1.0, 2.0, 0.75));
+        assert_eq!(
+            (
+                tally.ttft_violations,
+                tally.tpot_violations,
+                tally.attained()
+            ),
+            (1.0, 2.0, 0.75)
+        );
         let mut both = tally.clone();
         both.merge(&tally);
-        assert_eq!((both.ttft.count(), both.ttft_violations, both.attained()), (8.0, 2.0, 0.75));
+        assert_eq!(
+            (both.ttft.count(), both.ttft_violations, both.attained()),
+            (8.0, 2.0, 0.75)
+        );
     }
 }

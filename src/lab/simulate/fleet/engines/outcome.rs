@@ -36,7 +36,11 @@ impl StepOutcome {
     }
 
     pub fn add_to(&self, tally: &mut SloTally, slo: &Slo) {
-        self.first_tokens.iter().for_each(|(ttft_s, requests)| tally.first_tokens(slo, *ttft_s, *requests));
-        self.completed.iter().for_each(|(tpot_s, requests)| tally.completed(slo, *tpot_s, *requests));
+        self.first_tokens
+            .iter()
+            .for_each(|(ttft_s, requests)| tally.first_tokens(slo, *ttft_s, *requests));
+        self.completed
+            .iter()
+            .for_each(|(tpot_s, requests)| tally.completed(slo, *tpot_s, *requests));
     }
 }

@@ -8,12 +8,21 @@ use stowage_scheduling::units::Bytes;
 type Stretch = (f64, f64, f64, f64, f64);
 
 fn stretch() -> impl Strategy<Value = Stretch> {
-    (0.1..90.0f64, 0.0..500.0f64, 1.0..6000.0f64, 1.0..1500.0f64, 0.05..1.0f64)
+    (
+        0.1..90.0f64,
+        0.0..500.0f64,
+        1.0..6000.0f64,
+        1.0..1500.0f64,
+        0.05..1.0f64,
+    )
 }
 
 fn spec(kv_capacity: f64) -> EngineSpec {
     let spec = EngineSpec::new(&ModelShape::LLAMA_8B, &GpuSpeed::A100, 1, Bytes::gib(72)).unwrap();
-    EngineSpec { kv_capacity, ..spec }
+    EngineSpec {
+        kv_capacity,
+        ..spec
+    }
 }
 
 proptest! {

@@ -32,7 +32,10 @@ impl Requests {
 
     /// So much of them.
     pub fn part(self, share: f64) -> Self {
-        Self { count: self.count * share, ..self }
+        Self {
+            count: self.count * share,
+            ..self
+        }
     }
 
     pub fn plus(self, other: Self) -> Self {
@@ -78,7 +81,10 @@ impl Queue {
     pub fn pop(&mut self, now_s: f64, most: impl Fn(&Requests) -> f64) -> Option<(f64, Requests)> {
         self.merge_rounding();
         let (came_s, cohort) = self.cohorts.front_mut()?;
-        let taken = Requests { count: most(cohort).min(cohort.count), ..*cohort };
+        let taken = Requests {
+            count: most(cohort).min(cohort.count),
+            ..*cohort
+        };
         if taken.count <= NOTHING {
             return None;
         }
@@ -88,15 +94,31 @@ impl Queue {
         if cohort.count <= NOTHING && self.cohorts.len() == 1 {
             self.cohorts.clear();
             let left = std::mem::take(&mut self.count);
-            return Some((waited_s, Requests { count: taken.count + left, waited_s: 0.0, ..taken }));
+            return Some((
+                waited_s,
+                Requests {
+                    count: taken.count + left,
+                    waited_s: 0.0,
+                    ..taken
+                },
+            ));
         }
-        Some((waited_s, Requests { waited_s: 0.0, ..taken }))
+        Some((
+            waited_s,
+            Requests {
+                waited_s: 0.0,
+                ..taken
+            },
+        ))
     }
 
     /// Rounding at the front would keep all behind it waiting: it goes with the next.
     fn merge_rounding(&mut self) {
         while self.cohorts.len() > 1 && self.cohorts[0].1.count <= NOTHING {
-            let rounding = self.cohorts.pop_front().map_or(0.0, |(_, cohort)| cohort.count);
+            let rounding = self
+                .cohorts
+                .pop_front()
+                .map_or(0.0, |(_, cohort)| cohort.count);
             self.cohorts[0].1.count += rounding;
         }
     }
@@ -108,6 +130,9 @@ impl Queue {
             waited_s: cohort.waited_s + (now_s - came_s).max(0.0),
             ..cohort
         };
-        self.cohorts.drain(..).map(aged).fold(Requests::default(), Requests::plus)
+        self.cohorts
+            .drain(..)
+            .map(aged)
+            .fold(Requests::default(), Requests::plus)
     }
 }

@@ -38,14 +38,24 @@ pub struct DoesNotFit {
 
 impl EngineSpec {
     /// An engine with `grant` of memory on each of its GPUs and vLLM's defaults otherwise.
-    pub fn new(model: &ModelShape, gpu: &GpuSpeed, gpus: u32, grant: Bytes) -> Result<Self, DoesNotFit> {
+    pub fn new(
+        model: &ModelShape,
+        gpu: &GpuSpeed,
+        gpus: u32,
+        grant: Bytes,
+    ) -> Result<Self, DoesNotFit> {
         let gpus = gpus.max(1);
         let profile_run = CONTEXT + ACTIVATIONS;
         let needs = model.weights.split(gpus) + profile_run;
         let kv = grant.minus(needs).times(gpus.into());
         let kv_capacity = (kv.0 / model.kv_per_token.0.max(1)) as f64;
         if kv_capacity < 1.0 {
-            return Err(DoesNotFit { model: model.name, gpus, needs, grant });
+            return Err(DoesNotFit {
+                model: model.name,
+                gpus,
+                needs,
+                grant,
+            });
         }
         Ok(Self {
             gpus,
@@ -66,7 +76,9 @@ impl EngineSpec {
 
     /// Requests of a kind that fit at once.
     pub(crate) fn room_for(&self, prompt: f64, output: f64) -> f64 {
-        self.batching.requests.min(self.kv_capacity / super::requests::kv_tokens(prompt, output))
+        self.batching
+            .requests
+            .min(self.kv_capacity / super::requests::kv_tokens(prompt, output))
     }
 
     /// Whether a request fits an idle engine to its last token.

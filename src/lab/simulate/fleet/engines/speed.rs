@@ -39,8 +39,14 @@ pub struct Batching {
 
 impl Batching {
     /// vLLM's default on a GPU of 70 GiB or more that is no A100, and on others (`EngineArgs`, for its API server).
-    pub const LARGE: Self = Self { tokens: 8192.0, requests: 1024.0 };
-    pub const SMALL: Self = Self { tokens: 2048.0, requests: 256.0 };
+    pub const LARGE: Self = Self {
+        tokens: 8192.0,
+        requests: 1024.0,
+    };
+    pub const SMALL: Self = Self {
+        tokens: 2048.0,
+        requests: 256.0,
+    };
 }
 
 impl GpuSpeed {
@@ -85,7 +91,10 @@ impl GpuSpeed {
     /// The same GPU with weights of one byte a parameter: tensor cores are twice as fast on them, from Hopper on.
     #[cfg(test)]
     pub(crate) const fn with_fp8(self) -> Self {
-        Self { flops: 2.0 * self.flops, ..self }
+        Self {
+            flops: 2.0 * self.flops,
+            ..self
+        }
     }
 }
 
@@ -104,7 +113,13 @@ pub struct ModelShape {
 
 impl ModelShape {
     /// Weights of two bytes and a KV cache of `2 · layers · kv_heads · head_dim · 2` bytes a token.
-    pub const fn bf16(name: &'static str, millions: u64, layers: u32, kv_heads: u64, head_dim: u64) -> Self {
+    pub const fn bf16(
+        name: &'static str,
+        millions: u64,
+        layers: u32,
+        kv_heads: u64,
+        head_dim: u64,
+    ) -> Self {
         Self {
             name,
             parameters: millions as f64 * 1e6,
@@ -117,7 +132,11 @@ impl ModelShape {
     /// Weights and KV cache in one byte each.
     #[cfg(test)]
     pub(crate) const fn in_fp8(self) -> Self {
-        Self { weights: Bytes(self.weights.0 / 2), kv_per_token: Bytes(self.kv_per_token.0 / 2), ..self }
+        Self {
+            weights: Bytes(self.weights.0 / 2),
+            kv_per_token: Bytes(self.kv_per_token.0 / 2),
+            ..self
+        }
     }
 
     pub(crate) const LLAMA_70B: Self = Self::bf16("llama-3.1-70b", 70_554, 80, 8, 128);
@@ -150,7 +169,11 @@ impl StepCost {
         let gpus_f = f64::from(gpus.max(1));
         let bandwidth = gpus_f * gpu.bandwidth * BANDWIDTH_REACHED;
         let token_s = 2.0 * model.parameters / (gpus_f * gpu.flops * FLOPS_REACHED);
-        let links = if gpus > 1 { f64::from(model.layers) * SYNC_PER_LAYER_S } else { 0.0 };
+        let links = if gpus > 1 {
+            f64::from(model.layers) * SYNC_PER_LAYER_S
+        } else {
+            0.0
+        };
         Self {
             fixed_s: STEP_OVERHEAD_S + model.weights.0 as f64 / bandwidth + links,
             per_request_s: token_s,

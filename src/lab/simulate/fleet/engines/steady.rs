@@ -16,7 +16,12 @@ pub(crate) struct SteadyState {
 }
 
 /// `None` where requests of that size come faster than they are served, or do not fit.
-pub(crate) fn steady_state(spec: &EngineSpec, per_s: f64, prompt: f64, output: f64) -> Option<SteadyState> {
+pub(crate) fn steady_state(
+    spec: &EngineSpec,
+    per_s: f64,
+    prompt: f64,
+    output: f64,
+) -> Option<SteadyState> {
     let cost = &spec.cost;
     let prefill = per_s * prompt / cost.prefill_rate;
     if !spec.takes(prompt, output) || prefill >= 1.0 {
@@ -31,11 +36,17 @@ pub(crate) fn steady_state(spec: &EngineSpec, per_s: f64, prompt: f64, output: f
     }
     let decoding = demand * cost.fixed_s / left;
     let step_s = cost.step_s(decoding, decoding * (prompt + output / 2.0));
-    let reader = Prefill { step_s, rate: cost.prefill_rate, busy: prefill, batched: spec.batching.tokens };
+    let reader = Prefill {
+        step_s,
+        rate: cost.prefill_rate,
+        busy: prefill,
+        batched: spec.batching.tokens,
+    };
     let prefill_s = reader.takes_s(prompt, decoding);
     let prefilling = per_s * prefill_s;
     let running = decoding + prefilling;
-    let fits = running <= spec.batching.requests && running * kv_tokens(prompt, output) <= spec.kv_capacity;
+    let fits = running <= spec.batching.requests
+        && running * kv_tokens(prompt, output) <= spec.kv_capacity;
     let kv = (prefilling * prompt + decoding * (prompt + output / 2.0)) / spec.kv_capacity;
     (fits && prefill <= spec.most_prefill(step_s)).then_some(SteadyState {
         running,

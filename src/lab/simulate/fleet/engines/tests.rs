@@ -40,11 +40,22 @@ fn steady(spec: EngineSpec, per_s: f64, share: f64) -> Steady {
 fn at_a_steady_load_as_many_leave_as_come_and_little_s_law_holds() {
     for per_s in [0.1, 1.0, 5.0, 10.0] {
         let steady = steady(spec(), per_s, 1.0);
-        assert!((steady.completed_per_s / per_s - 1.0).abs() < 0.001, "{per_s}: {}", steady.completed_per_s);
-        assert!(steady.engine.waiting() < 0.01, "{per_s}: {}", steady.engine.waiting());
+        assert!(
+            (steady.completed_per_s / per_s - 1.0).abs() < 0.001,
+            "{per_s}: {}",
+            steady.completed_per_s
+        );
+        assert!(
+            steady.engine.waiting() < 0.01,
+            "{per_s}: {}",
+            steady.engine.waiting()
+        );
         let inside_s = steady.ttft_s - super::speed::FIRST_TOKEN_OVERHEAD_S + 200.0 * steady.tpot_s;
         let by_little = per_s * inside_s;
-        assert!((steady.engine.running() / by_little - 1.0).abs() < 0.005, "{per_s}: {by_little}");
+        assert!(
+            (steady.engine.running() / by_little - 1.0).abs() < 0.005,
+            "{per_s}: {by_little}"
+        );
     }
 }
 
@@ -55,7 +66,10 @@ fn the_engine_comes_to_what_the_solved_state_says() {
         let solved = steady_state(&spec(), share * most, 1000.0, 200.0).unwrap();
         let stepped = steady(spec(), share * most, 1.0);
         let near = |a: f64, b: f64, what: &str| {
-            assert!((a / b - 1.0).abs() < 0.02, "{share} {what}: {a}, {b} solved")
+            assert!(
+                (a / b - 1.0).abs() < 0.02,
+                "{share} {what}: {a}, {b} solved"
+            )
         };
         near(stepped.engine.running(), solved.running, "running");
         near(stepped.engine.kv_occupancy(), solved.kv_occupancy, "KV");
@@ -76,13 +90,18 @@ fn rounding_at_the_front_of_a_queue_keeps_nothing_waiting() {
     let mut engine = Engine::new(spec());
     engine.step(1.0, Requests::new(1e-12, 1000.0, 200.0), 1.0);
     let outcome = engine.step(10.0, Requests::new(50.0, 1000.0, 200.0), 1.0);
-    assert!((outcome.admitted() - 50.0).abs() < 1e-6 && engine.waiting() < 1e-6, "{}", engine.waiting());
+    assert!(
+        (outcome.admitted() - 50.0).abs() < 1e-6 && engine.waiting() < 1e-6,
+        "{}",
+        engine.waiting()
+    );
 }
 
 #[test]
 fn latencies_and_occupancy_rise_with_the_load() {
-    let all: Vec<Steady> =
-        [0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 12.0].map(|per_s| steady(spec(), per_s, 1.0)).into();
+    let all: Vec<Steady> = [0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 12.0]
+        .map(|per_s| steady(spec(), per_s, 1.0))
+        .into();
     for pair in all.windows(2) {
         let [less, more] = pair else { unreachable!() };
         assert!(more.ttft_s >= less.ttft_s && more.tpot_s > less.tpot_s);
@@ -106,17 +125,27 @@ fn the_utilization_counter_is_near_full_with_a_few_requests() {
 #[test]
 fn a_full_kv_cache_makes_requests_wait_and_is_never_more_than_full() {
     // 20,000 tokens: 18 requests of 1,100.
-    let small = EngineSpec { kv_capacity: 20_000.0, ..spec() };
+    let small = EngineSpec {
+        kv_capacity: 20_000.0,
+        ..spec()
+    };
     let mut engine = Engine::new(small);
     for _ in 0..60 {
         engine.step(10.0, Requests::new(100.0, 1000.0, 200.0), 1.0);
-        assert!(engine.kv_tokens() <= 20_000.0 + 1e-6, "{}", engine.kv_tokens());
+        assert!(
+            engine.kv_tokens() <= 20_000.0 + 1e-6,
+            "{}",
+            engine.kv_tokens()
+        );
     }
     assert!(engine.running() < 18.2 && engine.waiting() > 100.0);
     assert!(engine.kv_occupancy() > 0.9, "{}", engine.kv_occupancy());
     let outcome = engine.step(10.0, Requests::default(), 1.0);
     let first = outcome.first_tokens[0].0;
-    assert!(first > 30.0, "the oldest have waited since long ago: {first} s");
+    assert!(
+        first > 30.0,
+        "the oldest have waited since long ago: {first} s"
+    );
 }
 
 #[test]
@@ -136,9 +165,15 @@ fn an_engine_whose_neighbors_take_half_of_the_gpu_takes_twice_as_long() {
 
 #[test]
 fn what_is_too_long_for_the_cache_is_refused() {
-    let mut engine = Engine::new(EngineSpec { kv_capacity: 1000.0, ..spec() });
+    let mut engine = Engine::new(EngineSpec {
+        kv_capacity: 1000.0,
+        ..spec()
+    });
     let outcome = engine.step(1.0, Requests::new(3.0, 900.0, 200.0), 1.0);
-    assert_eq!((outcome.refused, engine.waiting() + engine.running()), (3.0, 0.0));
+    assert_eq!(
+        (outcome.refused, engine.waiting() + engine.running()),
+        (3.0, 0.0)
+    );
 }
 
 #[test]
@@ -149,38 +184,64 @@ fn an_engine_drains_sleeps_and_wakes() {
     let error = engine.sleep().unwrap_err().to_string();
     assert!(error.contains("drain it before it sleeps"), "{error}");
     engine.drain();
-    assert_eq!((engine.state(), engine.free_kv_tokens(1000.0, 200.0)), (EngineState::Draining, 0.0));
+    assert_eq!(
+        (engine.state(), engine.free_kv_tokens(1000.0, 200.0)),
+        (EngineState::Draining, 0.0)
+    );
     assert_eq!(engine.figures(), EngineFigures::Draining);
     engine.step(60.0, Requests::default(), 1.0);
     engine.sleep().unwrap();
-    assert_eq!(engine.step(60.0, Requests::default(), 1.0), StepOutcome::default());
+    assert_eq!(
+        engine.step(60.0, Requests::default(), 1.0),
+        StepOutcome::default()
+    );
     assert_eq!(engine.figures(), EngineFigures::Asleep);
     engine.wake();
     assert_eq!(
         engine.figures(),
-        EngineFigures::Serving { kv_cache: Permille::from_share(0.0), waiting: Some(0), running: Some(0) }
+        EngineFigures::Serving {
+            kv_cache: Permille::from_share(0.0),
+            waiting: Some(0),
+            running: Some(0)
+        }
     );
 }
 
 #[test]
 fn what_a_killed_engine_had_is_handed_back_with_its_age() {
-    let mut engine = Engine::new(EngineSpec { kv_capacity: 20_000.0, ..spec() });
+    let mut engine = Engine::new(EngineSpec {
+        kv_capacity: 20_000.0,
+        ..spec()
+    });
     engine.step(10.0, Requests::new(200.0, 1000.0, 200.0), 1.0);
     let (waiting, running) = (engine.waiting(), engine.running());
     let left = engine.abandon();
-    assert!((left.waiting.count - waiting).abs() < 1e-6 && (left.running.count - running).abs() < 1e-6);
-    assert!(left.waiting.waited_s > 1.0 && (left.running.prompt - 1000.0).abs() < 1e-6, "{left:?}");
+    assert!(
+        (left.waiting.count - waiting).abs() < 1e-6 && (left.running.count - running).abs() < 1e-6
+    );
+    assert!(
+        left.waiting.waited_s > 1.0 && (left.running.prompt - 1000.0).abs() < 1e-6,
+        "{left:?}"
+    );
     assert!(engine.is_idle());
 }
 
 #[test]
 fn a_grant_without_room_for_the_cache_is_refused_with_what_is_missing() {
-    let error = EngineSpec::new(&ModelShape::LLAMA_70B, &GpuSpeed::H100, 1, Bytes::gib(72)).unwrap_err();
+    let error =
+        EngineSpec::new(&ModelShape::LLAMA_70B, &GpuSpeed::H100, 1, Bytes::gib(72)).unwrap_err();
     let text = error.to_string();
-    assert!(text.contains("llama-3.1-70b on 1 GPUs needs more than 133.4 GiB on each"), "{text}");
+    assert!(
+        text.contains("llama-3.1-70b on 1 GPUs needs more than 133.4 GiB on each"),
+        "{text}"
+    );
     let four = EngineSpec::new(&ModelShape::LLAMA_70B, &GpuSpeed::H100, 4, Bytes::gib(72)).unwrap();
     // 4 × (72 − 2) GiB less 131.4 GiB of weights, at 320 KiB a token.
-    assert!((480_000.0..490_000.0).contains(&four.kv_capacity), "{}", four.kv_capacity);
+    assert!(
+        (480_000.0..490_000.0).contains(&four.kv_capacity),
+        "{}",
+        four.kv_capacity
+    );
     assert_eq!(four.start_needs, Bytes::gib(72));
 }
 
@@ -197,12 +258,19 @@ fn known_kv_caches_and_weights() {
 
 #[test]
 fn the_balancer_fills_the_emptier_engine_and_none_that_drains() {
-    let (mut full, idle, mut draining) = (Engine::new(spec()), Engine::new(spec()), Engine::new(spec()));
+    let (mut full, idle, mut draining) = (
+        Engine::new(spec()),
+        Engine::new(spec()),
+        Engine::new(spec()),
+    );
     full.step(30.0, Requests::new(300.0, 1000.0, 200.0), 1.0);
     draining.drain();
     let arrivals = Requests::new(10.0, 1000.0, 200.0);
     let shares = split(&arrivals, [&full, &idle, &draining]);
-    assert!(shares[1] > shares[0] && shares[0] > 0.0 && shares[2] == 0.0, "{shares:?}");
+    assert!(
+        shares[1] > shares[0] && shares[0] > 0.0 && shares[2] == 0.0,
+        "{shares:?}"
+    );
     assert!((shares.iter().sum::<f64>() - 1.0).abs() < 1e-9);
     assert!(split(&arrivals, [&draining]).is_empty());
     // Both are full: the shorter queue gets more.

@@ -23,11 +23,21 @@ impl PretendPods {
     /// So many are ready at once.
     pub fn new(ready: u32, start: Millis, grace: Millis) -> Self {
         let up = (0..u64::from(ready)).map(ready_replica).collect();
-        Self { start, grace, up, terminating: Vec::new(), starting: Vec::new(), next: ready.into() }
+        Self {
+            start,
+            grace,
+            up,
+            terminating: Vec::new(),
+            starting: Vec::new(),
+            next: ready.into(),
+        }
     }
 
     pub fn ready(&self) -> u32 {
-        self.up.iter().filter(|replica| replica.state == ReplicaState::Ready).count() as u32
+        self.up
+            .iter()
+            .filter(|replica| replica.state == ReplicaState::Ready)
+            .count() as u32
     }
 
     pub fn starting(&self) -> u32 {
@@ -36,11 +46,17 @@ impl PretendPods {
 
     /// One step of a day and of its replicas: what is wanted is begun, what is in excess terminates.
     pub fn tick<S: Scaler>(&mut self, day: &mut ServingDay<S>, now: Moment) -> Wanted {
-        let (ready, still): (Vec<_>, Vec<_>) = self.starting.drain(..).partition(|(_, at)| *at <= now);
+        let (ready, still): (Vec<_>, Vec<_>) =
+            self.starting.drain(..).partition(|(_, at)| *at <= now);
         self.starting = still;
-        self.up.extend(ready.into_iter().map(|(id, _)| ready_replica(id)));
+        self.up
+            .extend(ready.into_iter().map(|(id, _)| ready_replica(id)));
         self.remove_drained(day, now);
-        let there = Replicas { up: &self.up, starting: self.starting(), ready_in: self.start };
+        let there = Replicas {
+            up: &self.up,
+            starting: self.starting(),
+            ready_in: self.start,
+        };
         let wanted = day.tick(now, &there);
         while self.ready() + self.starting() < wanted.replicas {
             self.starting.push((self.next, now + self.start));
@@ -61,13 +77,20 @@ impl PretendPods {
 
     fn remove_drained<S: Scaler>(&mut self, day: &ServingDay<S>, now: Moment) {
         let is_idle = |id: ReplicaId| day.engine(id).is_none_or(|engine| engine.is_idle());
-        let (gone, still): (Vec<_>, Vec<_>) =
-            self.terminating.drain(..).partition(|(id, until)| *until <= now || is_idle(*id));
+        let (gone, still): (Vec<_>, Vec<_>) = self
+            .terminating
+            .drain(..)
+            .partition(|(id, until)| *until <= now || is_idle(*id));
         self.terminating = still;
-        self.up.retain(|replica| !gone.iter().any(|(id, _)| *id == replica.id));
+        self.up
+            .retain(|replica| !gone.iter().any(|(id, _)| *id == replica.id));
     }
 }
 
 fn ready_replica(id: ReplicaId) -> Replica {
-    Replica { id, state: ReplicaState::Ready, share: 1.0 }
+    Replica {
+        id,
+        state: ReplicaState::Ready,
+        share: 1.0,
+    }
 }

@@ -37,7 +37,13 @@ struct ReplicaPod {
 
 impl ReplicaSet {
     pub fn new(template: PodSpec, timing: ReplicaTiming) -> Self {
-        Self { template, pods: BTreeMap::new(), outdated: Vec::new(), came: 0, timing }
+        Self {
+            template,
+            pods: BTreeMap::new(),
+            outdated: Vec::new(),
+            came: 0,
+            timing,
+        }
     }
 
     /// Submits so many more pods.
@@ -47,14 +53,25 @@ impl ReplicaSet {
 
     fn submit<T>(&mut self, stage: &mut Stage<'_, T>, replaces: Option<PodUid>) {
         let uid = stage.submit(self.template.clone());
-        self.pods.insert(uid, ReplicaPod { id: self.came, let_go: None, replaces });
+        self.pods.insert(
+            uid,
+            ReplicaPod {
+                id: self.came,
+                let_go: None,
+                replaces,
+            },
+        );
         self.came += 1;
     }
 
     /// A new version is there: its pods are replaced, one after the other.
     pub(crate) fn roll_out(&mut self) {
-        self.outdated =
-            self.pods.iter().filter(|(_, pod)| pod.let_go.is_none()).map(|(uid, _)| uid.clone()).collect();
+        self.outdated = self
+            .pods
+            .iter()
+            .filter(|(_, pod)| pod.let_go.is_none())
+            .map(|(uid, _)| uid.clone())
+            .collect();
     }
 
     fn roll_on<T>(&mut self, stage: &mut Stage<'_, T>) {
@@ -70,8 +87,12 @@ impl ReplicaSet {
 
     /// The pod is ready, if it is one of these: the one that it replaces finishes its requests.
     pub fn replace(&mut self, uid: &PodUid, now: Moment) {
-        let Some(replaces) = self.pods.get_mut(uid).and_then(|pod| pod.replaces.take()) else { return };
-        let Some(old) = self.pods.get_mut(&replaces) else { return };
+        let Some(replaces) = self.pods.get_mut(uid).and_then(|pod| pod.replaces.take()) else {
+            return;
+        };
+        let Some(old) = self.pods.get_mut(&replaces) else {
+            return;
+        };
         old.let_go.get_or_insert(now + self.timing.drain);
     }
 
@@ -94,14 +115,29 @@ impl ReplicaSet {
     ) {
         let replica = |(uid, pod): (&PodUid, &ReplicaPod)| {
             stage.pod(uid)?.ready?;
-            let state = if pod.let_go.is_some() { ReplicaState::Terminating } else { ReplicaState::Ready };
-            Some(Replica { id: pod.id, state, share: share(stage, uid, day.engine(pod.id)) })
+            let state = if pod.let_go.is_some() {
+                ReplicaState::Terminating
+            } else {
+                ReplicaState::Ready
+            };
+            Some(Replica {
+                id: pod.id,
+                state,
+                share: share(stage, uid, day.engine(pod.id)),
+            })
         };
         let up: Vec<Replica> = self.pods.iter().filter_map(replica).collect();
-        let serving = up.iter().filter(|replica| replica.state == ReplicaState::Ready).count() as u32;
+        let serving = up
+            .iter()
+            .filter(|replica| replica.state == ReplicaState::Ready)
+            .count() as u32;
         let starting = self.starting(stage);
         let there = serving + starting.len() as u32;
-        let replicas = Replicas { up: &up, starting: starting.len() as u32, ready_in: self.timing.ready_in };
+        let replicas = Replicas {
+            up: &up,
+            starting: starting.len() as u32,
+            ready_in: self.timing.ready_in,
+        };
         let wanted = day.tick(at, &replicas).replicas;
         self.create(stage, wanted.saturating_sub(there));
         self.let_go(stage, day, starting, there.saturating_sub(wanted) as usize);
@@ -112,9 +148,13 @@ impl ReplicaSet {
     /// Those that are pending or load and take no other's place, the youngest first.
     fn starting<T>(&self, stage: &Stage<'_, T>) -> Vec<PodUid> {
         let starts = |uid: &PodUid| stage.pod(uid).is_some_and(|pod| pod.ready.is_none());
-        let new = self.pods.iter().filter(|(uid, pod)| pod.replaces.is_none() && starts(uid));
-        let mut all: Vec<(Reverse<ReplicaId>, PodUid)> =
-            new.map(|(uid, pod)| (Reverse(pod.id), uid.clone())).collect();
+        let new = self
+            .pods
+            .iter()
+            .filter(|(uid, pod)| pod.replaces.is_none() && starts(uid));
+        let mut all: Vec<(Reverse<ReplicaId>, PodUid)> = new
+            .map(|(uid, pod)| (Reverse(pod.id), uid.clone()))
+            .collect();
         all.sort();
         all.into_iter().map(|(_, uid)| uid).collect()
     }
@@ -134,8 +174,12 @@ impl ReplicaSet {
             left -= 1;
         }
         for id in day.idlest().into_iter().take(left) {
-            let pod = self.pods.values_mut().find(|pod| pod.id == id && pod.let_go.is_none());
-            pod.into_iter().for_each(|pod| pod.let_go = Some(stage.now() + self.timing.drain));
+            let pod = self
+                .pods
+                .values_mut()
+                .find(|pod| pod.id == id && pod.let_go.is_none());
+            pod.into_iter()
+                .for_each(|pod| pod.let_go = Some(stage.now() + self.timing.drain));
         }
     }
 
@@ -144,8 +188,12 @@ impl ReplicaSet {
             let is_idle = day.engine(pod.id).is_none_or(Engine::is_idle);
             pod.let_go.is_some_and(|by| is_idle || by <= stage.now())
         };
-        let over: Vec<PodUid> =
-            self.pods.iter().filter(|(_, pod)| is_over(pod)).map(|(uid, _)| uid.clone()).collect();
+        let over: Vec<PodUid> = self
+            .pods
+            .iter()
+            .filter(|(_, pod)| is_over(pod))
+            .map(|(uid, _)| uid.clone())
+            .collect();
         for uid in over {
             self.pods.remove(&uid);
             stage.finish(&uid);
@@ -155,5 +203,8 @@ impl ReplicaSet {
 
 /// The pod's GPUs; none while it is pending.
 pub fn devices<'s, T>(stage: &'s Stage<'_, T>, uid: &PodUid) -> &'s [GpuUuid] {
-    stage.pod(uid).and_then(|pod| pod.bound.as_ref()).map_or(&[], |bound| &bound.devices)
+    stage
+        .pod(uid)
+        .and_then(|pod| pod.bound.as_ref())
+        .map_or(&[], |bound| &bound.devices)
 }

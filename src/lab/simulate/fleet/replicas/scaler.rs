@@ -41,8 +41,13 @@ pub trait Scaler {
 impl Observed {
     /// As the autoscaler in scheduling::autoscaling counts it.
     pub fn load(&self) -> ModelLoad {
-        let mut load = ModelLoad { ready_in: self.ready_in, ..ModelLoad::default() };
-        self.replicas.iter().for_each(|replica| load.add(replica.figures));
+        let mut load = ModelLoad {
+            ready_in: self.ready_in,
+            ..ModelLoad::default()
+        };
+        self.replicas
+            .iter()
+            .for_each(|replica| load.add(replica.figures));
         (0..self.starting).for_each(|_| load.add(EngineFigures::Starting));
         load
     }

@@ -2,7 +2,9 @@
 //! there are, and is told how many are wanted.
 
 use super::scaler::{Observed, ObservedReplica, SYNC, Scaler, Wanted};
-use crate::simulate::fleet::engines::{Engine, EngineSpec, EngineState, Requests, Slo, SloTally, split};
+use crate::simulate::fleet::engines::{
+    Engine, EngineSpec, EngineState, Requests, Slo, SloTally, split,
+};
 use crate::simulate::fleet::traffic::DayOfTraffic;
 use std::collections::BTreeMap;
 use stowage_scheduling::units::{Millis, Moment};
@@ -78,7 +80,13 @@ pub struct ServingDay<S> {
 
 impl<S: Scaler> ServingDay<S> {
     /// It begins at `start`; requests come from then on.
-    pub fn new(spec: EngineSpec, traffic: DayOfTraffic, slo: Slo, scaler: S, start: Moment) -> Self {
+    pub fn new(
+        spec: EngineSpec,
+        traffic: DayOfTraffic,
+        slo: Slo,
+        scaler: S,
+        start: Moment,
+    ) -> Self {
         Self {
             spec,
             traffic,
@@ -126,8 +134,12 @@ impl<S: Scaler> ServingDay<S> {
     /// The replicas that an owner would best remove, the one with the fewest requests first.
     pub(crate) fn idlest(&self) -> Vec<ReplicaId> {
         let inside = |engine: &Engine| engine.waiting() + engine.running();
-        let serving = self.engines.iter().filter(|(_, engine)| engine.state() == EngineState::Serving);
-        let mut order: Vec<(f64, ReplicaId)> = serving.map(|(id, engine)| (inside(engine), *id)).collect();
+        let serving = self
+            .engines
+            .iter()
+            .filter(|(_, engine)| engine.state() == EngineState::Serving);
+        let mut order: Vec<(f64, ReplicaId)> =
+            serving.map(|(id, engine)| (inside(engine), *id)).collect();
         order.sort_by(|(a, x), (b, y)| a.total_cmp(b).then(y.cmp(x)));
         order.into_iter().map(|(_, id)| id).collect()
     }
@@ -145,10 +157,13 @@ impl<S: Scaler> ServingDay<S> {
         if shares.is_empty() {
             self.unrouted = arrivals.plus(new);
         }
-        let compute: BTreeMap<ReplicaId, f64> = there.up.iter().map(|up| (up.id, up.share)).collect();
+        let compute: BTreeMap<ReplicaId, f64> =
+            there.up.iter().map(|up| (up.id, up.share)).collect();
         for (place, (id, engine)) in self.engines.iter_mut().enumerate() {
-            let (share, part) =
-                (compute.get(id).copied().unwrap_or(1.0), shares.get(place).copied().unwrap_or(0.0));
+            let (share, part) = (
+                compute.get(id).copied().unwrap_or(1.0),
+                shares.get(place).copied().unwrap_or(0.0),
+            );
             // What has waited for a replica comes with its age.
             let backlog = engine.step(0.0, arrivals.part(part), share);
             let outcome = engine.step(seconds, new.part(part), share);
@@ -170,8 +185,12 @@ impl<S: Scaler> ServingDay<S> {
 
     /// The engines are those of the replicas that are up.
     fn follow(&mut self, up: &[Replica]) {
-        let gone: Vec<ReplicaId> =
-            self.engines.keys().filter(|id| !up.iter().any(|replica| replica.id == **id)).copied().collect();
+        let gone: Vec<ReplicaId> = self
+            .engines
+            .keys()
+            .filter(|id| !up.iter().any(|replica| replica.id == **id))
+            .copied()
+            .collect();
         for id in gone {
             if let Some(mut engine) = self.engines.remove(&id) {
                 let left = engine.abandon();
@@ -180,7 +199,10 @@ impl<S: Scaler> ServingDay<S> {
             }
         }
         for replica in up {
-            let engine = self.engines.entry(replica.id).or_insert_with(|| Engine::new(self.spec));
+            let engine = self
+                .engines
+                .entry(replica.id)
+                .or_insert_with(|| Engine::new(self.spec));
             match replica.state {
                 ReplicaState::Ready => engine.wake(),
                 ReplicaState::Terminating => engine.drain(),
@@ -196,7 +218,10 @@ impl<S: Scaler> ServingDay<S> {
     fn observed(&self, there: &Replicas<'_>) -> Observed {
         let replica = |(id, engine): (&ReplicaId, &Engine)| {
             let busy = self.busy.get(id).map_or(0.0, |(busy, of)| busy / of);
-            ObservedReplica { figures: engine.figures(), busy }
+            ObservedReplica {
+                figures: engine.figures(),
+                busy,
+            }
         };
         let counts = |(_, engine): &(&ReplicaId, &Engine)| engine.state() != EngineState::Draining;
         Observed {

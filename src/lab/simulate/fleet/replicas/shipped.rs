@@ -17,14 +17,21 @@ pub(crate) struct ShippedScaler {
 impl ShippedScaler {
     /// `rules` are those of the model: `policy.autoscaling.of(model)`.
     pub fn new(rules: AutoscalingRules) -> Self {
-        Self { rules, scaling: ModelScaling::default(), latest: None }
+        Self {
+            rules,
+            scaling: ModelScaling::default(),
+            latest: None,
+        }
     }
 }
 
 impl Scaler for ShippedScaler {
     fn decide(&mut self, observed: &Observed, now: Moment) -> Wanted {
         let desired = self.scaling.decide(&self.rules, &observed.load(), now);
-        let wanted = Wanted { replicas: desired.replicas, wake: desired.wake };
+        let wanted = Wanted {
+            replicas: desired.replicas,
+            wake: desired.wake,
+        };
         self.latest = Some(desired);
         wanted
     }

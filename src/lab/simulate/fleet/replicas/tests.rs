@@ -11,7 +11,10 @@ use crate::simulate::fleet::traffic::{
 use stowage_scheduling::policy::AutoscalingRules;
 use stowage_scheduling::units::{Bytes, Millis, Moment, Percent};
 
-const SLO: Slo = Slo { ttft_s: 5.0, tpot_s: 0.2 };
+const SLO: Slo = Slo {
+    ttft_s: 5.0,
+    tpot_s: 0.2,
+};
 const DAY_S: u64 = 86_400;
 const STEP_S: u64 = 5;
 const START: Millis = Millis::seconds(90);
@@ -40,7 +43,11 @@ fn run(traffic: DayOfTraffic, scaler: impl Scaler, replicas: u32) -> Run {
         }
     }
     let inside = day.waiting() + day.running();
-    Run { tally: day.tally, ready, inside }
+    Run {
+        tally: day.tally,
+        ready,
+        inside,
+    }
 }
 
 impl Run {
@@ -68,7 +75,12 @@ impl Run {
 
     /// Whatever came is done, refused or still inside.
     fn conserves(&self) {
-        let ServingTally { arrived, completed, refused, .. } = self.tally;
+        let ServingTally {
+            arrived,
+            completed,
+            refused,
+            ..
+        } = self.tally;
         assert!(
             (arrived - completed - refused - self.inside).abs() < 1e-6 * arrived,
             "{arrived} came, {completed} are done"
@@ -85,8 +97,15 @@ fn defaults() -> ShippedScaler {
 fn aimed(size: RequestSize, share: f64) -> ShippedScaler {
     let most = most_per_s(&spec(), size.prompt, size.output);
     let at = steady_state(&spec(), share * most, size.prompt, size.output).unwrap();
-    let (kv_cache, running) = (Percent::from_share(at.kv_occupancy).unwrap(), at.running.ceil() as u32);
-    ShippedScaler::new(AutoscalingRules { kv_cache, running: Some(running), ..AutoscalingRules::default() })
+    let (kv_cache, running) = (
+        Percent::from_share(at.kv_occupancy).unwrap(),
+        at.running.ceil() as u32,
+    );
+    ShippedScaler::new(AutoscalingRules {
+        kv_cache,
+        running: Some(running),
+        ..AutoscalingRules::default()
+    })
 }
 
 fn utilization() -> UtilizationScaler {
@@ -97,20 +116,41 @@ const CHAT: RequestSize = RequestSize::CONVERSATION;
 const CODE: RequestSize = RequestSize::CODE;
 
 fn check_page(rows: &[String]) {
-    const PAGE: &str = include_str!(concat!(env!("CARGO_WORKSPACE_DIR"), "/docs/fleet-simulator.md"));
-    let missing: Vec<&str> = rows.iter().map(String::as_str).filter(|row| !PAGE.contains(row)).collect();
-    assert!(missing.is_empty(), "docs/fleet-simulator.md lacks:\n{}", missing.join("\n"));
+    const PAGE: &str = include_str!(concat!(
+        env!("CARGO_WORKSPACE_DIR"),
+        "/docs/fleet-simulator.md"
+    ));
+    let missing: Vec<&str> = rows
+        .iter()
+        .map(String::as_str)
+        .filter(|row| !PAGE.contains(row))
+        .collect();
+    assert!(
+        missing.is_empty(),
+        "docs/fleet-simulator.md lacks:\n{}",
+        missing.join("\n")
+    );
 }
 
 #[test]
 fn the_shipped_autoscaler_follows_a_day_and_utilization_does_not_see_the_night() {
     let day = || built_in::working_day(42, 100.0, CHAT);
-    let (shipped, baseline) = (run(day(), aimed(CHAT, 0.6), 2), run(day(), utilization(), 2));
+    let (shipped, baseline) = (
+        run(day(), aimed(CHAT, 0.6), 2),
+        run(day(), utilization(), 2),
+    );
     [&shipped, &baseline].into_iter().for_each(Run::conserves);
     let (night, busy) = (shipped.mean(2..5), shipped.mean(10..16));
-    assert!(night < 0.15 * busy && night < 2.5, "{night} at night, {busy} by day");
+    assert!(
+        night < 0.15 * busy && night < 2.5,
+        "{night} at night, {busy} by day"
+    );
     // A second of the peak is 100 requests.
-    assert!(shipped.tally.longest_queue < 100.0, "{}", shipped.tally.longest_queue);
+    assert!(
+        shipped.tally.longest_queue < 100.0,
+        "{}",
+        shipped.tally.longest_queue
+    );
     assert!(shipped.tally.latencies.attained() > 0.999 && shipped.ttft_s(0.99) < 1.0);
     assert!(
         baseline.mean(2..5) > 5.0 * night,
@@ -126,13 +166,27 @@ fn the_shipped_autoscaler_follows_a_day_and_utilization_does_not_see_the_night()
 
 #[test]
 fn a_kv_target_beyond_the_knee_lets_requests_wait() {
-    for (what, size, peak) in [("chat, generated", CHAT, 100.0), ("code, generated", CODE, 60.0)] {
+    for (what, size, peak) in [
+        ("chat, generated", CHAT, 100.0),
+        ("code, generated", CODE, 60.0),
+    ] {
         let day = || built_in::working_day(42, peak, size);
         let (near, beyond) = (run(day(), aimed(size, 0.6), 2), run(day(), defaults(), 2));
         [&near, &beyond].into_iter().for_each(Run::conserves);
-        assert!(near.tally.latencies.attained() > 0.999, "{what}: {}", near.tally.latencies.attained());
-        assert!(beyond.tally.longest_queue > 10.0 * near.tally.longest_queue.max(1.0), "{what}");
-        assert!(beyond.ttft_s(0.99) > SLO.ttft_s, "{what}: {} s", beyond.ttft_s(0.99));
+        assert!(
+            near.tally.latencies.attained() > 0.999,
+            "{what}: {}",
+            near.tally.latencies.attained()
+        );
+        assert!(
+            beyond.tally.longest_queue > 10.0 * near.tally.longest_queue.max(1.0),
+            "{what}"
+        );
+        assert!(
+            beyond.ttft_s(0.99) > SLO.ttft_s,
+            "{what}: {} s",
+            beyond.ttft_s(0.99)
+        );
         check_page(&[
             near.row(what, "shipped, 60 % of the most"),
             beyond.row(what, "shipped, default targets"),
@@ -143,19 +197,41 @@ fn a_kv_target_beyond_the_knee_lets_requests_wait() {
 #[test]
 fn the_traces_days_are_followed() {
     const FILE: &str = "llm/llm_24h_per_minute.csv";
-    let Some(text) = needs::trace(FILE) else { return };
-    let source = TrafficText { file: FILE, text: &text };
-    for (what, service, size, peak) in
-        [("chat, trace", Service::Conversation, CHAT, 100.0), ("code, trace", Service::Code, CODE, 60.0)]
-    {
-        let day = || minutes::read(source, service, Gaps::Refuse).unwrap().with_peak(peak);
-        let (shipped, baseline) = (run(day(), aimed(size, 0.6), 6), run(day(), utilization(), 6));
+    let Some(text) = needs::trace(FILE) else {
+        return;
+    };
+    let source = TrafficText {
+        file: FILE,
+        text: &text,
+    };
+    for (what, service, size, peak) in [
+        ("chat, trace", Service::Conversation, CHAT, 100.0),
+        ("code, trace", Service::Code, CODE, 60.0),
+    ] {
+        let day = || {
+            minutes::read(source, service, Gaps::Refuse)
+                .unwrap()
+                .with_peak(peak)
+        };
+        let (shipped, baseline) = (
+            run(day(), aimed(size, 0.6), 6),
+            run(day(), utilization(), 6),
+        );
         [&shipped, &baseline].into_iter().for_each(Run::conserves);
-        assert!(shipped.tally.latencies.attained() > 0.999 && shipped.tally.longest_queue < 100.0, "{what}");
-        assert!(baseline.tally.replica_seconds > 1.5 * shipped.tally.replica_seconds, "{what}");
+        assert!(
+            shipped.tally.latencies.attained() > 0.999 && shipped.tally.longest_queue < 100.0,
+            "{what}"
+        );
+        assert!(
+            baseline.tally.replica_seconds > 1.5 * shipped.tally.replica_seconds,
+            "{what}"
+        );
         if service == Service::Code {
             let (quiet, busy) = (shipped.mean(7..10), shipped.mean(16..20));
-            assert!(quiet < 0.25 * busy, "{quiet} in the quiet hours, {busy} in the busy ones");
+            assert!(
+                quiet < 0.25 * busy,
+                "{quiet} in the quiet hours, {busy} in the busy ones"
+            );
         }
         check_page(&[
             shipped.row(what, "shipped, 60 % of the most"),
@@ -166,18 +242,32 @@ fn the_traces_days_are_followed() {
 
 #[test]
 fn a_replica_that_vanishes_gives_its_requests_to_the_others_and_none_is_lost() {
-    let replica = |id, state| Replica { id, state, share: 1.0 };
+    let replica = |id, state| Replica {
+        id,
+        state,
+        share: 1.0,
+    };
     let day = built_in::working_day(1, 8.0, CHAT);
     let start = Moment(0) + Millis::seconds(10 * 3600);
     let mut day = ServingDay::new(spec(), day, SLO, utilization(), start);
     let at = |seconds: u64| start + Millis::seconds(seconds);
     let mut tick = |seconds: u64, up: &[Replica]| {
-        day.tick(at(seconds), &Replicas { up, starting: 0, ready_in: START });
+        day.tick(
+            at(seconds),
+            &Replicas {
+                up,
+                starting: 0,
+                ready_in: START,
+            },
+        );
         (day.waiting(), day.running(), day.tally.clone())
     };
     let (waiting, ..) = tick(10, &[]);
     assert!(waiting > 50.0, "nothing serves: {waiting} wait");
-    let both = [replica(1, ReplicaState::Ready), replica(2, ReplicaState::Ready)];
+    let both = [
+        replica(1, ReplicaState::Ready),
+        replica(2, ReplicaState::Ready),
+    ];
     tick(20, &both);
     let (.., served) = tick(60, &both);
     assert!(
@@ -186,14 +276,31 @@ fn a_replica_that_vanishes_gives_its_requests_to_the_others_and_none_is_lost() {
     );
     let (_, running, _) = tick(65, &[both[0]]);
     let (waiting, after, tally) = tick(70, &[both[0]]);
-    assert!(tally.restarted > 5.0 && after > 0.9 * running, "{} restarted", tally.restarted);
+    assert!(
+        tally.restarted > 5.0 && after > 0.9 * running,
+        "{} restarted",
+        tally.restarted
+    );
     assert!((tally.arrived - tally.completed - waiting - after).abs() < 1e-6 * tally.arrived);
-    let draining = [replica(1, ReplicaState::Terminating), replica(3, ReplicaState::Ready)];
+    let draining = [
+        replica(1, ReplicaState::Terminating),
+        replica(3, ReplicaState::Ready),
+    ];
     tick(80, &draining);
     tick(140, &draining);
     assert!(day.engine(1).unwrap().is_idle() && day.engine(3).unwrap().running() > 5.0);
     assert_eq!(day.idlest(), [3]);
-    let asleep = [replica(1, ReplicaState::Asleep), replica(3, ReplicaState::Ready)];
-    day.tick(at(150), &Replicas { up: &asleep, starting: 0, ready_in: START });
+    let asleep = [
+        replica(1, ReplicaState::Asleep),
+        replica(3, ReplicaState::Ready),
+    ];
+    day.tick(
+        at(150),
+        &Replicas {
+            up: &asleep,
+            starting: 0,
+            ready_in: START,
+        },
+    );
     assert_eq!(day.engine(1).unwrap().state(), EngineState::Asleep);
 }

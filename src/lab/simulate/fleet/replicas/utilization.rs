@@ -27,15 +27,28 @@ pub(crate) struct UtilizationScaler {
 
 impl UtilizationScaler {
     pub fn new(target: f64, min: u32, max: u32) -> Self {
-        Self { target, min, max: max.max(min), recommended: VecDeque::new() }
+        Self {
+            target,
+            min,
+            max: max.max(min),
+            recommended: VecDeque::new(),
+        }
     }
 
     /// `ceil(current × metric / target)`, unless that is within the tolerance. A pod that is not ready counts as idle on the way
     /// up; on the way down it does not count.
     fn recommend(&self, observed: &Observed) -> u32 {
-        let serves = |figures| matches!(figures, EngineFigures::Serving { .. } | EngineFigures::Silent);
-        let busy =
-            observed.replicas.iter().filter(|replica| serves(replica.figures)).map(|replica| replica.busy);
+        let serves = |figures| {
+            matches!(
+                figures,
+                EngineFigures::Serving { .. } | EngineFigures::Silent
+            )
+        };
+        let busy = observed
+            .replicas
+            .iter()
+            .filter(|replica| serves(replica.figures))
+            .map(|replica| replica.busy);
         let (ready, sum) = busy.fold((0u32, 0.0), |(ready, sum), busy| (ready + 1, sum + busy));
         let current = observed.count();
         if ready == 0 {
@@ -52,7 +65,11 @@ impl UtilizationScaler {
         }
         let wanted = (ratio * f64::from(pods) - 1e-9).ceil().max(0.0) as u32;
         // Pods without a metric are no reason to remove any beyond what the ready ones ask for, nor to add any.
-        if ratio < 1.0 { wanted.min(current) } else { wanted.max(current) }
+        if ratio < 1.0 {
+            wanted.min(current)
+        } else {
+            wanted.max(current)
+        }
     }
 }
 
@@ -64,14 +81,30 @@ impl Scaler for UtilizationScaler {
             // An HPA begins with what it finds.
             self.recommended.push_back((now, current));
         }
-        while self.recommended.front().is_some_and(|(at, _)| now.since(*at) > STABILISATION) {
+        while self
+            .recommended
+            .front()
+            .is_some_and(|(at, _)| now.since(*at) > STABILISATION)
+        {
             self.recommended.pop_front();
         }
         self.recommended.push_back((now, recommended));
-        let most = self.recommended.iter().map(|(_, replicas)| *replicas).max().unwrap_or(recommended);
-        let steadied = if recommended < current { most.min(current) } else { recommended };
+        let most = self
+            .recommended
+            .iter()
+            .map(|(_, replicas)| *replicas)
+            .max()
+            .unwrap_or(recommended);
+        let steadied = if recommended < current {
+            most.min(current)
+        } else {
+            recommended
+        };
         let step = steadied.min((current + STEP_UP).max(2 * current));
-        Wanted { replicas: step.clamp(self.min, self.max), wake: 0 }
+        Wanted {
+            replicas: step.clamp(self.min, self.max),
+            wake: 0,
+        }
     }
 }
 
@@ -81,9 +114,23 @@ mod tests {
     use super::*;
 
     fn observed(busy: &[f64], starting: u32) -> Observed {
-        let figures = EngineFigures::Serving { kv_cache: None, waiting: None, running: None };
-        let replicas = busy.iter().map(|busy| ObservedReplica { figures, busy: *busy }).collect();
-        Observed { replicas, starting, ready_in: Millis::seconds(60) }
+        let figures = EngineFigures::Serving {
+            kv_cache: None,
+            waiting: None,
+            running: None,
+        };
+        let replicas = busy
+            .iter()
+            .map(|busy| ObservedReplica {
+                figures,
+                busy: *busy,
+            })
+            .collect();
+        Observed {
+            replicas,
+            starting,
+            ready_in: Millis::seconds(60),
+        }
     }
 
     fn at(seconds: u64) -> Moment {
@@ -91,7 +138,9 @@ mod tests {
     }
 
     fn first(busy: &[f64], starting: u32) -> u32 {
-        UtilizationScaler::new(0.8, 1, 50).decide(&observed(busy, starting), at(0)).replicas
+        UtilizationScaler::new(0.8, 1, 50)
+            .decide(&observed(busy, starting), at(0))
+            .replicas
     }
 
     #[test]
@@ -101,8 +150,16 @@ mod tests {
         assert_eq!(first(&[1.0; 4], 0), 5);
         assert_eq!(first(&[1.0; 40], 0), 50);
         assert_eq!(first(&[1.0; 80], 0), 50, "the most there may be");
-        assert_eq!(first(&[1.0; 4], 1), 5, "4 busy and 1 that starts are what is asked for");
-        assert_eq!(first(&[1.0; 4], 4), 8, "those that start are no reason for more, nor for less");
+        assert_eq!(
+            first(&[1.0; 4], 1),
+            5,
+            "4 busy and 1 that starts are what is asked for"
+        );
+        assert_eq!(
+            first(&[1.0; 4], 4),
+            8,
+            "those that start are no reason for more, nor for less"
+        );
         assert_eq!(first(&[], 3), 3, "without a metric nothing changes");
     }
 
@@ -111,7 +168,11 @@ mod tests {
         let mut scaler = UtilizationScaler::new(0.8, 1, 50);
         assert_eq!(scaler.decide(&observed(&[0.8; 8], 0), at(0)).replicas, 8);
         for seconds in (15..=300).step_by(15) {
-            assert_eq!(scaler.decide(&observed(&[0.2; 8], 0), at(seconds)).replicas, 8, "{seconds}");
+            assert_eq!(
+                scaler.decide(&observed(&[0.2; 8], 0), at(seconds)).replicas,
+                8,
+                "{seconds}"
+            );
         }
         assert_eq!(scaler.decide(&observed(&[0.2; 8], 0), at(315)).replicas, 2);
         assert_eq!(scaler.decide(&observed(&[0.0; 2], 0), at(700)).replicas, 1);

@@ -19,9 +19,13 @@
 mod fleet;
 mod starts;
 
-use super::{Bound, Curve, Figure, Played, Scenario, ScenarioInput, Target, mean, quantile, shipped};
+use super::{
+    Bound, Curve, Figure, Played, Scenario, ScenarioInput, Target, mean, quantile, shipped,
+};
 use crate::simulate::fleet::machines::BrokenPromise;
-use crate::simulate::fleet::schedulers::{FleetScheduler, Placing, Preempting, StockScheduler, Stowage};
+use crate::simulate::fleet::schedulers::{
+    FleetScheduler, Placing, Preempting, StockScheduler, Stowage,
+};
 use crate::simulate::fleet::stage::{START, ScenarioEvent, Stage};
 use fleet::{by_popularity, drawn, limits, machines, pod};
 use starts::{CountedStart, end_asleep};
@@ -40,22 +44,46 @@ pub(crate) static COLD_START: Scenario = Scenario {
             decimals: 1,
             help: "seconds from a pod's creation until its engine answers, on drawn fleets",
         },
-        Figure { name: "p50", decimals: 1, help: "the same, median" },
-        Figure { name: "p99", decimals: 1, help: "the same, 99th percentile" },
-        Figure { name: "best", decimals: 1, help: "mean of the shortest start that any free GPU offered" },
-        Figure { name: "best p99", decimals: 1, help: "the same, 99th percentile" },
+        Figure {
+            name: "p50",
+            decimals: 1,
+            help: "the same, median",
+        },
+        Figure {
+            name: "p99",
+            decimals: 1,
+            help: "the same, 99th percentile",
+        },
+        Figure {
+            name: "best",
+            decimals: 1,
+            help: "mean of the shortest start that any free GPU offered",
+        },
+        Figure {
+            name: "best p99",
+            decimals: 1,
+            help: "the same, 99th percentile",
+        },
         Figure {
             name: "6 h mean",
             decimals: 1,
             help: "seconds until engines answer, over six hours in which files spread",
         },
-        Figure { name: "6 h p99", decimals: 1, help: "the same, 99th percentile" },
+        Figure {
+            name: "6 h p99",
+            decimals: 1,
+            help: "the same, 99th percentile",
+        },
         Figure {
             name: "6 h best",
             decimals: 1,
             help: "mean of the shortest start that was to be had, given the placements before",
         },
-        Figure { name: "6 h woken", decimals: 1, help: "starts that woke a sleeping engine, in hundredths" },
+        Figure {
+            name: "6 h woken",
+            decimals: 1,
+            help: "starts that woke a sleeping engine, in hundredths",
+        },
     ],
     targets: &[
         Target {
@@ -68,7 +96,9 @@ pub(crate) static COLD_START: Scenario = Scenario {
             name: "p99 start: kube-scheduler ÷ Stowage",
             bound: Bound::AtLeast(10.0),
             value: |means| means.of("kube-scheduler", "p99") / means.of("stowage", "p99"),
-            limit: Some(|means| means.of("kube-scheduler", "p99") / means.of("stowage", "best p99")),
+            limit: Some(|means| {
+                means.of("kube-scheduler", "p99") / means.of("stowage", "best p99")
+            }),
         },
         Target {
             name: "six hours, mean start: Stowage ÷ the shortest to be had",
@@ -111,27 +141,52 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
         100.0 * woken / hours.len().max(1) as f64,
     ];
     let curve = |name, took: &mut [f64]| {
-        let point = |percent: u32| (quantile(took, f64::from(percent) / 100.0), f64::from(percent));
-        Curve { name, x: "seconds since the pod was created", points: (1..=100).map(point).collect() }
+        let point = |percent: u32| {
+            (
+                quantile(took, f64::from(percent) / 100.0),
+                f64::from(percent),
+            )
+        };
+        Curve {
+            name,
+            x: "seconds since the pod was created",
+            points: (1..=100).map(point).collect(),
+        }
     };
     let curves = vec![
         curve("engines that answer, %, on drawn fleets", &mut took),
         curve("engines that answer, %, over six hours", &mut later),
     ];
-    Played { figures, curves, broken, notes: if variant == 0 { limits() } else { Vec::new() } }
+    Played {
+        figures,
+        curves,
+        broken,
+        notes: if variant == 0 { limits() } else { Vec::new() },
+    }
 }
 
 /// How long starts took, and the shortest that each might have taken.
 fn columns(starts: &[CountedStart]) -> (Vec<f64>, Vec<f64>) {
-    starts.iter().map(|start| (start.seconds, start.shortest)).unzip()
+    starts
+        .iter()
+        .map(|start| (start.seconds, start.shortest))
+        .unzip()
 }
 
 fn scheduler(variant: usize, seed: u64) -> Box<dyn FleetScheduler> {
     let policy = include_str!("../../../../../policies/default/policy.yaml");
     match variant {
         0 => Box::new(Stowage::new(shipped("default", policy))),
-        1 => Box::new(StockScheduler::new(Placing::LeastAllocated, Preempting::Never, seed)),
-        _ => Box::new(StockScheduler::new(Placing::MostAllocated, Preempting::Never, seed)),
+        1 => Box::new(StockScheduler::new(
+            Placing::LeastAllocated,
+            Preempting::Never,
+            seed,
+        )),
+        _ => Box::new(StockScheduler::new(
+            Placing::MostAllocated,
+            Preempting::Never,
+            seed,
+        )),
     }
 }
 
@@ -141,8 +196,11 @@ fn drawn_fleets(variant: usize, seed: u64, pods: usize) -> (Vec<CountedStart>, V
     for n in 0..pods {
         let index = by_popularity(&mut draws);
         let machines = drawn(index, &mut draws);
-        let mut stage: Stage<'_, Timer> =
-            Stage::new(machines, scheduler(variant, seed + n as u64), seed ^ n as u64);
+        let mut stage: Stage<'_, Timer> = Stage::new(
+            machines,
+            scheduler(variant, seed + n as u64),
+            seed ^ n as u64,
+        );
         let spec = pod(index);
         let least = stage.machines.shortest_start(&spec).unwrap_or_default();
         let uid = stage.submit(spec);
@@ -175,7 +233,11 @@ fn over_hours(variant: usize, seed: u64, hours: u64) -> (Vec<CountedStart>, Vec<
                 stage.at(now + gaps.gap(MEAN_GAP_MS), Timer::Comes);
             }
             ScenarioEvent::Ready(uid) => {
-                starts.extend(shortest.remove(&uid).map(|least| CountedStart::of(&stage, &uid, least)));
+                starts.extend(
+                    shortest
+                        .remove(&uid)
+                        .map(|least| CountedStart::of(&stage, &uid, least)),
+                );
                 stage.at(now + SERVES, Timer::Ends(uid));
             }
             ScenarioEvent::Timer(Timer::Ends(uid)) => end_asleep(&mut stage, &uid),

@@ -30,14 +30,23 @@ pub(crate) struct EndlessJobs {
 impl EndlessJobs {
     pub fn new(kind: Option<JobKind>, seed: u64) -> Self {
         let (pending, running, backlog) = (BTreeMap::new(), RunningJobs::default(), Vec::new());
-        Self { kind, draws: Random::seeded(seed, 6), pending, running, backlog }
+        Self {
+            kind,
+            draws: Random::seeded(seed, 6),
+            pending,
+            running,
+            backlog,
+        }
     }
 
     /// Submits jobs until enough are pending.
     pub fn fill<T>(&mut self, stage: &mut Stage<'_, T>) {
         let Some(kind) = self.kind else { return };
         while self.pending.len() < kind.pending {
-            let job = self.backlog.pop().unwrap_or_else(|| (kind.draw)(&mut self.draws));
+            let job = self
+                .backlog
+                .pop()
+                .unwrap_or_else(|| (kind.draw)(&mut self.draws));
             self.pending.insert(stage.submit((kind.pod)(&job)), job);
         }
     }

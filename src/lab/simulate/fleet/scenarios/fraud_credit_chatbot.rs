@@ -28,7 +28,9 @@ mod time_slicing;
 
 use super::{Bound, Figure, Played, Scenario, ScenarioInput, Target, shipped};
 use crate::simulate::fleet::machines::{MachineSpec, Machines};
-use crate::simulate::fleet::schedulers::{FleetScheduler, Placing, Preempting, StockScheduler, Stowage};
+use crate::simulate::fleet::schedulers::{
+    FleetScheduler, Placing, Preempting, StockScheduler, Stowage,
+};
 use app::App;
 use schedules::Schedules;
 use stowage_scheduling::ids::{GpuModel, NodeName};
@@ -82,8 +84,16 @@ pub(crate) static FRAUD_CREDIT_CHATBOT: Scenario = Scenario {
             decimals: 1,
             help: "ms from an inference's arrival to its answer, median",
         },
-        Figure { name: "fraud p99", decimals: 1, help: "the same, 99th percentile" },
-        Figure { name: "GPUs", decimals: 0, help: "GPUs that hold one pod of each, as capacity is planned" },
+        Figure {
+            name: "fraud p99",
+            decimals: 1,
+            help: "the same, 99th percentile",
+        },
+        Figure {
+            name: "GPUs",
+            decimals: 0,
+            help: "GPUs that hold one pod of each, as capacity is planned",
+        },
     ],
     targets: &[
         Target {
@@ -142,7 +152,11 @@ fn policy() -> Policy {
 fn scheduler(variant: usize, policy: &Policy, seed: u64) -> Box<dyn FleetScheduler> {
     match variant {
         0 => Box::new(Stowage::new(policy.clone())),
-        1 => Box::new(StockScheduler::new(Placing::LeastAllocated, Preempting::LowerPriority, seed)),
+        1 => Box::new(StockScheduler::new(
+            Placing::LeastAllocated,
+            Preempting::LowerPriority,
+            seed,
+        )),
         _ => Box::new(TimeSlicing::new(seed)),
     }
 }
@@ -163,8 +177,17 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
     let policy = policy();
     let new = |seed| scheduler(variant, &policy, seed);
     let schedules = Schedules::played(if input.is_short { 40 } else { 10_000 }, seed, new);
-    let replica = if variant == 2 { SLICED_REPLICA } else { REPLICA };
-    let day = day::played(if input.is_short { 4 } else { 24 }, seed, replica, new(seed));
+    let replica = if variant == 2 {
+        SLICED_REPLICA
+    } else {
+        REPLICA
+    };
+    let day = day::played(
+        if input.is_short { 4 } else { 24 },
+        seed,
+        replica,
+        new(seed),
+    );
     let inferences = if input.is_short { 5_000 } else { 200_000 };
     let [p50, p99] = latency::quantiles(&day.company, inferences, seed);
     let (gpus, note) = planned::gpus(variant, replica, &policy);
@@ -186,7 +209,15 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
         "in {} sets credit scoring left while other VRAM was kept for a waiting pod of lower priority",
         schedules.beside_kept
     );
-    let notes =
-        if variant == 0 { [note, kept].into_iter().chain(planned::mig()).collect() } else { Vec::new() };
-    Played { figures, curves: day.curves, broken, notes }
+    let notes = if variant == 0 {
+        [note, kept].into_iter().chain(planned::mig()).collect()
+    } else {
+        Vec::new()
+    };
+    Played {
+        figures,
+        curves: day.curves,
+        broken,
+        notes,
+    }
 }

@@ -66,13 +66,21 @@ pub(crate) static MIXED_MODELS: Scenario = Scenario {
             decimals: 2,
             help: "the same if each engine had its GPUs' compute to itself, which no placement can better",
         },
-        Figure { name: "placements", decimals: 0, help: "pods placed on the pool while it serves" },
+        Figure {
+            name: "placements",
+            decimals: 0,
+            help: "pods placed on the pool while it serves",
+        },
         Figure {
             name: "onto full",
             decimals: 2,
             help: "of these onto a GPU with an engine above 90 % of its KV cache when that was decided, in hundredths",
         },
-        Figure { name: "models", decimals: 1, help: "models with a place on the pool" },
+        Figure {
+            name: "models",
+            decimals: 1,
+            help: "models with a place on the pool",
+        },
         Figure {
             name: "stranded",
             decimals: 2,
@@ -88,8 +96,18 @@ pub(crate) static MIXED_MODELS: Scenario = Scenario {
         Target {
             name: "GPUs saved against one model per GPU, %",
             bound: Bound::AtLeast(60.0),
-            value: |means| saved(means.of("stowage", "GPUs"), means.of("one model per GPU", "GPUs")),
-            limit: Some(|means| saved(means.of("stowage", "least"), means.of("one model per GPU", "GPUs"))),
+            value: |means| {
+                saved(
+                    means.of("stowage", "GPUs"),
+                    means.of("one model per GPU", "GPUs"),
+                )
+            },
+            limit: Some(|means| {
+                saved(
+                    means.of("stowage", "least"),
+                    means.of("one model per GPU", "GPUs"),
+                )
+            }),
         },
         Target {
             name: "placements onto a GPU above 90 % KV, %",
@@ -114,7 +132,10 @@ const MODELS: usize = 100;
 const PER_S: f64 = 15.0;
 const VRAM: Bytes = Bytes::gib(80);
 const NODE_GPUS: usize = 8;
-const SLO: Slo = Slo { ttft_s: 5.0, tpot_s: 0.2 };
+const SLO: Slo = Slo {
+    ttft_s: 5.0,
+    tpot_s: 0.2,
+};
 /// Of the requests.
 const MOST_LATE: f64 = 0.01;
 /// Replicas beyond those that a model's busy stretches need.
@@ -122,7 +143,10 @@ const MORE_REPLICAS: u32 = 8;
 /// Between two steps of the engines. As often as agents report: in a step of five seconds the cache of a small engine fills and
 /// empties, and what a reading shows is by chance.
 const STEP: Millis = Millis::seconds(1);
-const TIMING: ReplicaTiming = ReplicaTiming { ready_in: Millis::seconds(40), drain: Millis::seconds(120) };
+const TIMING: ReplicaTiming = ReplicaTiming {
+    ready_in: Millis::seconds(40),
+    drain: Millis::seconds(120),
+};
 /// Between the first pods of two models.
 const COMES_EVERY: Millis = Millis::seconds(30);
 /// From the last one until traffic begins.
@@ -152,7 +176,11 @@ fn saved(gpus: f64, instead_of: f64) -> f64 {
 
 fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
     let placer = [Placer::Stowage, Placer::KvBlind, Placer::WholeGpus][variant];
-    let (models, minutes) = if input.is_short { (12, 10) } else { (MODELS, 60) };
+    let (models, minutes) = if input.is_short {
+        (12, 10)
+    } else {
+        (MODELS, 60)
+    };
     let sizing = Sizing::new(placer, seed, models, minutes);
     let needed = sizing.gpus_needed();
     let size = (POOL * sizing.least as f64).ceil() as usize;
@@ -163,7 +191,12 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
         Placer::Stowage | Placer::KvBlind => sizing.played(size, Compute::Alone).ttft(),
     };
     let seconds = |share: f64| ttft.quantile_s(share).unwrap_or(0.0);
-    let point = |thousandth: u32| (seconds(f64::from(thousandth) / 1000.0), f64::from(thousandth) / 10.0);
+    let point = |thousandth: u32| {
+        (
+            seconds(f64::from(thousandth) / 1000.0),
+            f64::from(thousandth) / 10.0,
+        )
+    };
     let broken = std::mem::take(&mut pool.stage.broken);
     let sums = &pool.sums;
     Played {
@@ -180,7 +213,11 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
             sums.busy(),
         ],
         curves: vec![
-            Curve { name: "GPUs in use", x: "hours", points: sums.curve.clone() },
+            Curve {
+                name: "GPUs in use",
+                x: "hours",
+                points: sums.curve.clone(),
+            },
             Curve {
                 name: "requests with a first token, %, from 90",
                 x: "seconds",

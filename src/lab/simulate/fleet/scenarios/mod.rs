@@ -129,9 +129,19 @@ pub static SCENARIOS: [&Scenario; 6] = [
 
 impl Means<'_> {
     pub fn of(&self, variant: &str, figure: &str) -> f64 {
-        let variant = self.scenario.variants.iter().position(|name| *name == variant);
-        let figure = self.scenario.figures.iter().position(|known| known.name == figure);
-        let (variant, figure) = variant.zip(figure).expect("a target names what its scenario has");
+        let variant = self
+            .scenario
+            .variants
+            .iter()
+            .position(|name| *name == variant);
+        let figure = self
+            .scenario
+            .figures
+            .iter()
+            .position(|known| known.name == figure);
+        let (variant, figure) = variant
+            .zip(figure)
+            .expect("a target names what its scenario has");
         self.means[variant][figure]
     }
 }
@@ -148,7 +158,9 @@ impl Bound {
 /// A policy that ships. Its file is part of the program, so a mistake in it is found by the tests of `policies/`.
 fn shipped(name: &str, text: &str) -> Policy {
     let loaded = policy_file::load(&[SourceText::new(name, text)]);
-    loaded.map(|loaded| loaded.policy).unwrap_or_else(|_| panic!("{name} is a policy that ships"))
+    loaded
+        .map(|loaded| loaded.policy)
+        .unwrap_or_else(|_| panic!("{name} is a policy that ships"))
 }
 
 /// The `share`-quantile of these, by the nearest rank; 0 of none.

@@ -25,7 +25,9 @@ use super::{Bound, Figure, Played, Scenario, ScenarioInput, Target, shipped};
 use crate::simulate::fleet::engines::{EngineSpec, GpuSpeed, ModelShape, Slo, most_per_s};
 use crate::simulate::fleet::machines::{MachineSpec, Machines};
 use crate::simulate::fleet::replicas::{ServingDay, ShippedScaler, UtilizationScaler};
-use crate::simulate::fleet::schedulers::{FleetScheduler, Placing, Preempting, StockScheduler, Stowage};
+use crate::simulate::fleet::schedulers::{
+    FleetScheduler, Placing, Preempting, StockScheduler, Stowage,
+};
 use crate::simulate::fleet::stage::Stage;
 use crate::simulate::fleet::traffic::{
     DayOfTraffic, Gaps, RequestSize, Service, TrafficError, TrafficText, built_in, minutes,
@@ -43,10 +45,23 @@ const TRACE: &str = "llm_24h_per_minute.csv";
 pub(crate) static NIGHT_POOL: Scenario = Scenario {
     name: "night-pool",
     claim: "Jobs use the GPUs that serving replicas leave idle, and no request notices.",
-    variants: &["stowage", "victims by kube-scheduler", "no jobs", "replicas by GPU utilization"],
+    variants: &[
+        "stowage",
+        "victims by kube-scheduler",
+        "no jobs",
+        "replicas by GPU utilization",
+    ],
     figures: &[
-        Figure { name: "idle", decimals: 0, help: "GPU-hours without a replica" },
-        Figure { name: "harvested", decimals: 0, help: "GPU-hours of jobs' work that was kept" },
+        Figure {
+            name: "idle",
+            decimals: 0,
+            help: "GPU-hours without a replica",
+        },
+        Figure {
+            name: "harvested",
+            decimals: 0,
+            help: "GPU-hours of jobs' work that was kept",
+        },
         Figure {
             name: "of idle",
             decimals: 1,
@@ -57,19 +72,31 @@ pub(crate) static NIGHT_POOL: Scenario = Scenario {
             decimals: 2,
             help: "work that was done and lost, in hundredths of what was harvested",
         },
-        Figure { name: "evictions", decimals: 0, help: "jobs that left for a replica" },
+        Figure {
+            name: "evictions",
+            decimals: 0,
+            help: "jobs that left for a replica",
+        },
         Figure {
             name: "wait p50",
             decimals: 1,
             help: "seconds from a replica's creation until it has its GPUs, median",
         },
-        Figure { name: "wait p99", decimals: 1, help: "the same, 99th percentile" },
+        Figure {
+            name: "wait p99",
+            decimals: 1,
+            help: "the same, 99th percentile",
+        },
         Figure {
             name: "late",
             decimals: 3,
             help: "requests whose first token took more than 5 s, in hundredths",
         },
-        Figure { name: "replicas", decimals: 0, help: "GPU-hours of replicas" },
+        Figure {
+            name: "replicas",
+            decimals: 0,
+            help: "GPU-hours of replicas",
+        },
     ],
     targets: &[
         Target {
@@ -103,7 +130,10 @@ const GPU: Bytes = Bytes::gib(80);
 /// Replicas that the busiest minute needs, each with that share of what it can do.
 const PEAK_REPLICAS: f64 = 16.0;
 const PEAK_SHARE: f64 = 0.7;
-const SLO: Slo = Slo { ttft_s: 5.0, tpot_s: 0.2 };
+const SLO: Slo = Slo {
+    ttft_s: 5.0,
+    tpot_s: 0.2,
+};
 /// Between two steps of the engines.
 const STEP: Millis = Millis::seconds(5);
 /// For how long a replica that is let go finishes its requests.
@@ -126,7 +156,12 @@ impl From<JobTimer> for Timer {
 
 /// A 70B model over a node's GPUs.
 fn engine() -> EngineSpec {
-    let spec = EngineSpec::new(&ModelShape::LLAMA_70B, &GpuSpeed::H100, GPUS, Bytes::gib(72));
+    let spec = EngineSpec::new(
+        &ModelShape::LLAMA_70B,
+        &GpuSpeed::H100,
+        GPUS,
+        Bytes::gib(72),
+    );
     spec.expect("a 70B model fits on four H100")
 }
 
@@ -135,24 +170,39 @@ fn day(input: &ScenarioInput, seed: u64) -> Result<DayOfTraffic, TrafficError> {
     let peak = PEAK_REPLICAS * PEAK_SHARE * most_per_s(&engine(), prompt, output);
     let day = match input.traces.get(TRACE) {
         None => return Ok(built_in::working_day(seed, peak, RequestSize::CODE)),
-        Some(trace) => {
-            minutes::read(TrafficText { file: &trace.file, text: &trace.text }, Service::Code, Gaps::Refuse)?
-        }
+        Some(trace) => minutes::read(
+            TrafficText {
+                file: &trace.file,
+                text: &trace.text,
+            },
+            Service::Code,
+            Gaps::Refuse,
+        )?,
     };
     Ok(day.with_peak(peak))
 }
 
 fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
-    let policy = shipped("night-harvest", include_str!("../../../../../policies/night-harvest/policy.yaml"));
+    let policy = shipped(
+        "night-harvest",
+        include_str!("../../../../../policies/night-harvest/policy.yaml"),
+    );
     let scheduler: Box<dyn FleetScheduler> = match variant {
-        1 => Box::new(StockScheduler::new(Placing::MostAllocated, Preempting::LowerPriority, seed)),
+        1 => Box::new(StockScheduler::new(
+            Placing::MostAllocated,
+            Preempting::LowerPriority,
+            seed,
+        )),
         _ => Box::new(Stowage::new(policy.clone())),
     };
     let day = day(input, seed).expect("the trace was checked");
     let spec = engine();
     let model = ModelId::parse(MODEL).expect("it is a name");
-    let rules =
-        AutoscalingRules { min_replicas: 2, max_replicas: NODES as u32, ..policy.autoscaling.of(&model) };
+    let rules = AutoscalingRules {
+        min_replicas: 2,
+        max_replicas: NODES as u32,
+        ..policy.autoscaling.of(&model)
+    };
     let hours = if input.is_short { 3 } else { 24 };
     // The short part is the morning's rise.
     let begins = Moment(if input.is_short { 6 * 3_600_000 } else { 0 });
@@ -161,11 +211,23 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
     match variant {
         3 => {
             let scaler = UtilizationScaler::new(TARGET_UTILISATION, 2, NODES as u32);
-            Pool::new(stage, jobs, ServingDay::new(spec, day, SLO, scaler, begins), begins).play(hours)
+            Pool::new(
+                stage,
+                jobs,
+                ServingDay::new(spec, day, SLO, scaler, begins),
+                begins,
+            )
+            .play(hours)
         }
         _ => {
             let scaler = ShippedScaler::new(rules);
-            Pool::new(stage, jobs, ServingDay::new(spec, day, SLO, scaler, begins), begins).play(hours)
+            Pool::new(
+                stage,
+                jobs,
+                ServingDay::new(spec, day, SLO, scaler, begins),
+                begins,
+            )
+            .play(hours)
         }
     }
 }
@@ -187,7 +249,11 @@ fn machines() -> Machines {
     let mut machines = Machines::new((0..NODES).map(spec), LoadingSpeeds::default());
     for n in 0..NODES {
         let model = ModelId::parse(MODEL).expect("it is a name");
-        machines.get_mut(&spec(n).name).expect("it was just made").disk.insert(model, weights());
+        machines
+            .get_mut(&spec(n).name)
+            .expect("it was just made")
+            .disk
+            .insert(model, weights());
     }
     machines
 }

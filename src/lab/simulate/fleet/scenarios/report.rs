@@ -88,7 +88,11 @@ impl Spread {
         let count = figures.len() as f64;
         let mean = figures.iter().sum::<f64>() / count.max(1.0);
         let squares: f64 = figures.iter().map(|figure| (figure - mean).powi(2)).sum();
-        let deviation = if figures.len() < 2 { 0.0 } else { (squares / (count - 1.0)).sqrt() };
+        let deviation = if figures.len() < 2 {
+            0.0
+        } else {
+            (squares / (count - 1.0)).sqrt()
+        };
         Self { mean, deviation }
     }
 }
@@ -97,17 +101,34 @@ impl ScenarioReport {
     /// `runs` are by seed, then by variant.
     pub fn of(scenario: &'static Scenario, seeds: &[u64], runs: &[Vec<Played>]) -> Self {
         let figure = |variant: usize, figure: usize| {
-            Spread::of(runs.iter().map(|variants| variants[variant].figures[figure]))
+            Spread::of(
+                runs.iter()
+                    .map(|variants| variants[variant].figures[figure]),
+            )
         };
         let spreads: Vec<Vec<Spread>> = (0..scenario.variants.len())
-            .map(|variant| (0..scenario.figures.len()).map(|place| figure(variant, place)).collect())
+            .map(|variant| {
+                (0..scenario.figures.len())
+                    .map(|place| figure(variant, place))
+                    .collect()
+            })
             .collect();
-        let means: Vec<Vec<f64>> =
-            spreads.iter().map(|line| line.iter().map(|spread| spread.mean).collect()).collect();
-        let means = Means { scenario, means: &means };
+        let means: Vec<Vec<f64>> = spreads
+            .iter()
+            .map(|line| line.iter().map(|spread| spread.mean).collect())
+            .collect();
+        let means = Means {
+            scenario,
+            means: &means,
+        };
         let line = |(variant, spreads): (&&'static str, &Vec<Spread>)| VariantLine {
             variant,
-            figures: scenario.figures.iter().map(|figure| figure.name).zip(spreads.iter().copied()).collect(),
+            figures: scenario
+                .figures
+                .iter()
+                .map(|figure| figure.name)
+                .zip(spreads.iter().copied())
+                .collect(),
         };
         let result_of = |target: &super::Target| {
             let value = (target.value)(&means);
@@ -117,9 +138,20 @@ impl ScenarioReport {
             };
             let limit = target.limit.map(|limit| limit(&means));
             let verdict = Verdict::of(target.bound, value, limit);
-            TargetResult { target: target.name, at_least, at_most, value, limit, verdict }
+            TargetResult {
+                target: target.name,
+                at_least,
+                at_most,
+                value,
+                limit,
+                verdict,
+            }
         };
-        let broken = runs.iter().flatten().flat_map(|played| &played.broken).map(ToString::to_string);
+        let broken = runs
+            .iter()
+            .flatten()
+            .flat_map(|played| &played.broken)
+            .map(ToString::to_string);
         let first = runs.first();
         Self {
             scenario: scenario.name,
@@ -128,13 +160,21 @@ impl ScenarioReport {
             variants: scenario.variants.iter().zip(&spreads).map(line).collect(),
             targets: scenario.targets.iter().map(result_of).collect(),
             broken: broken.collect(),
-            notes: first.into_iter().flatten().flat_map(|played| played.notes.clone()).collect(),
+            notes: first
+                .into_iter()
+                .flatten()
+                .flat_map(|played| played.notes.clone())
+                .collect(),
         }
     }
 
     /// Whether no target is missed, and no promise was broken.
     pub fn is_met(&self) -> bool {
-        self.broken.is_empty() && self.targets.iter().all(|target| target.verdict != Verdict::Missed)
+        self.broken.is_empty()
+            && self
+                .targets
+                .iter()
+                .all(|target| target.verdict != Verdict::Missed)
     }
 }
 
@@ -146,7 +186,13 @@ mod tests {
     fn the_deviation_is_that_of_a_sample() {
         let spread = Spread::of([2.0, 4.0, 6.0].into_iter());
         assert_eq!((spread.mean, spread.deviation), (4.0, 2.0));
-        assert_eq!(Spread::of([5.0].into_iter()), Spread { mean: 5.0, deviation: 0.0 });
+        assert_eq!(
+            Spread::of([5.0].into_iter()),
+            Spread {
+                mean: 5.0,
+                deviation: 0.0
+            }
+        );
     }
 
     #[test]
@@ -154,10 +200,20 @@ mod tests {
         let at_least = |value, limit| Verdict::of(Bound::AtLeast(10.0), value, limit);
         assert_eq!(at_least(10.0, None), Verdict::Met);
         assert_eq!(at_least(9.9, None), Verdict::Missed);
-        assert_eq!(at_least(9.0, Some(12.0)), Verdict::Missed, "it was in reach");
+        assert_eq!(
+            at_least(9.0, Some(12.0)),
+            Verdict::Missed,
+            "it was in reach"
+        );
         assert_eq!(at_least(5.5, Some(6.0)), Verdict::OutOfReach);
         assert_eq!(at_least(5.0, Some(6.0)), Verdict::Missed);
-        assert_eq!(Verdict::of(Bound::AtMost(1.0), 2.1, Some(2.0)), Verdict::OutOfReach);
-        assert_eq!(Verdict::of(Bound::AtMost(1.0), 2.5, Some(2.0)), Verdict::Missed);
+        assert_eq!(
+            Verdict::of(Bound::AtMost(1.0), 2.1, Some(2.0)),
+            Verdict::OutOfReach
+        );
+        assert_eq!(
+            Verdict::of(Bound::AtMost(1.0), 2.5, Some(2.0)),
+            Verdict::Missed
+        );
     }
 }

@@ -56,7 +56,11 @@ impl RunningJobs {
     }
 
     /// Answers the pod whose job has ended; it is gone from the stage.
-    pub fn tell<T: From<JobTimer>>(&mut self, timer: JobTimer, stage: &mut Stage<'_, T>) -> Option<PodUid> {
+    pub fn tell<T: From<JobTimer>>(
+        &mut self,
+        timer: JobTimer,
+        stage: &mut Stage<'_, T>,
+    ) -> Option<PodUid> {
         match timer {
             JobTimer::Saves(uid) => {
                 let job = self.running.get_mut(&uid)?;
@@ -91,13 +95,22 @@ impl RunningJobs {
 
     /// Work of those that run at the end counts as far as it is done.
     pub fn close(&mut self, now: Moment) {
-        self.kept += self.running.values().map(|job| job.gpu_hours(now)).sum::<f64>();
+        self.kept += self
+            .running
+            .values()
+            .map(|job| job.gpu_hours(now))
+            .sum::<f64>();
     }
 }
 
 impl Job {
     pub fn new(gpus: u32, work: Millis, saving: Saving) -> Self {
-        Self { gpus, left: work, saving, since: Moment::default() }
+        Self {
+            gpus,
+            left: work,
+            saving,
+            since: Moment::default(),
+        }
     }
 
     /// What it has done since it saved last, in GPU-hours; that is saved now.

@@ -26,7 +26,9 @@ mod sums;
 use super::running_jobs::JobTimer;
 use super::{Bound, Figure, Means, Played, Scenario, ScenarioInput, Target, shipped};
 use crate::simulate::fleet::machines::{MachineSpec, Machines};
-use crate::simulate::fleet::schedulers::{FleetScheduler, Placing, Preempting, StockScheduler, Stowage};
+use crate::simulate::fleet::schedulers::{
+    FleetScheduler, Placing, Preempting, StockScheduler, Stowage,
+};
 use crate::simulate::fleet::stage::Stage;
 use pods::Priorities;
 use pool::Pool;
@@ -50,8 +52,16 @@ pub(crate) static TEAMS: Scenario = Scenario {
             decimals: 1,
             help: "pods within a guarantee that get GPUs, or for which pods are evicted, within 5 s of when GPUs of one node are free or borrowed by pods that may be evicted, in hundredths",
         },
-        Figure { name: "guaranteed p99", decimals: 1, help: "seconds that this takes, 99th percentile" },
-        Figure { name: "guaranteed max", decimals: 0, help: "the same, the longest" },
+        Figure {
+            name: "guaranteed p99",
+            decimals: 1,
+            help: "seconds that this takes, 99th percentile",
+        },
+        Figure {
+            name: "guaranteed max",
+            decimals: 0,
+            help: "the same, the longest",
+        },
         Figure {
             name: "Jain",
             decimals: 3,
@@ -82,20 +92,36 @@ pub(crate) static TEAMS: Scenario = Scenario {
             decimals: 0,
             help: "GPU-hours of engines, and of jobs' work that was kept",
         },
-        Figure { name: "lost", decimals: 1, help: "work that was done and lost, in hundredths of completed" },
+        Figure {
+            name: "lost",
+            decimals: 1,
+            help: "work that was done and lost, in hundredths of completed",
+        },
         Figure {
             name: "inference p95",
             decimals: 0,
             help: "seconds until an engine has its GPU, 95th percentile",
         },
-        Figure { name: "training p95", decimals: 0, help: "seconds until a job runs first, 95th percentile" },
-        Figure { name: "experiments p95", decimals: 0, help: "the same of experiments" },
+        Figure {
+            name: "training p95",
+            decimals: 0,
+            help: "seconds until a job runs first, 95th percentile",
+        },
+        Figure {
+            name: "experiments p95",
+            decimals: 0,
+            help: "the same of experiments",
+        },
         Figure {
             name: "idle",
             decimals: 1,
             help: "GPU time without a pod while a pod within its team's limit waits, in hundredths",
         },
-        Figure { name: "evictions", decimals: 0, help: "pods that left for another" },
+        Figure {
+            name: "evictions",
+            decimals: 0,
+            help: "pods that left for another",
+        },
     ],
     targets: &[
         Target {
@@ -114,7 +140,9 @@ pub(crate) static TEAMS: Scenario = Scenario {
         Target {
             name: "completed GPU-hours: Stowage ÷ static partitions",
             bound: Bound::AtLeast(1.25),
-            value: |means| means.of("stowage", "completed") / means.of("static partitions", "completed"),
+            value: |means| {
+                means.of("stowage", "completed") / means.of("static partitions", "completed")
+            },
             limit: None,
         },
         Target {
@@ -177,7 +205,10 @@ fn of_contested(means: &Means<'_>, figure: &str) -> f64 {
 }
 
 fn policy() -> Policy {
-    shipped("three-teams", include_str!("../../../../../policies/three-teams/policy.yaml"))
+    shipped(
+        "three-teams",
+        include_str!("../../../../../policies/three-teams/policy.yaml"),
+    )
 }
 
 fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
@@ -187,7 +218,11 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
         2 => Box::new(stock(Preempting::LowerPriority)),
         _ => Box::new(Stowage::new(policy())),
     };
-    let priorities = if variant == 3 { Priorities::OfTeams } else { Priorities::OfGuarantees };
+    let priorities = if variant == 3 {
+        Priorities::OfTeams
+    } else {
+        Priorities::OfGuarantees
+    };
     let stage = Stage::new(machines(), scheduler, seed);
     let pool = Pool::new(stage, policy(), priorities, seed);
     // The short part is the late afternoon, when inference is at its peak and the second campaign comes.
@@ -204,7 +239,9 @@ fn machines() -> Machines {
         let labels = [("gpu-pool", "shared"), ("team", team.name())];
         MachineSpec {
             name: NodeName::parse(&format!("node-{n}")).expect("a digit is a name"),
-            labels: labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
+            labels: labels
+                .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                .into(),
             gpu: GpuModel::parse("A100-80GB").expect("it is a plain word"),
             gpus: *gpus,
             vram: GPU,

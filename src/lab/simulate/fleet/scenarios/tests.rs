@@ -3,7 +3,10 @@
 use super::*;
 
 fn short() -> ScenarioInput {
-    ScenarioInput { is_short: true, ..ScenarioInput::default() }
+    ScenarioInput {
+        is_short: true,
+        ..ScenarioInput::default()
+    }
 }
 
 #[test]
@@ -11,7 +14,12 @@ fn every_scenario_plays_every_variant_with_all_its_figures_breaks_no_promise_and
     for scenario in SCENARIOS {
         for (variant, name) in scenario.variants.iter().enumerate() {
             let played = (scenario.play)(&short(), variant, 42);
-            assert_eq!(played.figures.len(), scenario.figures.len(), "{} {name}", scenario.name);
+            assert_eq!(
+                played.figures.len(),
+                scenario.figures.len(),
+                "{} {name}",
+                scenario.name
+            );
             assert!(
                 played.figures.iter().all(|figure| figure.is_finite()),
                 "{} {name}: {:?}",
@@ -21,7 +29,11 @@ fn every_scenario_plays_every_variant_with_all_its_figures_breaks_no_promise_and
             assert_eq!(played.broken, [], "{} {name}", scenario.name);
             if variant == 0 {
                 let again = (scenario.play)(&short(), variant, 42).figures;
-                assert_eq!(again, played.figures, "{}: the same seed gives the same figures", scenario.name);
+                assert_eq!(
+                    again, played.figures,
+                    "{}: the same seed gives the same figures",
+                    scenario.name
+                );
             }
         }
     }
@@ -29,13 +41,17 @@ fn every_scenario_plays_every_variant_with_all_its_figures_breaks_no_promise_and
 
 #[test]
 fn names_are_distinct_and_targets_name_what_is_there() {
-    let names: std::collections::BTreeSet<&str> = SCENARIOS.iter().map(|scenario| scenario.name).collect();
+    let names: std::collections::BTreeSet<&str> =
+        SCENARIOS.iter().map(|scenario| scenario.name).collect();
     assert_eq!(names.len(), SCENARIOS.len());
     for scenario in SCENARIOS {
         let runs = [scenario
             .variants
             .iter()
-            .map(|_| Played { figures: vec![1.0; scenario.figures.len()], ..Played::default() })
+            .map(|_| Played {
+                figures: vec![1.0; scenario.figures.len()],
+                ..Played::default()
+            })
             .collect()];
         let report = ScenarioReport::of(scenario, &[42], &runs);
         assert_eq!(report.targets.len(), scenario.targets.len());
@@ -48,7 +64,10 @@ fn a_target_that_is_missed_and_a_broken_promise_are_both_no_success() {
     let even: Vec<Played> = scenario
         .variants
         .iter()
-        .map(|_| Played { figures: vec![1.0; scenario.figures.len()], ..Played::default() })
+        .map(|_| Played {
+            figures: vec![1.0; scenario.figures.len()],
+            ..Played::default()
+        })
         .collect();
     let report = ScenarioReport::of(scenario, &[1], std::slice::from_ref(&even));
     assert!(!report.is_met(), "equal starts are no gain");
@@ -56,7 +75,10 @@ fn a_target_that_is_missed_and_a_broken_promise_are_both_no_success() {
     let pod = stowage_scheduling::ids::PodUid::parse("p").unwrap();
     broken[0].broken.push(BrokenPromise::BoundTwice { pod });
     let all_met = |mut report: ScenarioReport| {
-        report.targets.iter_mut().for_each(|target| target.verdict = report::Verdict::Met);
+        report
+            .targets
+            .iter_mut()
+            .for_each(|target| target.verdict = report::Verdict::Met);
         report.is_met()
     };
     assert!(all_met(report));
@@ -66,6 +88,9 @@ fn a_target_that_is_missed_and_a_broken_promise_are_both_no_success() {
 #[test]
 fn quantiles_are_by_the_nearest_rank() {
     let mut values = vec![4.0, 1.0, 3.0, 2.0];
-    assert_eq!([0.5, 0.99, 1.0].map(|share| quantile(&mut values, share)), [2.0, 4.0, 4.0]);
+    assert_eq!(
+        [0.5, 0.99, 1.0].map(|share| quantile(&mut values, share)),
+        [2.0, 4.0, 4.0]
+    );
     assert_eq!(quantile(&mut [], 0.5), 0.0);
 }

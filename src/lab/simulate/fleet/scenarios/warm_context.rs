@@ -41,7 +41,11 @@ pub(crate) static WARM_CONTEXT: Scenario = Scenario {
             decimals: 1,
             help: "how much that differs between batches of 1, 10 and 100, in hundredths",
         },
-        Figure { name: "pool", decimals: 0, help: "seconds on a pool that grows from 20 to 186 GPUs" },
+        Figure {
+            name: "pool",
+            decimals: 0,
+            help: "seconds on a pool that grows from 20 to 186 GPUs",
+        },
         Figure {
             name: "drain",
             decimals: 0,
@@ -53,10 +57,16 @@ pub(crate) static WARM_CONTEXT: Scenario = Scenario {
             name: "time saved on the same GPUs, %",
             bound: Bound::AtLeast(75.0),
             value: |means| {
-                saved(means.of("stowage", "same GPUs"), means.of("a pod per batch, cold", "same GPUs"))
+                saved(
+                    means.of("stowage", "same GPUs"),
+                    means.of("a pod per batch, cold", "same GPUs"),
+                )
             },
             limit: Some(|means| {
-                saved(INFERENCES as f64 / rate(10, 10), means.of("a pod per batch, cold", "same GPUs"))
+                saved(
+                    INFERENCES as f64 / rate(10, 10),
+                    means.of("a pod per batch, cold", "same GPUs"),
+                )
             }),
         },
         Target {
@@ -108,7 +118,11 @@ fn rate(a10: u32, titan_x: u32) -> f64 {
 }
 
 fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
-    let total = if input.is_short { INFERENCES / 10 } else { INFERENCES };
+    let total = if input.is_short {
+        INFERENCES / 10
+    } else {
+        INFERENCES
+    };
     let mut broken = Vec::new();
     let (same, pool, drain) = match variant {
         0 | 1 => {
@@ -118,25 +132,58 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
                 broken.append(&mut run.stage.broken);
                 run.slots
             };
-            (slots(20, 20, Way::Keeps), slots(186, 20, Way::Grows), slots(20, 20, Way::Drains))
+            (
+                slots(20, 20, Way::Keeps),
+                slots(186, 20, Way::Grows),
+                slots(20, 20, Way::Drains),
+            )
         }
         _ => {
             let context = if variant == 2 { FROM_DISK } else { COLD };
-            let slot = |n: u64, from, until| Slot { from, until, each: seconds_on(n), context };
+            let slot = |n: u64, from, until| Slot {
+                from,
+                until,
+                each: seconds_on(n),
+                context,
+            };
             let same = (0..20).map(|n| slot(n, 0.0, f64::INFINITY)).collect();
-            let pool = (0..186).map(|n| slot(n, 2.0 * n.saturating_sub(19) as f64, f64::INFINITY)).collect();
-            (same, pool, (0..20).map(|n| slot(n, 0.0, 60.0 * (n + 1) as f64)).collect())
+            let pool = (0..186)
+                .map(|n| slot(n, 2.0 * n.saturating_sub(19) as f64, f64::INFINITY))
+                .collect();
+            (
+                same,
+                pool,
+                (0..20)
+                    .map(|n| slot(n, 0.0, 60.0 * (n + 1) as f64))
+                    .collect(),
+            )
         }
     };
-    let took: Vec<f64> = BATCHES.iter().map(|batch| work(&same, *batch, total).0).collect();
-    let (least, most) = took.iter().fold((f64::INFINITY, 0.0f64), |(a, b), one| (a.min(*one), b.max(*one)));
+    let took: Vec<f64> = BATCHES
+        .iter()
+        .map(|batch| work(&same, *batch, total).0)
+        .collect();
+    let (least, most) = took.iter().fold((f64::INFINITY, 0.0f64), |(a, b), one| {
+        (a.min(*one), b.max(*one))
+    });
     let (pool_took, progress) = work(&pool, 100, total);
-    let drained =
-        BATCHES.iter().map(|batch| work(&drain, *batch, u64::MAX).1.len() as u64 * batch).max().unwrap_or(0);
-    let points =
-        progress.iter().enumerate().step_by(10).map(|(n, at)| (*at, 100.0 * (n * 100) as f64 / total as f64));
+    let drained = BATCHES
+        .iter()
+        .map(|batch| work(&drain, *batch, u64::MAX).1.len() as u64 * batch)
+        .max()
+        .unwrap_or(0);
+    let points = progress
+        .iter()
+        .enumerate()
+        .step_by(10)
+        .map(|(n, at)| (*at, 100.0 * (n * 100) as f64 / total as f64));
     Played {
-        figures: vec![took[2], 100.0 * (most - least) / least, pool_took, drained as f64],
+        figures: vec![
+            took[2],
+            100.0 * (most - least) / least,
+            pool_took,
+            drained as f64,
+        ],
         curves: vec![Curve {
             name: "inferences done on the pool, %",
             x: "seconds",

@@ -93,17 +93,33 @@ impl StockScheduler {
 
     /// Each team has nodes of its own.
     pub fn partitioned(self) -> Self {
-        Self { partition: Partition::ByTeam, ..self }
+        Self {
+            partition: Partition::ByTeam,
+            ..self
+        }
     }
 
     fn see(&mut self, now: Moment, shown: &PodShown) {
-        let PodShown { uid, spec, bound, leaving, .. } = shown;
+        let PodShown {
+            uid,
+            spec,
+            bound,
+            leaving,
+            ..
+        } = shown;
         if !self.pods.contains_key(uid) {
             self.came += 1;
             let came = self.came;
-            let known = Known { spec: spec.clone(), came, node: None, since: now, is_leaving: false };
+            let known = Known {
+                spec: spec.clone(),
+                came,
+                node: None,
+                since: now,
+                is_leaving: false,
+            };
             self.pods.insert(uid.clone(), known);
-            self.pending.insert((Reverse(spec.priority), came, uid.clone()));
+            self.pending
+                .insert((Reverse(spec.priority), came, uid.clone()));
         }
         let known = self.pods.get_mut(uid).expect("it was just put in");
         known.is_leaving = leaving.is_some();
@@ -111,7 +127,8 @@ impl StockScheduler {
             (known.node, known.since) = (Some(bound.node.clone()), bound.since);
         }
         if bound.is_some() || leaving.is_some() {
-            self.pending.remove(&(Reverse(spec.priority), known.came, uid.clone()));
+            self.pending
+                .remove(&(Reverse(spec.priority), known.came, uid.clone()));
             self.nominated.remove(uid);
         }
     }
@@ -124,12 +141,26 @@ impl StockScheduler {
     }
 
     /// GPUs of the node that nobody has, less those that are nominated to pods of its priority or above.
-    fn free(&self, uid: &PodUid, spec: &PodSpec, machine: &Machine, taken: &BTreeSet<GpuUuid>) -> usize {
-        let free = machine.free_gpus().filter(|(_, gpu)| !taken.contains(&gpu.uuid)).count();
-        let kept = self.nominated.iter().filter(|(other, node)| *other != uid && **node == machine.spec.name);
+    fn free(
+        &self,
+        uid: &PodUid,
+        spec: &PodSpec,
+        machine: &Machine,
+        taken: &BTreeSet<GpuUuid>,
+    ) -> usize {
+        let free = machine
+            .free_gpus()
+            .filter(|(_, gpu)| !taken.contains(&gpu.uuid))
+            .count();
+        let kept = self
+            .nominated
+            .iter()
+            .filter(|(other, node)| *other != uid && **node == machine.spec.name);
         let kept = kept.filter_map(|(other, _)| self.pods.get(other));
-        let kept: u32 =
-            kept.filter(|other| other.spec.priority >= spec.priority).map(|other| other.spec.gpus).sum();
+        let kept: u32 = kept
+            .filter(|other| other.spec.priority >= spec.priority)
+            .map(|other| other.spec.gpus)
+            .sum();
         free.saturating_sub(kept as usize)
     }
 
@@ -140,7 +171,11 @@ impl StockScheduler {
             Placing::LeastAllocated => after,
             Placing::MostAllocated => 1.0 - after,
         };
-        TOP * (fit + spec.image.as_ref().map_or(0.0, |image| locality(image, machine, machines)))
+        TOP * (fit
+            + spec
+                .image
+                .as_ref()
+                .map_or(0.0, |image| locality(image, machine, machines)))
     }
 
     /// The best node that has room now; of equal ones any.
@@ -153,7 +188,10 @@ impl StockScheduler {
         let spec = self.pods.get(uid)?.spec.clone();
         let count = spec.gpus as usize;
         let mut best: Vec<(&Machine, f64)> = Vec::new();
-        for machine in machines.iter().filter(|machine| self.allows(&spec, machine)) {
+        for machine in machines
+            .iter()
+            .filter(|machine| self.allows(&spec, machine))
+        {
             let free = self.free(uid, &spec, machine, taken);
             if free < count || spec.per_gpu() > machine.spec.vram {
                 continue;
@@ -167,7 +205,9 @@ impl StockScheduler {
             }
         }
         let (machine, _) = best.get(self.ties.below(best.len()))?;
-        let free = machine.free_gpus().filter(|(_, gpu)| !taken.contains(&gpu.uuid));
+        let free = machine
+            .free_gpus()
+            .filter(|(_, gpu)| !taken.contains(&gpu.uuid));
         let devices: Arc<[GpuUuid]> = free.take(count).map(|(_, gpu)| gpu.uuid.clone()).collect();
         Some((machine.spec.name.clone(), devices))
     }
@@ -184,15 +224,23 @@ impl StockScheduler {
 
     fn candidate(&self, uid: &PodUid, spec: &PodSpec, machine: &Machine) -> Option<Candidate> {
         let node = &machine.spec.name;
-        let here = self.pods.iter().filter(|(_, known)| known.node.as_ref() == Some(node));
+        let here = self
+            .pods
+            .iter()
+            .filter(|(_, known)| known.node.as_ref() == Some(node));
         // What leaves already leaves without being evicted.
-        let leaving: u32 =
-            here.clone().filter(|(_, known)| known.is_leaving).map(|(_, known)| known.spec.gpus).sum();
-        let mut lower: Vec<(&PodUid, &Known)> =
-            here.filter(|(_, known)| !known.is_leaving && known.spec.priority < spec.priority).collect();
+        let leaving: u32 = here
+            .clone()
+            .filter(|(_, known)| known.is_leaving)
+            .map(|(_, known)| known.spec.gpus)
+            .sum();
+        let mut lower: Vec<(&PodUid, &Known)> = here
+            .filter(|(_, known)| !known.is_leaving && known.spec.priority < spec.priority)
+            .collect();
         lower.sort_by_key(|(uid, known)| (Reverse(known.spec.priority), known.since, *uid));
         let evictable: u32 = lower.iter().map(|(_, known)| known.spec.gpus).sum();
-        let mut room = self.free(uid, spec, machine, &BTreeSet::new()) + (leaving + evictable) as usize;
+        let mut room =
+            self.free(uid, spec, machine, &BTreeSet::new()) + (leaving + evictable) as usize;
         if room < spec.gpus as usize {
             return None;
         }
@@ -203,13 +251,29 @@ impl StockScheduler {
                 false => victims.push((victim, known)),
             }
         }
-        let highest = victims.iter().map(|(_, known)| known.spec.priority).max().unwrap_or(i32::MIN);
-        let sum = victims.iter().map(|(_, known)| u64::from(known.spec.priority.abs_diff(i32::MIN))).sum();
-        let of_highest = victims.iter().filter(|(_, known)| known.spec.priority == highest);
-        let began = of_highest.map(|(_, known)| known.since).min().unwrap_or_default();
+        let highest = victims
+            .iter()
+            .map(|(_, known)| known.spec.priority)
+            .max()
+            .unwrap_or(i32::MIN);
+        let sum = victims
+            .iter()
+            .map(|(_, known)| u64::from(known.spec.priority.abs_diff(i32::MIN)))
+            .sum();
+        let of_highest = victims
+            .iter()
+            .filter(|(_, known)| known.spec.priority == highest);
+        let began = of_highest
+            .map(|(_, known)| known.since)
+            .min()
+            .unwrap_or_default();
         let rank = (highest, sum, victims.len(), Reverse(began));
         let victims = victims.into_iter().map(|(uid, _)| uid.clone()).collect();
-        Some(Candidate { node: node.clone(), victims, rank })
+        Some(Candidate {
+            node: node.clone(),
+            victims,
+            rank,
+        })
     }
 }
 
@@ -219,7 +283,15 @@ fn locality(image: &Image, machine: &Machine, machines: &Machines) -> f64 {
         return 0.0;
     }
     let (nodes, having) = machines.iter().fold((0.0, 0.0), |(nodes, having), other| {
-        (nodes + 1.0, having + if other.images.contains(image) { 1.0 } else { 0.0 })
+        (
+            nodes + 1.0,
+            having
+                + if other.images.contains(image) {
+                    1.0
+                } else {
+                    0.0
+                },
+        )
     });
     let scaled = image.size.0 as f64 * having / nodes;
     ((scaled - LEAST_IMAGE) / (MOST_IMAGE - LEAST_IMAGE)).clamp(0.0, 1.0)
@@ -233,7 +305,8 @@ impl FleetScheduler for StockScheduler {
             Message::Pod(shown) => self.see(now, shown),
             Message::PodGone(uid) => {
                 if let Some(known) = self.pods.remove(uid) {
-                    self.pending.remove(&(Reverse(known.spec.priority), known.came, uid.clone()));
+                    self.pending
+                        .remove(&(Reverse(known.spec.priority), known.came, uid.clone()));
                 }
                 self.nominated.remove(uid);
             }
@@ -254,10 +327,16 @@ impl FleetScheduler for StockScheduler {
         // Of pods with the same request, none fits after the first that does not.
         let mut refused: Vec<Arc<PodSpec>> = Vec::new();
         for uid in queue {
-            let Some(spec) = self.pods.get(&uid).map(|known| known.spec.clone()) else { continue };
+            let Some(spec) = self.pods.get(&uid).map(|known| known.spec.clone()) else {
+                continue;
+            };
             let is_alike = |other: &Arc<PodSpec>| {
-                (other.gpus, other.priority, &other.namespace, other.per_gpu())
-                    == (spec.gpus, spec.priority, &spec.namespace, spec.per_gpu())
+                (
+                    other.gpus,
+                    other.priority,
+                    &other.namespace,
+                    other.per_gpu(),
+                ) == (spec.gpus, spec.priority, &spec.namespace, spec.per_gpu())
             };
             if refused.iter().any(is_alike) {
                 continue;
@@ -273,8 +352,14 @@ impl FleetScheduler for StockScheduler {
                 && let Some(candidate) = self.preempt(&uid, machines)
             {
                 for victim in candidate.victims {
-                    self.pods.get_mut(&victim).into_iter().for_each(|known| known.is_leaving = true);
-                    acts.push(Act::Evict { uid: victim, preemptor: Some(uid.clone()) });
+                    self.pods
+                        .get_mut(&victim)
+                        .into_iter()
+                        .for_each(|known| known.is_leaving = true);
+                    acts.push(Act::Evict {
+                        uid: victim,
+                        preemptor: Some(uid.clone()),
+                    });
                 }
                 // A pod that waits for victims keeps only its own kind from preempting in this round.
                 refused.pop();

@@ -21,8 +21,8 @@ use stowage_scheduling::verbs::Cluster;
 use stowage_scheduling::verbs::binding::{BindingFailed, BindingWritten};
 use stowage_scheduling::verbs::filter::{self, FilterAsked};
 use stowage_scheduling::verbs::observe::{
-    EngineStartObserved, FilterPod, FilterPodObserved, NodeImagesObserved, NodeObserved, PodDeleted,
-    PodObserved, ReadingReported,
+    EngineStartObserved, FilterPod, FilterPodObserved, NodeImagesObserved, NodeObserved,
+    PodDeleted, PodObserved, ReadingReported,
 };
 use stowage_scheduling::verbs::request::VerbRequest;
 use stowage_scheduling::verbs::tick::{ClockAdvanced, Tick};
@@ -78,12 +78,27 @@ impl Stowage {
 
     /// Checks its ledger after each round.
     pub fn audited(self) -> Self {
-        Self { audits: true, ..self }
+        Self {
+            audits: true,
+            ..self
+        }
     }
 
-    fn see(&mut self, now: Moment, PodShown { uid, spec, bound, checkpoint, leaving }: &PodShown) {
+    fn see(
+        &mut self,
+        now: Moment,
+        PodShown {
+            uid,
+            spec,
+            bound,
+            checkpoint,
+            leaving,
+        }: &PodShown,
+    ) {
         // Pods that cannot be understood are refused by the extender; scenarios have none.
-        let Ok(demand) = spec.demand(&self.policy) else { return };
+        let Ok(demand) = spec.demand(&self.policy) else {
+            return;
+        };
         let state = match bound {
             Some(bound) => ObservedPhase::Bound {
                 node: bound.node.clone(),
@@ -93,33 +108,62 @@ impl Stowage {
             },
             None => ObservedPhase::Waiting(ObservedWaiting {
                 // Its condition shows it, and the watch brings it back.
-                reservation: self.cluster.reservation_of(uid).map(|status| status.reservation),
+                reservation: self
+                    .cluster
+                    .reservation_of(uid)
+                    .map(|status| status.reservation),
                 ..ObservedWaiting::default()
             }),
         };
         let observed = ObservedDisruptionInfo {
-            disruption_info: DisruptionInfo { owner: spec.owner.clone(), ..DisruptionInfo::default() },
+            disruption_info: DisruptionInfo {
+                owner: spec.owner.clone(),
+                ..DisruptionInfo::default()
+            },
             stamp: checkpoint.map_or(CheckpointAge::None, |at| CheckpointAge::Ago(now.since(at))),
-            leaving: leaving.map(|at| PodDeletion { asked_ago: now.since(at), grace: spec.grace }),
+            leaving: leaving.map(|at| PodDeletion {
+                asked_ago: now.since(at),
+                grace: spec.grace,
+            }),
             ..ObservedDisruptionInfo::default()
         };
         if leaving.is_some() {
             self.ordered.remove(uid);
         }
-        let wants = || Requirements { namespace: spec.namespace.clone(), ..Requirements::default() };
+        let wants = || Requirements {
+            namespace: spec.namespace.clone(),
+            ..Requirements::default()
+        };
         let filters = match bound {
             None => FilterPod::Waiting(wants()),
-            Some(bound) => FilterPod::Bound { footprint: footprint(&bound.node), successor: Some(wants()) },
+            Some(bound) => FilterPod::Bound {
+                footprint: footprint(&bound.node),
+                successor: Some(wants()),
+            },
         };
-        self.cluster.apply(FilterPodObserved { uid: uid.clone(), pod: filters });
+        self.cluster.apply(FilterPodObserved {
+            uid: uid.clone(),
+            pod: filters,
+        });
         let pod = shown::pod(uid, &spec.namespace, demand, state, observed);
         if bound.is_none() && leaving.is_none() && !self.waiting.contains_key(uid) {
             self.came += 1;
-            self.unasked.insert((Reverse(spec.priority), self.came, uid.clone()));
-            let (key, demand, waiting) = (pod.key.clone(), pod.demand.clone(), ObservedWaiting::default());
+            self.unasked
+                .insert((Reverse(spec.priority), self.came, uid.clone()));
+            let (key, demand, waiting) = (
+                pod.key.clone(),
+                pod.demand.clone(),
+                ObservedWaiting::default(),
+            );
             self.waiting.insert(
                 uid.clone(),
-                VerbRequest { uid: uid.clone(), key, demand, waiting, disruption: None },
+                VerbRequest {
+                    uid: uid.clone(),
+                    key,
+                    demand,
+                    waiting,
+                    disruption: None,
+                },
             );
         }
         self.cluster.apply(PodObserved(pod));
@@ -138,7 +182,9 @@ impl Stowage {
     fn best(&mut self, uid: &PodUid) -> Option<NodeName> {
         let request = self.waiting.get(uid)?.clone();
         let view = self.cluster.apply(FilterAsked(request));
-        let mut scores = self.scores.take(&view.snapshot, &view.request.demand, &view.policy);
+        let mut scores = self
+            .scores
+            .take(&view.snapshot, &view.request.demand, &view.policy);
         let list = filter::filter(&view, self.names.iter().map(String::as_str), &mut scores);
         self.scores.put(scores);
         let Some(best) = list.best.first() else {
@@ -163,13 +209,18 @@ impl Stowage {
     fn evict(&mut self, victim: &PodUid, preemptor: &PodUid, acts: &mut Vec<Act>) {
         if !self.cluster.is_leaving(victim) && self.ordered.insert(victim.clone()) {
             self.cluster.apply(PodEvicted(victim.clone()));
-            acts.push(Act::Evict { uid: victim.clone(), preemptor: Some(preemptor.clone()) });
+            acts.push(Act::Evict {
+                uid: victim.clone(),
+                preemptor: Some(preemptor.clone()),
+            });
         }
     }
 
     /// The planner's run, and what follows from each reservation.
     fn plan(&mut self, acts: &mut Vec<Act>) {
-        let pending = self.cluster.apply(TakePending { limit: PODS_PER_RUN });
+        let pending = self.cluster.apply(TakePending {
+            limit: PODS_PER_RUN,
+        });
         if !pending.is_empty() {
             let kube_filters = self.cluster.kube_filters().snapshot();
             let generation = self.cluster.generation();
@@ -177,11 +228,18 @@ impl Stowage {
                 match step {
                     PlanStep::Place(places) => self.take(places, generation, acts),
                     PlanStep::Wake { uid, .. } => self.cluster.apply(PodRequeued(uid)),
-                    PlanStep::Wait { uid, .. } => self.cluster.apply(NoPlacementFound { uid, generation }),
+                    PlanStep::Wait { uid, .. } => {
+                        self.cluster.apply(NoPlacementFound { uid, generation })
+                    }
                 }
             }
         }
-        for held in self.cluster.reservation_status().into_iter().filter(|held| held.is_free) {
+        for held in self
+            .cluster
+            .reservation_status()
+            .into_iter()
+            .filter(|held| held.is_free)
+        {
             self.bind(&held.uid, &held.reservation.node, acts);
         }
     }
@@ -190,22 +248,40 @@ impl Stowage {
     fn relieve(&mut self, acts: &mut Vec<Act>) {
         for relief in self.pressure.look(&self.cluster, &BTreeSet::new()) {
             let uid = relief.uid;
-            if self.cluster.may_order(std::slice::from_ref(&uid)) && self.ordered.insert(uid.clone()) {
+            if self.cluster.may_order(std::slice::from_ref(&uid))
+                && self.ordered.insert(uid.clone())
+            {
                 self.cluster.apply(EvictionsOrdered(vec![uid.clone()]));
                 self.cluster.apply(PodEvicted(uid.clone()));
-                acts.push(Act::Evict { uid, preemptor: None });
+                acts.push(Act::Evict {
+                    uid,
+                    preemptor: None,
+                });
             }
         }
     }
 
     fn take(&mut self, places: Vec<PlannedPlacement>, generation: u64, acts: &mut Vec<Act>) {
-        if self.cluster.apply(ReservePlaces { places: places.clone(), generation }).is_err() {
+        if self
+            .cluster
+            .apply(ReservePlaces {
+                places: places.clone(),
+                generation,
+            })
+            .is_err()
+        {
             return;
         }
         for place in places {
-            let remaining = self.cluster.reservation_of(&place.uid).map(|status| status.remaining);
+            let remaining = self
+                .cluster
+                .reservation_of(&place.uid)
+                .map(|status| status.remaining);
             // Of the others nothing but their memory is there.
-            remaining.iter().flatten().for_each(|victim| self.evict(&victim.uid, &place.uid, acts));
+            remaining
+                .iter()
+                .flatten()
+                .for_each(|victim| self.evict(&victim.uid, &place.uid, acts));
         }
     }
 }
@@ -217,8 +293,10 @@ impl FleetScheduler for Stowage {
             let labels = Arc::new(machine.spec.labels.clone());
             let name = machine.spec.name.clone();
             self.names.push(name.as_str().into());
-            let machine_labels =
-                labels.iter().map(|(key, value)| (key.as_str().into(), value.as_str().into())).collect();
+            let machine_labels = labels
+                .iter()
+                .map(|(key, value)| (key.as_str().into(), value.as_str().into()))
+                .collect();
             let filters = FilterNode {
                 name: name.clone(),
                 labels: Arc::new(machine_labels),
@@ -227,9 +305,16 @@ impl FleetScheduler for Stowage {
                 pods: MAX_PODS,
             };
             let node = NodeObserved::new(name, NodeKind::Stowage);
-            let node = NodeObserved { labels, machine: Some(filters), ..node };
+            let node = NodeObserved {
+                labels,
+                machine: Some(filters),
+                ..node
+            };
             let gpus = machine.gpus.iter().map(|gpu| gpu.uuid.clone());
-            let kind = GpuKind { model: &machine.spec.gpu, vram: machine.spec.vram };
+            let kind = GpuKind {
+                model: &machine.spec.gpu,
+                vram: machine.spec.vram,
+            };
             shown::add_node(&mut self.cluster, node, gpus, kind);
         }
     }
@@ -244,14 +329,23 @@ impl FleetScheduler for Stowage {
                 self.cluster.apply(PodDeleted(uid.clone()));
             }
             Message::Start { uid, progress } => {
-                self.cluster.apply(EngineStartObserved { uid: uid.clone(), progress: *progress });
+                self.cluster.apply(EngineStartObserved {
+                    uid: uid.clone(),
+                    progress: *progress,
+                });
             }
             Message::Reading { node, reading } => {
-                self.cluster.apply(ReadingReported { node: node.clone(), reading: reading.clone() });
+                self.cluster.apply(ReadingReported {
+                    node: node.clone(),
+                    reading: reading.clone(),
+                });
             }
             Message::Images { node, images } => {
                 let images = images.iter().filter_map(node_image).collect();
-                self.cluster.apply(NodeImagesObserved { node: node.clone(), images: Some(images) });
+                self.cluster.apply(NodeImagesObserved {
+                    node: node.clone(),
+                    images: Some(images),
+                });
             }
             Message::Bound { uid, node, devices } => {
                 self.waiting.remove(uid);
@@ -264,7 +358,10 @@ impl FleetScheduler for Stowage {
 
     fn round(&mut self, now: Moment, _: &Machines) -> Vec<Act> {
         let mut acts = Vec::new();
-        self.cluster.apply(Tick { now, is_leading: true });
+        self.cluster.apply(Tick {
+            now,
+            is_leading: true,
+        });
         self.ask(&mut acts);
         self.relieve(&mut acts);
         self.plan(&mut acts);
@@ -296,5 +393,8 @@ fn footprint(node: &NodeName) -> NodeFootprint {
 }
 
 fn node_image(image: &Image) -> Option<NodeImage> {
-    Some(NodeImage { image: ImageId::of(&image.name)?, bytes: image.size })
+    Some(NodeImage {
+        image: ImageId::of(&image.name)?,
+        bytes: image.size,
+    })
 }

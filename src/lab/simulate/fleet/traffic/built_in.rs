@@ -21,7 +21,11 @@ pub(crate) fn working_day(seed: u64, peak_per_s: f64, size: RequestSize) -> DayO
     let mut random = Random::seeded(seed, PURPOSE);
     let minute = |minute: usize| {
         let noise = 1.0 + NOISE * (2.0 * random.share() - 1.0);
-        Minute { requests: busy(minute as f64 / 60.0) * noise, prompt: size.prompt, output: size.output }
+        Minute {
+            requests: busy(minute as f64 / 60.0) * noise,
+            prompt: size.prompt,
+            output: size.output,
+        }
     };
     let day = DayOfTraffic::new((0..MINUTES).map(minute).collect()).expect("a day has minutes");
     day.with_peak(peak_per_s)

@@ -46,7 +46,10 @@ impl ZipfCatalog {
         let model = |rank: usize| {
             let shape = shape(&mut random);
             // Prompts from 150 to 2,400 tokens and outputs from 30 to 480: each doubling is as likely.
-            let (prompt, output) = (150.0 * 16f64.powf(random.share()), 30.0 * 16f64.powf(random.share()));
+            let (prompt, output) = (
+                150.0 * 16f64.powf(random.share()),
+                30.0 * 16f64.powf(random.share()),
+            );
             let name = format!("{}-{rank:03}", shape.name);
             CatalogModel {
                 id: ModelId::parse(&name).expect("a shape's name and a number are a model's name"),
@@ -55,7 +58,9 @@ impl ZipfCatalog {
                 size: RequestSize { prompt, output },
             }
         };
-        Self { models: (1..=models).map(model).collect() }
+        Self {
+            models: (1..=models).map(model).collect(),
+        }
     }
 
     #[cfg(test)]

@@ -34,14 +34,20 @@ impl DayOfTraffic {
 
     /// So many times as many requests of the same sizes.
     pub fn scaled(mut self, factor: f64) -> Self {
-        self.minutes.iter_mut().for_each(|minute| minute.requests *= factor);
+        self.minutes
+            .iter_mut()
+            .for_each(|minute| minute.requests *= factor);
         self
     }
 
     /// Scaled so that its busiest minute brings so many requests a second.
     pub(crate) fn with_peak(self, per_s: f64) -> Self {
         let peak = self.peak_per_s();
-        if peak > 0.0 { self.scaled(per_s / peak) } else { self }
+        if peak > 0.0 {
+            self.scaled(per_s / peak)
+        } else {
+            self
+        }
     }
 
     pub fn requests(&self) -> f64 {
@@ -54,7 +60,11 @@ impl DayOfTraffic {
     }
 
     pub(crate) fn peak_per_s(&self) -> f64 {
-        self.minutes.iter().map(|minute| minute.requests).fold(0.0, f64::max) / MINUTE_S
+        self.minutes
+            .iter()
+            .map(|minute| minute.requests)
+            .fold(0.0, f64::max)
+            / MINUTE_S
     }
 
     pub fn length(&self) -> Millis {
@@ -74,7 +84,11 @@ impl DayOfTraffic {
             let end = Moment((at.0 / 60_000 + 1) * 60_000).min(to);
             let minute = self.at(at);
             let part = end.since(at).0 as f64 / 60_000.0;
-            sum = sum.plus(Requests::new(minute.requests * part, minute.prompt, minute.output));
+            sum = sum.plus(Requests::new(
+                minute.requests * part,
+                minute.prompt,
+                minute.output,
+            ));
             at = end;
         }
         sum

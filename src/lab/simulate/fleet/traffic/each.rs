@@ -27,9 +27,12 @@ pub struct TracedRequest {
 /// All requests of a file, of each service in order of time.
 pub fn read(source: TrafficText<'_>) -> Result<Vec<TracedRequest>, TrafficError> {
     let table = Table::read(source)?;
-    let [offset, prompt, output] = table.columns(["offset_ms", "prompt_tokens", "output_tokens"])?;
+    let [offset, prompt, output] =
+        table.columns(["offset_ms", "prompt_tokens", "output_tokens"])?;
     let service = table.column_if_any("service");
-    let blocks = table.column_if_any("prefix_blocks").zip(table.column_if_any("cached_prefix_blocks"));
+    let blocks = table
+        .column_if_any("prefix_blocks")
+        .zip(table.column_if_any("cached_prefix_blocks"));
     let mut latest = [0u64; 3];
     let mut requests = Vec::with_capacity(table.rows().len());
     for row in table.rows() {
@@ -38,7 +41,12 @@ pub fn read(source: TrafficText<'_>) -> Result<Vec<TracedRequest>, TrafficError>
         let before = &mut latest[service.map_or(2, |service| service as usize)];
         if at < *before {
             let (file, line, before) = (table.file.to_owned(), row.line, *before);
-            return Err(TrafficError::Backwards { file, line, at, before });
+            return Err(TrafficError::Backwards {
+                file,
+                line,
+                at,
+                before,
+            });
         }
         *before = at;
         let cached = match blocks {
@@ -73,7 +81,11 @@ pub(crate) fn by_minute(
             minutes.resize(place + 1, Minute::default());
         }
         let minute = &mut minutes[place];
-        let known = if with_prefix_cache { request.cached } else { 0.0 };
+        let known = if with_prefix_cache {
+            request.cached
+        } else {
+            0.0
+        };
         minute.requests += 1.0;
         minute.prompt += (request.prompt as f64 * (1.0 - known)).max(1.0);
         minute.output += request.output.max(1) as f64;

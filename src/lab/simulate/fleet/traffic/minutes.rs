@@ -11,27 +11,55 @@ const MOST_TOKENS: f64 = 1e15;
 type Found = Option<(usize, Minute)>;
 
 /// The day of one service.
-pub fn read(source: TrafficText<'_>, service: Service, gaps: Gaps) -> Result<DayOfTraffic, TrafficError> {
+pub fn read(
+    source: TrafficText<'_>,
+    service: Service,
+    gaps: Gaps,
+) -> Result<DayOfTraffic, TrafficError> {
     let table = Table::read(source)?;
     let file = table.file.to_owned();
-    let [minute, of, requests, prompt, output] =
-        table.columns(["minute", "service", "requests", "prompt_tokens", "output_tokens"])?;
+    let [minute, of, requests, prompt, output] = table.columns([
+        "minute",
+        "service",
+        "requests",
+        "prompt_tokens",
+        "output_tokens",
+    ])?;
     let mut found: Vec<Found> = vec![None; MINUTES];
     for row in table.rows() {
         let at = row.whole(minute, MINUTES as u64 - 1)?;
         let (line, name) = (row.line, Service::of(row, of)?);
         let requests = row.number(requests, MOST_REQUESTS)?;
-        let (prompt, output) = (row.number(prompt, MOST_TOKENS)?, row.number(output, MOST_TOKENS)?);
+        let (prompt, output) = (
+            row.number(prompt, MOST_TOKENS)?,
+            row.number(output, MOST_TOKENS)?,
+        );
         if requests > 0.0 && (prompt < requests || output < requests)
             || requests == 0.0 && prompt + output > 0.0
         {
-            return Err(TrafficError::Tokens { file, line, requests, prompt, output });
+            return Err(TrafficError::Tokens {
+                file,
+                line,
+                requests,
+                prompt,
+                output,
+            });
         }
         if name != service {
             continue;
         }
-        let of_one = |tokens: f64| if requests > 0.0 { tokens / requests } else { 0.0 };
-        let row = Minute { requests, prompt: of_one(prompt), output: of_one(output) };
+        let of_one = |tokens: f64| {
+            if requests > 0.0 {
+                tokens / requests
+            } else {
+                0.0
+            }
+        };
+        let row = Minute {
+            requests,
+            prompt: of_one(prompt),
+            output: of_one(output),
+        };
         if let Some((first, _)) = found[at as usize].replace((line, row)) {
             return Err(TrafficError::Twice {
                 file,
@@ -56,10 +84,20 @@ fn without_gaps(
     let missing = found.iter().filter(|minute| minute.is_none()).count();
     if missing == found.len() {
         let other = if service == "code" { "conv" } else { "code" };
-        return Err(TrafficError::NoService { file, service, found: other.to_owned() });
+        return Err(TrafficError::NoService {
+            file,
+            service,
+            found: other.to_owned(),
+        });
     }
     if let (Gaps::Refuse, Some(at)) = (gaps, found.iter().position(Option::is_none)) {
-        return Err(TrafficError::Gap { file, column: "minute", at: at as u64, missing, service });
+        return Err(TrafficError::Gap {
+            file,
+            column: "minute",
+            at: at as u64,
+            missing,
+            service,
+        });
     }
     let minutes = (0..found.len()).map(|at| filled(found, at)).collect();
     Ok(DayOfTraffic::new(minutes).expect("a day has minutes"))
@@ -71,7 +109,9 @@ fn filled(found: &[Found], at: usize) -> Minute {
     let before = (0..=at).rev().find_map(of);
     let after = (at..found.len()).find_map(of);
     let (Some((first, a)), Some((last, b))) = (before, after) else {
-        return before.or(after).map_or(Minute::default(), |(_, minute)| minute);
+        return before
+            .or(after)
+            .map_or(Minute::default(), |(_, minute)| minute);
     };
     if first == last {
         return a;

@@ -47,7 +47,11 @@ impl Service {
         let all = [Self::Code, Self::Conversation];
         let (file, line, text) = (row.file, row.line, row.text(column));
         let found = all.into_iter().find(|service| service.name() == text);
-        found.ok_or_else(|| TrafficError::UnknownService { file: file.into(), line, text: text.into() })
+        found.ok_or_else(|| TrafficError::UnknownService {
+            file: file.into(),
+            line,
+            text: text.into(),
+        })
     }
 }
 
@@ -69,7 +73,13 @@ pub(crate) struct RequestSize {
 
 impl RequestSize {
     /// The means of Azure's code service in 2023.
-    pub(crate) const CODE: Self = Self { prompt: 2048.0, output: 27.9 };
+    pub(crate) const CODE: Self = Self {
+        prompt: 2048.0,
+        output: 27.9,
+    };
     /// The means of Azure's conversation service in 2023.
-    pub(crate) const CONVERSATION: Self = Self { prompt: 1155.0, output: 211.0 };
+    pub(crate) const CONVERSATION: Self = Self {
+        prompt: 1155.0,
+        output: 211.0,
+    };
 }

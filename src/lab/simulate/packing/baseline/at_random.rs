@@ -15,7 +15,11 @@ pub(crate) struct AtRandom<'s> {
 
 impl<'s> AtRandom<'s> {
     pub fn new(setting: &'s PlayedTrace, dice: Random) -> Self {
-        Self { setting, dice, fitting: Vec::new() }
+        Self {
+            setting,
+            dice,
+            fitting: Vec::new(),
+        }
     }
 
     fn gpus(&mut self, node: &SimulatedNode, kind: &PodKind) -> GpuSet {
@@ -30,7 +34,11 @@ impl<'s> AtRandom<'s> {
 impl Placer for AtRandom<'_> {
     fn place(&mut self, cluster: &SimulatedCluster, arrival: PodArrival) -> Option<Placed> {
         let kind = &self.setting.kinds[arrival.kind];
-        let fitting = cluster.nodes().iter().enumerate().filter(|(_, node)| node.fits(kind));
+        let fitting = cluster
+            .nodes()
+            .iter()
+            .enumerate()
+            .filter(|(_, node)| node.fits(kind));
         self.fitting.clear();
         self.fitting.extend(fitting.map(|(rank, _)| rank));
         let node = *self.fitting.get(self.dice.below(self.fitting.len()))?;
@@ -51,7 +59,17 @@ mod tests {
         let cluster = SimulatedCluster::new(&setting, &[0, 1, 2]);
         let mut random = AtRandom::new(&setting, Random::seeded(42, 0));
         let seat = |random: &mut AtRandom<'_>| {
-            let seat = random.place(&cluster, PodArrival { number: 0, pod: 0, kind: 0 }).unwrap().seat;
+            let seat = random
+                .place(
+                    &cluster,
+                    PodArrival {
+                        number: 0,
+                        pod: 0,
+                        kind: 0,
+                    },
+                )
+                .unwrap()
+                .seat;
             (seat.node, seat.gpus.iter().next().unwrap())
         };
         let met: BTreeSet<(usize, usize)> = (0..100).map(|_| seat(&mut random)).collect();

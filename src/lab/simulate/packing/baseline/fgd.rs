@@ -27,7 +27,11 @@ impl Fgd<'_> {
         let mut gpus = node.gpus.clone();
         let mut score_on = |chosen: GpuSet| {
             chosen.iter().for_each(|place| gpus[place] -= kind.milli);
-            let rest = Rest { model: node.model, cpu: node.cpu.saturating_sub(kind.cpu), gpus: &gpus };
+            let rest = Rest {
+                model: node.model,
+                cpu: node.cpu.saturating_sub(kind.cpu),
+                gpus: &gpus,
+            };
             let after = self.0.fragments(rest);
             chosen.iter().for_each(|place| gpus[place] += kind.milli);
             self.score_of(before, after)
@@ -66,7 +70,13 @@ mod tests {
         let setting = setting(&[(64_000, 2)], &[kind(1000, 1, 500), kind(1000, 1, 1000)]);
         let typical = Typical::of(&setting);
         let mut cluster = SimulatedCluster::new(&setting, &[0]);
-        cluster.take(&setting.kinds[0], SimulatedPlacement { node: 0, gpus: GpuSet::one(1) });
+        cluster.take(
+            &setting.kinds[0],
+            SimulatedPlacement {
+                node: 0,
+                gpus: GpuSet::one(1),
+            },
+        );
         let node = &cluster.nodes()[0];
         // Before, the second GPU's half is of no use to a whole one: 500 of two. On the second GPU nothing of that is left; on
         // the first, two halves are lost to it.
@@ -84,6 +94,9 @@ mod tests {
         let setting = setting(&[(64_000, 3)], &[kind(1000, 1, 500)]);
         let typical = Typical::of(&setting);
         let cluster = SimulatedCluster::new(&setting, &[0]);
-        assert_eq!(Fgd(&typical).gpus(&cluster.nodes()[0], &setting.kinds[0]), GpuSet::one(0));
+        assert_eq!(
+            Fgd(&typical).gpus(&cluster.nodes()[0], &setting.kinds[0]),
+            GpuSet::one(0)
+        );
     }
 }

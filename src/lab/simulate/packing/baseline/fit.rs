@@ -15,7 +15,8 @@ impl BaselineScore for BestFit {
         let part = |free: u64, asked: u64, largest: u32| {
             free.saturating_sub(asked) as f64 / f64::from(largest) * 0.5
         };
-        let left = part(node.cpu, kind.cpu, LARGEST_CPU) + part(node.free(), kind.milli_gpus(), LARGEST_GPU);
+        let left = part(node.cpu, kind.cpu, LARGEST_CPU)
+            + part(node.free(), kind.milli_gpus(), LARGEST_GPU);
         ((1.0 - left) * f64::from(TOP)) as u32
     }
 }
@@ -25,8 +26,8 @@ impl BaselineScore for DotProduct {
         let part = |free: u64, asked: u64, largest: u32| {
             (free as f64 / f64::from(largest)) * (asked as f64 / f64::from(largest))
         };
-        let product =
-            part(node.cpu, kind.cpu, LARGEST_CPU) + part(node.free(), kind.milli_gpus(), LARGEST_GPU);
+        let product = part(node.cpu, kind.cpu, LARGEST_CPU)
+            + part(node.free(), kind.milli_gpus(), LARGEST_GPU);
         (f64::from(TOP) * (1.0 - product / 2.0)) as u32
     }
 }
@@ -42,7 +43,13 @@ mod tests {
     fn node() -> SimulatedNode {
         let setting = setting(&[(64_000, 2)], &[]);
         let mut cluster = SimulatedCluster::new(&setting, &[0]);
-        cluster.take(&kind(0, 1, 600), SimulatedPlacement { node: 0, gpus: GpuSet::one(0) });
+        cluster.take(
+            &kind(0, 1, 600),
+            SimulatedPlacement {
+                node: 0,
+                gpus: GpuSet::one(0),
+            },
+        );
         cluster.nodes()[0].clone()
     }
 

@@ -15,7 +15,9 @@ pub(crate) struct PackingBaseline;
 
 impl BaselineScore for Clustering {
     fn score(&self, node: &SimulatedNode, kind: &PodKind) -> u32 {
-        let Some(sort) = DemandSort::of(kind) else { return 0 };
+        let Some(sort) = DemandSort::of(kind) else {
+            return 0;
+        };
         let quarter = TOP / 4;
         let used = LARGEST_GPU.saturating_sub(node.free() as u32);
         let base = match (node.sorts.contains_key(&sort), node.sorts.len()) {
@@ -38,11 +40,17 @@ impl BaselineScore for PackingBaseline {
             return (TOP / 3).saturating_sub(untouched).max(untouched);
         }
         let chosen = fullest(node, kind);
-        let of_untouched = chosen.iter().filter(|place| node.gpus[*place] == WHOLE_GPU).count() as u32;
+        let of_untouched = chosen
+            .iter()
+            .filter(|place| node.gpus[*place] == WHOLE_GPU)
+            .count() as u32;
         if of_untouched > 0 {
             return (TOP / 2).saturating_sub(of_untouched).max(TOP / 3);
         }
-        let free: u32 = chosen.iter().map(|place| node.gpus[place] * 100 / WHOLE_GPU).sum();
+        let free: u32 = chosen
+            .iter()
+            .map(|place| node.gpus[place] * 100 / WHOLE_GPU)
+            .sum();
         TOP.saturating_sub(free / 10).max(TOP / 2)
     }
 }
@@ -64,7 +72,13 @@ mod tests {
     fn node(pods: &[(PodKind, &[usize])]) -> SimulatedNode {
         let mut cluster = SimulatedCluster::new(&setting(&[(64_000, 4)], &[]), &[0]);
         for (kind, gpus) in pods {
-            cluster.take(kind, SimulatedPlacement { node: 0, gpus: gpus.iter().copied().collect() });
+            cluster.take(
+                kind,
+                SimulatedPlacement {
+                    node: 0,
+                    gpus: gpus.iter().copied().collect(),
+                },
+            );
         }
         cluster.nodes()[0].clone()
     }
@@ -100,7 +114,11 @@ mod tests {
 
     #[test]
     fn packing_counts_the_fullest_gpus_that_have_room() {
-        let used = node(&[(kind(0, 1, 900), &[0]), (kind(0, 1, 200), &[1]), (kind(0, 1, 500), &[3])]);
+        let used = node(&[
+            (kind(0, 1, 900), &[0]),
+            (kind(0, 1, 200), &[1]),
+            (kind(0, 1, 500), &[3]),
+        ]);
         assert_eq!(fullest(&used, &kind(0, 1, 300)), GpuSet::one(3));
         assert_eq!(PackingBaseline.score(&used, &kind(0, 1, 300)), 100 - 5);
         assert_eq!(PackingBaseline.score(&used, &kind(0, 1, 100)), 100 - 1);

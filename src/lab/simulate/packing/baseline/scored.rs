@@ -23,15 +23,19 @@ struct RememberedScores {
 
 impl<'s, S: BaselineScore> Scored<'s, S> {
     pub fn new(setting: &'s PlayedTrace, score: S) -> Self {
-        Self { setting, score, memories: setting.kinds.iter().map(|_| None).collect() }
+        Self {
+            setting,
+            score,
+            memories: setting.kinds.iter().map(|_| None).collect(),
+        }
     }
 }
 
 impl<S: BaselineScore> Placer for Scored<'_, S> {
     fn place(&mut self, cluster: &SimulatedCluster, arrival: PodArrival) -> Option<Placed> {
         let kind = &self.setting.kinds[arrival.kind];
-        let memory =
-            self.memories[arrival.kind].get_or_insert_with(|| RememberedScores::new(cluster.nodes().len()));
+        let memory = self.memories[arrival.kind]
+            .get_or_insert_with(|| RememberedScores::new(cluster.nodes().len()));
         let node = memory.best(cluster, kind, &self.score)?;
         let gpus = self.score.gpus(&cluster.nodes()[node], kind);
         Some(Placed::alone(SimulatedPlacement { node, gpus }))
@@ -41,7 +45,10 @@ impl<S: BaselineScore> Placer for Scored<'_, S> {
 impl RememberedScores {
     fn new(nodes: usize) -> Self {
         // No node has version 0.
-        Self { versions: vec![0; nodes].into(), scores: vec![None; nodes].into() }
+        Self {
+            versions: vec![0; nodes].into(),
+            scores: vec![None; nodes].into(),
+        }
     }
 
     fn best(
@@ -73,7 +80,11 @@ mod tests {
     use crate::simulate::packing::testing::{kind, setting};
 
     fn arrival(number: usize) -> PodArrival {
-        PodArrival { number, pod: 0, kind: 0 }
+        PodArrival {
+            number,
+            pod: 0,
+            kind: 0,
+        }
     }
 
     #[test]

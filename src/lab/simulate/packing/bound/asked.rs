@@ -20,18 +20,34 @@ pub struct DemandAtLoad {
 impl DemandAtLoad {
     /// Means over the events at which the requested share rounds to this percentage of the GPUs; `None` if there are none. By
     /// seed: the arrivals, and until when each kind's pods were all placed.
-    pub fn at(setting: &PlayedTrace, arrivals: &[Arrivals], until: &[Until], load: u64) -> Option<Self> {
+    pub fn at(
+        setting: &PlayedTrace,
+        arrivals: &[Arrivals],
+        until: &[Until],
+        load: u64,
+    ) -> Option<Self> {
         let runs = arrivals.iter().zip(until);
-        let of: Vec<Self> =
-            runs.filter_map(|(arrivals, until)| Self::of_one(setting, arrivals, until, load)).collect();
+        let of: Vec<Self> = runs
+            .filter_map(|(arrivals, until)| Self::of_one(setting, arrivals, until, load))
+            .collect();
         let mean = |counts: fn(&Self) -> &[f64]| -> Vec<f64> {
             let sum = |kind: usize| of.iter().map(|one| counts(one)[kind]).sum::<f64>();
-            (0..setting.kinds.len()).map(|kind| sum(kind) / of.len() as f64).collect()
+            (0..setting.kinds.len())
+                .map(|kind| sum(kind) / of.len() as f64)
+                .collect()
         };
-        (!of.is_empty()).then(|| Self { came: mean(|one| &one.came), placed: mean(|one| &one.placed) })
+        (!of.is_empty()).then(|| Self {
+            came: mean(|one| &one.came),
+            placed: mean(|one| &one.placed),
+        })
     }
 
-    fn of_one(setting: &PlayedTrace, arrivals: &Arrivals, until: &Until, load: u64) -> Option<Self> {
+    fn of_one(
+        setting: &PlayedTrace,
+        arrivals: &Arrivals,
+        until: &Until,
+        load: u64,
+    ) -> Option<Self> {
         let mut asked = 0;
         let at_load = |arrival: PodArrival| {
             asked += setting.kinds[arrival.kind].milli_gpus();
@@ -41,7 +57,10 @@ impl DemandAtLoad {
         let events = is_at.iter().filter(|is_at| **is_at).count() as f64;
         let mut left = events;
         let none = vec![0.0; setting.kinds.len()];
-        let mut counts = Self { came: none.clone(), placed: none };
+        let mut counts = Self {
+            came: none.clone(),
+            placed: none,
+        };
         for (PodArrival { number, kind, .. }, is_at) in arrivals.iter(setting).zip(is_at) {
             // A pod has arrived at every event from its own on.
             counts.came[kind] += left / events;
@@ -62,10 +81,22 @@ mod tests {
     #[test]
     fn a_pod_between_two_events_of_a_load_counts_from_the_later_one_on() {
         // 0.1 GPUs of ten are a hundredth; the third pod asks for nothing, and comes at 1 % too.
-        let setting = setting(&[(1000, 10)], &[kind(1, 1, 50), kind(1, 1, 500), kind(1, 0, 0)]);
-        let arrivals = Arrivals { seed: 0, pods: vec![0, 0, 2, 1, 0], ranks: vec![0] };
+        let setting = setting(
+            &[(1000, 10)],
+            &[kind(1, 1, 50), kind(1, 1, 500), kind(1, 0, 0)],
+        );
+        let arrivals = Arrivals {
+            seed: 0,
+            pods: vec![0, 0, 2, 1, 0],
+            ranks: vec![0],
+        };
         let at = |load, until| {
-            DemandAtLoad::at(&setting, std::slice::from_ref(&arrivals), &[vec![until; 3]], load)
+            DemandAtLoad::at(
+                &setting,
+                std::slice::from_ref(&arrivals),
+                &[vec![until; 3]],
+                load,
+            )
         };
         // 50 rounds up to 1 %, as do 100 and 100.
         let first = at(1, 2).unwrap();
@@ -78,7 +109,11 @@ mod tests {
     #[test]
     fn the_mean_is_over_the_seeds_that_have_the_load() {
         let setting = setting(&[(1000, 1)], &[kind(1, 1, 1000), kind(1, 1, 500)]);
-        let of = |pods: &[usize]| Arrivals { seed: 0, pods: pods.to_vec(), ranks: vec![0] };
+        let of = |pods: &[usize]| Arrivals {
+            seed: 0,
+            pods: pods.to_vec(),
+            ranks: vec![0],
+        };
         let arrivals = [of(&[0]), of(&[1, 1]), of(&[1])];
         let until = [vec![1, 1], vec![0, 1], vec![1, 1]];
         let asked = DemandAtLoad::at(&setting, &arrivals, &until, 100).unwrap();

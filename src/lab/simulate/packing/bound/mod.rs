@@ -55,8 +55,13 @@ impl AllocationBound {
     ) -> Result<Option<Self>, Unsolved> {
         let placed = |beginning: &UntilFirstRefusal| placed(setting, arrivals, &beginning.until);
         // Of equals the one that was requested first.
-        let longest = beginnings.iter().rev().max_by(|a, b| placed(a).total_cmp(&placed(b)));
-        let Some(longest) = longest.filter(|_| !arrivals.is_empty()) else { return Ok(None) };
+        let longest = beginnings
+            .iter()
+            .rev()
+            .max_by(|a, b| placed(a).total_cmp(&placed(b)));
+        let Some(longest) = longest.filter(|_| !arrivals.is_empty()) else {
+            return Ok(None);
+        };
         let nobody = vec![vec![0; setting.kinds.len()]; arrivals.len()];
         let at = |until: &[Until], load| at(setting, arrivals, until, load);
         Ok(Some(Self {
@@ -76,14 +81,23 @@ fn at(
     until: &[Until],
     load: u64,
 ) -> Result<Option<f64>, Unsolved> {
-    let Some(asked) = DemandAtLoad::at(setting, arrivals, until, load) else { return Ok(None) };
-    Ok(Some(hundredths(setting, most(setting, &asked)? * f64::from(WHOLE_GPU))))
+    let Some(asked) = DemandAtLoad::at(setting, arrivals, until, load) else {
+        return Ok(None);
+    };
+    Ok(Some(hundredths(
+        setting,
+        most(setting, &asked)? * f64::from(WHOLE_GPU),
+    )))
 }
 
 fn placed(setting: &PlayedTrace, arrivals: &[Arrivals], until: &[Until]) -> f64 {
     let of = |(arrivals, until): (&Arrivals, &Until)| -> u64 {
-        let placed = arrivals.iter(setting).filter(|arrival| arrival.number < until[arrival.kind]);
-        placed.map(|arrival| setting.kinds[arrival.kind].milli_gpus()).sum()
+        let placed = arrivals
+            .iter(setting)
+            .filter(|arrival| arrival.number < until[arrival.kind]);
+        placed
+            .map(|arrival| setting.kinds[arrival.kind].milli_gpus())
+            .sum()
     };
     let asked: u64 = arrivals.iter().zip(until).map(of).sum();
     hundredths(setting, asked as f64 / arrivals.len().max(1) as f64)
@@ -104,12 +118,26 @@ pub struct ObservedPlacer<'p> {
 
 impl<'p> ObservedPlacer<'p> {
     pub fn new(setting: &'p PlayedTrace, placer: Box<dyn Placer + 'p>) -> Self {
-        let until = |kind| if setting.could_fit(kind) { None } else { Some(0) };
-        Self { setting, placer, came: 0, until: setting.kinds.iter().map(until).collect() }
+        let until = |kind| {
+            if setting.could_fit(kind) {
+                None
+            } else {
+                Some(0)
+            }
+        };
+        Self {
+            setting,
+            placer,
+            came: 0,
+            until: setting.kinds.iter().map(until).collect(),
+        }
     }
 
     pub fn until(self) -> Until {
-        self.until.into_iter().map(|until| until.unwrap_or(self.came)).collect()
+        self.until
+            .into_iter()
+            .map(|until| until.unwrap_or(self.came))
+            .collect()
     }
 
     /// From here on this run says nothing about such kinds.

@@ -31,7 +31,9 @@ const SLACK: f64 = 1e-9;
 
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Unsolved {
-    #[error("the program of the bound has no solution that the solver can verify ({0}); leave --bound out")]
+    #[error(
+        "the program of the bound has no solution that the solver can verify ({0}); leave --bound out"
+    )]
     Solver(#[from] microlp::Error),
     #[error("the solver of the bound stopped before it had a solution; leave --bound out")]
     Interrupted,
@@ -46,11 +48,15 @@ pub fn most(setting: &PlayedTrace, asked: &DemandAtLoad) -> Result<f64, Unsolved
     let mut problem = Problem::new(OptimizationDirection::Minimize);
     let plays = |kind: &usize| asked.came[*kind] > 0.0 && setting.could_fit(&setting.kinds[*kind]);
     let kinds: Vec<usize> = (0..setting.kinds.len()).filter(plays).collect();
-    let prices: Vec<(usize, KindPrices)> =
-        kinds.iter().map(|kind| (*kind, KindPrices::new(&mut problem, asked, *kind))).collect();
+    let prices: Vec<(usize, KindPrices)> = kinds
+        .iter()
+        .map(|kind| (*kind, KindPrices::new(&mut problem, asked, *kind)))
+        .collect();
     let mut sorts = Vec::new();
     for (site, count) in alike(setting) {
-        let kinds = prices.iter().map(|(kind, place)| (&setting.kinds[*kind], *place));
+        let kinds = prices
+            .iter()
+            .map(|(kind, place)| (&setting.kinds[*kind], *place));
         sorts.push(NodePrices::new(
             &mut problem,
             site,
@@ -67,7 +73,10 @@ pub fn most(setting: &PlayedTrace, asked: &DemandAtLoad) -> Result<f64, Unsolved
 fn alike(setting: &PlayedTrace) -> Vec<(&PlayedNode, f64)> {
     let mut sorts: BTreeMap<_, (&PlayedNode, f64)> = BTreeMap::new();
     for site in &setting.sites {
-        sorts.entry((site.model, site.cpu, site.memory, site.gpus)).or_insert((site, 0.0)).1 += 1.0;
+        sorts
+            .entry((site.model, site.cpu, site.memory, site.gpus))
+            .or_insert((site, 0.0))
+            .1 += 1.0;
     }
     sorts.into_values().collect()
 }
@@ -109,11 +118,17 @@ impl NodePrices {
         let gpus = count * f64::from(site.gpus);
         let cpu = problem.add_var(count * cores(site.cpu), any);
         let memory = problem.add_var(count * gib(site.memory), any);
-        let mut sort = Self { gpus, gpu: problem.add_var(gpus, any), parts: BTreeMap::new() };
+        let mut sort = Self {
+            gpus,
+            gpu: problem.add_var(gpus, any),
+            parts: BTreeMap::new(),
+        };
         for (kind, place) in kinds {
             let mut costs = vec![(place.came, 1.0), (place.placed, -1.0)];
             costs.extend(
-                [(cpu, cores(kind.cpu)), (memory, gib(kind.memory))].into_iter().filter(|(_, n)| *n > 0.0),
+                [(cpu, cores(kind.cpu)), (memory, gib(kind.memory))]
+                    .into_iter()
+                    .filter(|(_, n)| *n > 0.0),
             );
             match kind.gpus {
                 0 => {}
@@ -138,14 +153,19 @@ impl NodePrices {
 
     /// The cut with the most valuable parts, as the number of parts by size, and by how much its value exceeds a GPU's price.
     fn missed(&self, solution: &Solution) -> (BTreeMap<u32, u32>, f64) {
-        let worths: Vec<(u32, f64)> =
-            self.parts.iter().map(|(milli, part)| (*milli, solution.var_value(*part))).collect();
+        let worths: Vec<(u32, f64)> = self
+            .parts
+            .iter()
+            .map(|(milli, part)| (*milli, solution.var_value(*part)))
+            .collect();
         let (pieces, packing_model) = best_cut(&worths);
         (pieces, packing_model - solution.var_value(self.gpu))
     }
 
     fn constraint(&self, pieces: &BTreeMap<u32, u32>) -> Vec<(Variable, f64)> {
-        let parts = pieces.iter().map(|(milli, count)| (self.parts[milli], -f64::from(*count)));
+        let parts = pieces
+            .iter()
+            .map(|(milli, count)| (self.parts[milli], -f64::from(*count)));
         [(self.gpu, 1.0)].into_iter().chain(parts).collect()
     }
 }
@@ -158,15 +178,21 @@ fn cut(mut solution: Solution, sorts: &[NodePrices]) -> Result<(Solution, f64), 
             let (pieces, missed) = sort.missed(&solution);
             if missed > EPSILON {
                 is_done = false;
-                solution =
-                    solved(solution.add_constraint(sort.constraint(&pieces), ComparisonOp::Ge, 0.0)?)?;
+                solution = solved(solution.add_constraint(
+                    sort.constraint(&pieces),
+                    ComparisonOp::Ge,
+                    0.0,
+                )?)?;
             }
         }
         if is_done {
             break;
         }
     }
-    let lacking = sorts.iter().map(|sort| sort.gpus * sort.missed(&solution).1.max(0.0)).sum();
+    let lacking = sorts
+        .iter()
+        .map(|sort| sort.gpus * sort.missed(&solution).1.max(0.0))
+        .sum();
     Ok((solution, lacking))
 }
 
@@ -182,7 +208,9 @@ fn best_cut(parts: &[(u32, f64)]) -> (BTreeMap<u32, u32>, f64) {
     for room in 1..=whole {
         best[room] = best[room - 1];
         for &(milli, packing_model) in parts {
-            let Some(rest) = room.checked_sub(milli as usize) else { continue };
+            let Some(rest) = room.checked_sub(milli as usize) else {
+                continue;
+            };
             if best[rest] + packing_model > best[room] {
                 best[room] = best[rest] + packing_model;
                 last[room] = Some(milli);

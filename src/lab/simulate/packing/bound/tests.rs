@@ -11,10 +11,21 @@ use stowage_scheduling::vocabulary::gpu::GpuSet;
 
 /// The greatest allocation of these pods, in thousandths of GPUs; the first `placed` of them must all be placed.
 fn best(setting: &PlayedTrace, ranks: &[usize], pods: &[usize], placed: usize) -> Option<u64> {
-    fn go(setting: &PlayedTrace, cluster: &SimulatedCluster, pods: &[usize], placed: usize) -> Option<u64> {
-        let Some((pod, rest)) = pods.split_first() else { return Some(cluster.allocated()) };
+    fn go(
+        setting: &PlayedTrace,
+        cluster: &SimulatedCluster,
+        pods: &[usize],
+        placed: usize,
+    ) -> Option<u64> {
+        let Some((pod, rest)) = pods.split_first() else {
+            return Some(cluster.allocated());
+        };
         let kind = setting.kind_of(*pod);
-        let without = if placed == 0 { go(setting, cluster, rest, 0) } else { None };
+        let without = if placed == 0 {
+            go(setting, cluster, rest, 0)
+        } else {
+            None
+        };
         let with = seats(cluster, kind).into_iter().filter_map(|seat| {
             let mut cluster = cluster.clone();
             cluster.take(kind, seat);
@@ -22,20 +33,32 @@ fn best(setting: &PlayedTrace, ranks: &[usize], pods: &[usize], placed: usize) -
         });
         with.chain(without).max()
     }
-    go(setting, &SimulatedCluster::new(setting, ranks), pods, placed)
+    go(
+        setting,
+        &SimulatedCluster::new(setting, ranks),
+        pods,
+        placed,
+    )
 }
 
 /// Every node and GPU on which it fits. Whole GPUs are all alike.
 fn seats(cluster: &SimulatedCluster, kind: &PodKind) -> Vec<SimulatedPlacement> {
     let on = |(rank, node): (usize, &SimulatedNode)| -> Vec<SimulatedPlacement> {
         let gpus = match kind.is_shared() {
-            true => {
-                (0..node.gpus.len()).filter(|gpu| node.gpus[*gpu] >= kind.milli).map(GpuSet::one).collect()
-            }
+            true => (0..node.gpus.len())
+                .filter(|gpu| node.gpus[*gpu] >= kind.milli)
+                .map(GpuSet::one)
+                .collect(),
             false => vec![node.tightest(kind)],
         };
-        let seats = gpus.into_iter().map(|gpus| SimulatedPlacement { node: rank, gpus });
-        if node.fits(kind) { seats.collect() } else { Vec::new() }
+        let seats = gpus
+            .into_iter()
+            .map(|gpus| SimulatedPlacement { node: rank, gpus });
+        if node.fits(kind) {
+            seats.collect()
+        } else {
+            Vec::new()
+        }
     };
     cluster.nodes().iter().enumerate().flat_map(on).collect()
 }
@@ -51,26 +74,39 @@ fn small() -> impl Strategy<Value = (PlayedTrace, Vec<usize>)> {
                 1 => milli,
                 _ => 1000,
             };
-            PodKind { models: [true, !is_picky].into(), ..kind(cpu * 1000, gpus, milli) }
+            PodKind {
+                models: [true, !is_picky].into(),
+                ..kind(cpu * 1000, gpus, milli)
+            }
         };
         kinds.into_iter().map(kind).collect::<Vec<PodKind>>()
     });
     let nodes = prop::collection::vec((1u64..17, 1u32..=2), 1..=2);
-    (nodes, kinds, prop::collection::vec(any::<prop::sample::Index>(), 1..=6)).prop_map(
-        |(nodes, kinds, pods)| {
-            let nodes: Vec<(u64, u32)> = nodes.into_iter().map(|(cpu, gpus)| (cpu * 1000, gpus)).collect();
+    (
+        nodes,
+        kinds,
+        prop::collection::vec(any::<prop::sample::Index>(), 1..=6),
+    )
+        .prop_map(|(nodes, kinds, pods)| {
+            let nodes: Vec<(u64, u32)> = nodes
+                .into_iter()
+                .map(|(cpu, gpus)| (cpu * 1000, gpus))
+                .collect();
             let mut setting = setting(&nodes, &kinds);
             if let Some(last) = setting.sites.get_mut(1) {
                 last.model = 1;
             }
             let pods = pods.into_iter().map(|pod| pod.index(kinds.len())).collect();
             (setting, pods)
-        },
-    )
+        })
 }
 
 fn counted(setting: &PlayedTrace, pods: &[usize]) -> Vec<f64> {
-    let of = |kind| pods.iter().filter(|pod| setting.pods[**pod].kind == kind).count() as f64;
+    let of = |kind| {
+        pods.iter()
+            .filter(|pod| setting.pods[**pod].kind == kind)
+            .count() as f64
+    };
     (0..setting.kinds.len()).map(of).collect()
 }
 
@@ -91,7 +127,10 @@ proptest! {
 
 #[test]
 fn the_bound_counts_only_parts_that_fit_on_one_gpu_together() {
-    let asked = |came: &[f64], placed: &[f64]| DemandAtLoad { came: came.into(), placed: placed.into() };
+    let asked = |came: &[f64], placed: &[f64]| DemandAtLoad {
+        came: came.into(),
+        placed: placed.into(),
+    };
     // Parts of 600 thousandths are one to a GPU, those of 300 three, and one of each two.
     let setting = setting(&[(64_000, 2)], &[kind(0, 1, 600), kind(0, 1, 300)]);
     let most = |asked: DemandAtLoad| (most(&setting, &asked).unwrap() * 1e6).round() / 1e6;
@@ -106,12 +145,28 @@ fn the_bound_counts_only_parts_that_fit_on_one_gpu_together() {
 
 #[test]
 fn cpu_memory_and_models_bound_what_gpus_would_hold() {
-    let asked = |came: f64| DemandAtLoad { came: vec![came], placed: vec![0.0] };
+    let asked = |came: f64| DemandAtLoad {
+        came: vec![came],
+        placed: vec![0.0],
+    };
     let of = |kind: PodKind| most(&setting(&[(8000, 4)], &[kind]), &asked(9.0)).unwrap();
     assert!((of(kind(1000, 1, 1000)) - 4.0).abs() < 1e-6);
     assert!((of(kind(4000, 1, 1000)) - 2.0).abs() < 1e-6);
-    assert!((of(PodKind { memory: 1 << 40, ..kind(0, 1, 1000) }) - 1.0).abs() < 1e-6);
-    assert_eq!(of(PodKind { models: [false, true].into(), ..kind(0, 1, 1000) }), 0.0);
+    assert!(
+        (of(PodKind {
+            memory: 1 << 40,
+            ..kind(0, 1, 1000)
+        }) - 1.0)
+            .abs()
+            < 1e-6
+    );
+    assert_eq!(
+        of(PodKind {
+            models: [false, true].into(),
+            ..kind(0, 1, 1000)
+        }),
+        0.0
+    );
 }
 
 fn played(
@@ -120,10 +175,19 @@ fn played(
     policy: PlayedPolicy,
 ) -> (UntilFirstRefusal, Vec<Replay>) {
     let typical = Typical::of(setting);
-    let mut beginning = UntilFirstRefusal { policy, until: Vec::new() };
+    let mut beginning = UntilFirstRefusal {
+        policy,
+        until: Vec::new(),
+    };
     let mut replays = Vec::new();
     for arrivals in arrivals {
-        let placer = policy.placer(setting, &typical, arrivals, SimulatedEviction::Never, CpuRule::default());
+        let placer = policy.placer(
+            setting,
+            &typical,
+            arrivals,
+            SimulatedEviction::Never,
+            CpuRule::default(),
+        );
         let mut watched = ObservedPlacer::new(setting, placer);
         replays.push(replay(setting, arrivals, &typical, &mut watched));
         beginning.until.push(watched.until());
@@ -136,14 +200,21 @@ fn no_policy_exceeds_the_bound_for_policies_with_the_same_beginning() {
     let setting = PlayedTrace::of(&built_in::trace());
     let arrivals = [Arrivals::of(&setting, 42), Arrivals::of(&setting, 43)];
     let mean = |replays: &[Replay], load| {
-        let of = replays.iter().map(|replay| replay.curve.at(load).unwrap().allocated);
+        let of = replays
+            .iter()
+            .map(|replay| replay.curve.at(load).unwrap().allocated);
         of.sum::<f64>() / replays.len() as f64
     };
     for policy in PlayedPolicy::ALL {
         let (beginning, replays) = played(&setting, &arrivals, policy);
-        let bound = AllocationBound::of(&setting, &arrivals, &[beginning]).unwrap().unwrap();
+        let bound = AllocationBound::of(&setting, &arrivals, &[beginning])
+            .unwrap()
+            .unwrap();
         let came_to = [mean(&replays, 100), mean(&replays, 130)];
-        let bounds = [(bound.at_100, bound.of_anybody_at_100), (bound.at_130, bound.of_anybody_at_130)];
+        let bounds = [
+            (bound.at_100, bound.of_anybody_at_100),
+            (bound.at_130, bound.of_anybody_at_130),
+        ];
         for (came_to, (bound, choosy)) in came_to.into_iter().zip(bounds) {
             let (bound, choosy) = (bound.unwrap(), choosy.unwrap());
             assert!(
@@ -158,14 +229,23 @@ fn no_policy_exceeds_the_bound_for_policies_with_the_same_beginning() {
 #[test]
 fn the_bound_begins_as_the_policy_that_rejected_no_pod_for_longest() {
     let setting = setting(&[(64_000, 10)], &[kind(0, 1, 1000)]);
-    let arrivals = [Arrivals { seed: 0, pods: vec![0; 13], ranks: vec![0] }];
-    let beginning = |policy, placed| UntilFirstRefusal { policy, until: vec![vec![placed]] };
+    let arrivals = [Arrivals {
+        seed: 0,
+        pods: vec![0; 13],
+        ranks: vec![0],
+    }];
+    let beginning = |policy, placed| UntilFirstRefusal {
+        policy,
+        until: vec![vec![placed]],
+    };
     let beginnings = [
         beginning(PlayedPolicy::Random, 7),
         beginning(PlayedPolicy::Fgd, 9),
         beginning(PlayedPolicy::BestFit, 9),
     ];
-    let bound = AllocationBound::of(&setting, &arrivals, &beginnings).unwrap().unwrap();
+    let bound = AllocationBound::of(&setting, &arrivals, &beginnings)
+        .unwrap()
+        .unwrap();
     assert_eq!((bound.begins_as, bound.placed), (PlayedPolicy::Fgd, 90.0));
     assert!((bound.at_130.unwrap() - 100.0).abs() < 1e-6);
     assert_eq!(AllocationBound::of(&setting, &arrivals, &[]), Ok(None));
@@ -176,18 +256,37 @@ fn the_bound_begins_as_the_policy_that_rejected_no_pod_for_longest() {
 fn a_pod_that_fits_on_no_empty_node_does_not_end_the_beginning() {
     let kinds = [kind(0, 1, 1000), kind(99_000, 1, 1), kind(0, 1, 1000)];
     let setting = setting(&[(64_000, 2)], &kinds);
-    let arrivals = [Arrivals { seed: 0, pods: vec![1, 0, 1, 2, 0, 2], ranks: vec![0] }];
+    let arrivals = [Arrivals {
+        seed: 0,
+        pods: vec![1, 0, 1, 2, 0, 2],
+        ranks: vec![0],
+    }];
     let (beginning, _) = played(&setting, &arrivals, PlayedPolicy::BestFit);
     assert_eq!(beginning.until, [[4, 0, 4]]);
-    let bound = AllocationBound::of(&setting, &arrivals, &[beginning]).unwrap().unwrap();
-    assert_eq!((bound.placed, bound.at_100.unwrap().round()), (100.0, 100.0));
+    let bound = AllocationBound::of(&setting, &arrivals, &[beginning])
+        .unwrap()
+        .unwrap();
+    assert_eq!(
+        (bound.placed, bound.at_100.unwrap().round()),
+        (100.0, 100.0)
+    );
 }
 
 #[test]
 fn a_rejected_pod_ends_the_beginning_of_kinds_that_accept_the_same_models() {
-    let nowhere_else = PodKind { models: [true, false].into(), ..kind(0, 1, 1000) };
-    let setting = setting(&[(64_000, 2)], &[nowhere_else, kind(0, 1, 500), kind(0, 1, 400)]);
-    let arrivals = [Arrivals { seed: 0, pods: vec![0, 1, 0, 2, 1, 1], ranks: vec![0] }];
+    let nowhere_else = PodKind {
+        models: [true, false].into(),
+        ..kind(0, 1, 1000)
+    };
+    let setting = setting(
+        &[(64_000, 2)],
+        &[nowhere_else, kind(0, 1, 500), kind(0, 1, 400)],
+    );
+    let arrivals = [Arrivals {
+        seed: 0,
+        pods: vec![0, 1, 0, 2, 1, 1],
+        ranks: vec![0],
+    }];
     let (beginning, _) = played(&setting, &arrivals, PlayedPolicy::BestFit);
     assert_eq!(beginning.until, [[2, 4, 4]]);
 }

@@ -63,7 +63,10 @@ impl<'s> CpuOnly<'s> {
         let placed = match self.rule {
             CpuRule::Learned if ledger.snapshot().packing_model().is_learned() => {
                 let node = self.cheapest(ledger, cluster, kind, standing)?;
-                Placed::alone(SimulatedPlacement { node, gpus: Default::default() })
+                Placed::alone(SimulatedPlacement {
+                    node,
+                    gpus: Default::default(),
+                })
             }
             CpuRule::Learned | CpuRule::BestFit => self.best_fit.place(cluster, arrival)?,
         };
@@ -82,13 +85,20 @@ impl<'s> CpuOnly<'s> {
         standing: PodTier,
     ) -> Option<usize> {
         let snapshot = ledger.snapshot();
-        let (ledger, taken) =
-            (&*ledger, HostResources { cpu: MilliCpu(kind.cpu), memory: Bytes(kind.memory) });
+        let (ledger, taken) = (
+            &*ledger,
+            HostResources {
+                cpu: MilliCpu(kind.cpu),
+                memory: Bytes(kind.memory),
+            },
+        );
         let loss = |rank: &usize| {
             let (node, packing_model) = (&snapshot.nodes()[*rank], snapshot.packing_model());
             match self.cleared(ledger, node, *rank, standing) {
-                Some(cleared) => packing_model
-                    .packing_cost_of_host(&packing_model.node_summary(cleared.node_gpus(node)), taken),
+                Some(cleared) => packing_model.packing_cost_of_host(
+                    &packing_model.node_summary(cleared.node_gpus(node)),
+                    taken,
+                ),
                 None => packing_model.packing_cost_of_host(snapshot.node_summary(*rank), taken),
             }
         };
@@ -130,17 +140,44 @@ mod tests {
         setting.pods[2].qos = Some(qos);
         setting.pods.extend([setting.pods[1]; 9]);
         let mut world = PackingRun::new(&setting, &[0, 1], None);
-        let mut shipped =
-            Shipped::new(&setting, &[0, 1], eviction, CpuRule::Learned, Knowledge::of_all(&setting));
-        let mut admit = |number, kind| world.admit(PodArrival { number, pod: kind, kind }, &mut shipped).node;
+        let mut shipped = Shipped::new(
+            &setting,
+            &[0, 1],
+            eviction,
+            CpuRule::Learned,
+            Knowledge::of_all(&setting),
+        );
+        let mut admit = |number, kind| {
+            world
+                .admit(
+                    PodArrival {
+                        number,
+                        pod: kind,
+                        kind,
+                    },
+                    &mut shipped,
+                )
+                .node
+        };
         assert!((0..4).all(|number| admit(number, 0).is_some()));
         admit(4, 2).unwrap()
     }
 
     #[test]
     fn a_pod_that_stays_keeps_off_cpu_that_others_will_need_when_best_effort_pods_have_left() {
-        assert_eq!(node_for(Qos::LatencySensitive, SimulatedEviction::OfBestEffort), 1);
-        assert_eq!(node_for(Qos::BestEffort, SimulatedEviction::OfBestEffort), 0, "it leaves with them");
-        assert_eq!(node_for(Qos::LatencySensitive, SimulatedEviction::Never), 0, "they never leave");
+        assert_eq!(
+            node_for(Qos::LatencySensitive, SimulatedEviction::OfBestEffort),
+            1
+        );
+        assert_eq!(
+            node_for(Qos::BestEffort, SimulatedEviction::OfBestEffort),
+            0,
+            "it leaves with them"
+        );
+        assert_eq!(
+            node_for(Qos::LatencySensitive, SimulatedEviction::Never),
+            0,
+            "they never leave"
+        );
     }
 }

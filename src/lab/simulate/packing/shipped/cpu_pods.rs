@@ -17,7 +17,13 @@ pub struct BestEffortCpuPods {
 
 impl BestEffortCpuPods {
     pub fn put(&mut self, rank: usize, number: usize, kind: &PodKind) {
-        self.on.insert((rank, number), HostResources { cpu: MilliCpu(kind.cpu), memory: Bytes(kind.memory) });
+        self.on.insert(
+            (rank, number),
+            HostResources {
+                cpu: MilliCpu(kind.cpu),
+                memory: Bytes(kind.memory),
+            },
+        );
         self.ranks.insert(number, rank);
     }
 
@@ -29,10 +35,11 @@ impl BestEffortCpuPods {
 
     /// What all of them there would free.
     pub fn freed(&self, rank: usize) -> HostResources {
-        self.there(rank).fold(HostResources::default(), |sum, (_, freed)| HostResources {
-            cpu: MilliCpu(sum.cpu.0 + freed.cpu.0),
-            memory: sum.memory + freed.memory,
-        })
+        self.there(rank)
+            .fold(HostResources::default(), |sum, (_, freed)| HostResources {
+                cpu: MilliCpu(sum.cpu.0 + freed.cpu.0),
+                memory: sum.memory + freed.memory,
+            })
     }
 
     /// What is missing on a node when all of them there are evicted.
@@ -56,7 +63,9 @@ impl BestEffortCpuPods {
     }
 
     fn there(&self, rank: usize) -> impl Iterator<Item = (usize, HostResources)> {
-        self.on.range((rank, 0)..=(rank, usize::MAX)).map(|((_, number), freed)| (*number, *freed))
+        self.on
+            .range((rank, 0)..=(rank, usize::MAX))
+            .map(|((_, number), freed)| (*number, *freed))
     }
 }
 
@@ -80,7 +89,10 @@ mod tests {
             pods.put(0, number, &kind(cpu, 0, 0));
         }
         pods.put(1, 4, &kind(64_000, 0, 0));
-        let lack = |cpu| HostResources { cpu: MilliCpu(cpu), memory: Bytes::ZERO };
+        let lack = |cpu| HostResources {
+            cpu: MilliCpu(cpu),
+            memory: Bytes::ZERO,
+        };
         assert_eq!(pods.leavers(0, lack(0)), [0; 0]);
         assert_eq!(pods.leavers(0, lack(3000)), [2]);
         assert_eq!(pods.leavers(0, lack(5000)), [2, 3]);

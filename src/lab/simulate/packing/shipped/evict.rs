@@ -30,40 +30,77 @@ impl Shipped<'_> {
         let slack = self.ledger.policy().preemption.reservation_slack;
         let reservation = Reservation {
             node: set.node.clone(),
-            devices: set.gpus.iter().map(|place| devices[place].uuid.clone()).collect(),
+            devices: set
+                .gpus
+                .iter()
+                .map(|place| devices[place].uuid.clone())
+                .collect(),
             victims: set.all_victims().into(),
             deadline: self.ledger.now() + set.longest_grace + slack,
         };
-        self.ledger.apply(Reserve { uid: uid.clone(), reservation }).ok()?;
+        self.ledger
+            .apply(Reserve {
+                uid: uid.clone(),
+                reservation,
+            })
+            .ok()?;
         let mut evicted: Vec<usize> = set.evicted().filter_map(number).collect();
         set.evicted().for_each(|victim| {
             self.ledger.apply(PodReleased(victim.clone()));
         });
-        cpu_pods.iter().for_each(|number| self.cpu_only.evictable.remove(*number));
+        cpu_pods
+            .iter()
+            .for_each(|number| self.cpu_only.evictable.remove(*number));
         evicted.extend(cpu_pods);
         let placement = self.bind(uid, &set.node)?;
-        Some(Placed { seat: self.seat(&placement), evicted })
+        Some(Placed {
+            seat: self.seat(&placement),
+            evicted,
+        })
     }
 
     /// Pods without GPUs that kube-scheduler evicts for what the other victims do not free.
-    fn cpu_pods_leaving(&self, cluster: &SimulatedCluster, set: &VictimSet, kind: &PodKind) -> Vec<usize> {
+    fn cpu_pods_leaving(
+        &self,
+        cluster: &SimulatedCluster,
+        set: &VictimSet,
+        kind: &PodKind,
+    ) -> Vec<usize> {
         let rank = self.rank_of(&set.node);
-        let host_resources =
-            |victim: &PodUid| self.ledger.pod_state(victim).map(|entry| entry.demand.host_resources);
+        let host_resources = |victim: &PodUid| {
+            self.ledger
+                .pod_state(victim)
+                .map(|entry| entry.demand.host_resources)
+        };
         let freed = set.victims.iter().filter_map(host_resources);
-        self.cpu_only.evictable.leavers(rank, freed.fold(lack(&cluster.nodes()[rank], kind), less))
+        self.cpu_only
+            .evictable
+            .leavers(rank, freed.fold(lack(&cluster.nodes()[rank], kind), less))
     }
 
     fn rank_of(&self, node: &NodeName) -> usize {
-        self.names.binary_search(node).expect("a candidate node is in the cluster")
+        self.names
+            .binary_search(node)
+            .expect("a candidate node is in the cluster")
     }
 
     /// A node is searched only if it could be the cheapest.
-    fn cheapest(&self, cluster: &SimulatedCluster, uid: &PodUid, kind: &PodKind) -> Option<VictimSet> {
-        let demand = &self.ledger.pod_state(uid).filter(|entry| entry.demand.may_preempt)?.demand;
+    fn cheapest(
+        &self,
+        cluster: &SimulatedCluster,
+        uid: &PodUid,
+        kind: &PodKind,
+    ) -> Option<VictimSet> {
+        let demand = &self
+            .ledger
+            .pod_state(uid)
+            .filter(|entry| entry.demand.may_preempt)?
+            .demand;
         let preemptor = self.ledger.preemptor(uid);
         let mut cost_bounds = self.ledger.cost_bounds(&preemptor, demand);
-        cost_bounds.retain(|cost_bound| kind.models[cluster.nodes()[self.rank_of(&cost_bound.node)].model]);
+        cost_bounds.retain(|cost_bound| {
+            kind.models[cluster.nodes()[self.rank_of(&cost_bound.node)].model]
+        });
         let mut survey = self.ledger.survey(&preemptor, demand);
         let look = |node: &NodeName| {
             let mut candidate = survey.candidate(node)?;
@@ -72,7 +109,13 @@ impl Shipped<'_> {
             candidate.shortfall.host_resources = self.cpu_only.evictable.lack_without(rank, lack);
             evicting::seen(candidate, demand)
         };
-        evicting::cheapest_among(cost_bounds, demand, BudgetRules::Keep, SearchEffort::default(), look)
+        evicting::cheapest_among(
+            cost_bounds,
+            demand,
+            BudgetRules::Keep,
+            SearchEffort::default(),
+            look,
+        )
     }
 }
 
@@ -86,5 +129,9 @@ fn lack(node: &SimulatedNode, kind: &PodKind) -> HostResources {
 
 /// The inverse of [`super::ledger::uid`].
 fn number(uid: &PodUid) -> Option<usize> {
-    uid.as_str().strip_prefix("pod-")?.parse().ok().filter(|number| ledger::uid(*number) == *uid)
+    uid.as_str()
+        .strip_prefix("pod-")?
+        .parse()
+        .ok()
+        .filter(|number| ledger::uid(*number) == *uid)
 }

@@ -23,7 +23,10 @@ pub enum Knowledge {
     Learned,
     /// How often each kind will arrive. The packing model depends on the nodes too, and so is computed again after some
     /// arrivals.
-    Known { demand_history: Arc<DemandHistory>, next_at: u64 },
+    Known {
+        demand_history: Arc<DemandHistory>,
+        next_at: u64,
+    },
 }
 
 impl Knowledge {
@@ -42,7 +45,10 @@ impl Knowledge {
             .iter()
             .filter_map(|pod| demand_shapes[pod.kind].clone())
             .for_each(|demand_shape| demand_history.arrive(demand_shape));
-        Self::Known { demand_history: Arc::new(demand_history), next_at: 0 }
+        Self::Known {
+            demand_history: Arc::new(demand_history),
+            next_at: 0,
+        }
     }
 }
 
@@ -56,7 +62,10 @@ pub struct SimulatedUpkeep {
 
 impl SimulatedUpkeep {
     pub fn knowing(knowledge: Knowledge) -> Self {
-        Self { knowledge, versions: Vec::new() }
+        Self {
+            knowledge,
+            versions: Vec::new(),
+        }
     }
 
     /// As often as `serve` does, which is before each pod: updates changed nodes, and learns if it is due.
@@ -65,13 +74,24 @@ impl SimulatedUpkeep {
         self.learn(ledger);
     }
 
-    fn look_at_nodes(&mut self, ledger: &mut Cluster, cluster: &SimulatedCluster, names: &[NodeName]) {
+    fn look_at_nodes(
+        &mut self,
+        ledger: &mut Cluster,
+        cluster: &SimulatedCluster,
+        names: &[NodeName],
+    ) {
         self.versions.resize(names.len(), 0);
         for (rank, node) in cluster.nodes().iter().enumerate() {
             if self.versions[rank] != node.version {
                 self.versions[rank] = node.version;
-                let free_host = HostResources { cpu: MilliCpu(node.cpu), memory: Bytes(node.memory) };
-                ledger.apply(FreeHostKnown { node: names[rank].clone(), free_host: Some(free_host) });
+                let free_host = HostResources {
+                    cpu: MilliCpu(node.cpu),
+                    memory: Bytes(node.memory),
+                };
+                ledger.apply(FreeHostKnown {
+                    node: names[rank].clone(),
+                    free_host: Some(free_host),
+                });
             }
         }
     }
@@ -82,17 +102,20 @@ impl SimulatedUpkeep {
                 Some(demand_history) => Arc::new(demand_history),
                 None => return,
             },
-            Knowledge::Known { demand_history, next_at }
-                if *next_at <= ledger.demand_history().arrivals() =>
-            {
+            Knowledge::Known {
+                demand_history,
+                next_at,
+            } if *next_at <= ledger.demand_history().arrivals() => {
                 *next_at = ledger.demand_history().arrivals() + EVERY;
                 demand_history.clone()
             }
             Knowledge::Known { .. } => return,
         };
         let snapshot = ledger.snapshot();
-        let packing_model =
-            PackingModel::learn(&demand_history, snapshot.nodes().iter().map(Node::node_gpus));
+        let packing_model = PackingModel::learn(
+            &demand_history,
+            snapshot.nodes().iter().map(Node::node_gpus),
+        );
         // The ledger copies a snapshot that is still in use.
         drop(snapshot);
         ledger.apply(PackingModelLearned(packing_model));

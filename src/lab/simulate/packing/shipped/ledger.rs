@@ -38,9 +38,13 @@ pub fn names(setting: &PlayedTrace, ranks: &[usize]) -> Vec<NodeName> {
 pub fn fill(ledger: &mut Cluster, setting: &PlayedTrace, ranks: &[usize], names: &[NodeName]) {
     for (rank, site) in ranks.iter().enumerate() {
         let site = &setting.sites[*site];
-        let uuid = |index: u32| GpuUuid::parse(&format!("GPU-{rank}-{index}")).expect("digits are a name");
+        let uuid =
+            |index: u32| GpuUuid::parse(&format!("GPU-{rank}-{index}")).expect("digits are a name");
         let node = NodeObserved::new(names[rank].clone(), NodeKind::Stowage);
-        let kind = GpuKind { model: &setting.models[site.model], vram: GPU };
+        let kind = GpuKind {
+            model: &setting.models[site.model],
+            vram: GPU,
+        };
         shown::add_node(ledger, node, (0..site.gpus).map(uuid), kind);
     }
 }
@@ -48,7 +52,10 @@ pub fn fill(ledger: &mut Cluster, setting: &PlayedTrace, ranks: &[usize], names:
 /// The request of such a pod's manifest, by [`PodTier`]; no Stowage resource if it has no GPU.
 pub fn demands(setting: &PlayedTrace, kind: &PodKind, policy: &Policy) -> Option<[Demand; 3]> {
     let models: Arc<[GpuModel]> = models(setting, kind).cloned().collect();
-    let demand = |standing| Demand { models: models.clone(), ..demand(kind, standing, policy) };
+    let demand = |standing| Demand {
+        models: models.clone(),
+        ..demand(kind, standing, policy)
+    };
     (kind.gpus > 0).then(|| PodTier::ALL.map(demand))
 }
 
@@ -56,7 +63,9 @@ pub fn demands(setting: &PlayedTrace, kind: &PodKind, policy: &Policy) -> Option
 pub fn models<'s>(setting: &'s PlayedTrace, kind: &PodKind) -> impl Iterator<Item = &'s GpuModel> {
     let is_picky = kind.models.contains(&false);
     let named = setting.models.iter().zip(kind.models.clone());
-    named.filter(move |(_, accepted)| is_picky && *accepted).map(|(model, _)| model)
+    named
+        .filter(move |(_, accepted)| is_picky && *accepted)
+        .map(|(model, _)| model)
 }
 
 pub fn uid(number: usize) -> PodUid {
@@ -80,11 +89,24 @@ pub fn is_exclusive(kind: &PodKind) -> bool {
 }
 
 /// A pod's placement, as its cluster's rank of the node and indices of GPUs.
-pub fn seat(ledger: &Ledger, names: &[NodeName], node: &NodeName, devices: &[GpuUuid]) -> SimulatedPlacement {
-    let rank = names.binary_search(node).expect("a pod is placed on a node that is there");
-    let there = ledger.node(node).map(|node| node.devices.clone()).unwrap_or_default();
+pub fn seat(
+    ledger: &Ledger,
+    names: &[NodeName],
+    node: &NodeName,
+    devices: &[GpuUuid],
+) -> SimulatedPlacement {
+    let rank = names
+        .binary_search(node)
+        .expect("a pod is placed on a node that is there");
+    let there = ledger
+        .node(node)
+        .map(|node| node.devices.clone())
+        .unwrap_or_default();
     let chosen = |place: &usize| devices.contains(&there[*place].uuid);
-    SimulatedPlacement { node: rank, gpus: (0..there.len()).filter(chosen).collect() }
+    SimulatedPlacement {
+        node: rank,
+        gpus: (0..there.len()).filter(chosen).collect(),
+    }
 }
 
 fn demand(kind: &PodKind, standing: PodTier, policy: &Policy) -> Demand {

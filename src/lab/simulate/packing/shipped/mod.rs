@@ -116,7 +116,11 @@ impl<'s> Shipped<'s> {
         Self {
             eviction,
             ledger,
-            demands: setting.kinds.iter().map(|kind| ledger::demands(setting, kind, &policy)).collect(),
+            demands: setting
+                .kinds
+                .iter()
+                .map(|kind| ledger::demands(setting, kind, &policy))
+                .collect(),
             names,
             setting,
             cpu_only: CpuOnly::new(setting, cpu_rule).with(eviction),
@@ -137,7 +141,12 @@ impl<'s> Shipped<'s> {
         Some(Placed::alone(self.seat(&placement)))
     }
 
-    fn best(&mut self, cluster: &SimulatedCluster, uid: &PodUid, arrival: PodArrival) -> Option<NodeName> {
+    fn best(
+        &mut self,
+        cluster: &SimulatedCluster,
+        uid: &PodUid,
+        arrival: PodArrival,
+    ) -> Option<NodeName> {
         let kind = &self.setting.kinds[arrival.kind];
         let pod = self.ledger.pod_state(uid)?;
         let request = VerbRequest {
@@ -148,37 +157,63 @@ impl<'s> Shipped<'s> {
             disruption: None,
         };
         let view = self.ledger.apply(FilterAsked(request));
-        let names: Vec<&str> = accepted(cluster, kind).map(|rank| self.names[rank].as_str()).collect();
-        let mut scores = self.score_cache.take(&view.snapshot, &view.request.demand, &view.policy);
+        let names: Vec<&str> = accepted(cluster, kind)
+            .map(|rank| self.names[rank].as_str())
+            .collect();
+        let mut scores = self
+            .score_cache
+            .take(&view.snapshot, &view.request.demand, &view.policy);
         let list = filter(&view, names.into_iter(), &mut scores);
         self.score_cache.put(scores);
-        list.best.first().map(|best| view.snapshot.nodes()[best.node].name.clone())
+        list.best
+            .first()
+            .map(|best| view.snapshot.nodes()[best.node].name.clone())
     }
 
     /// The pod runs there from now on, and its engine answers at once: the start time of engines is not simulated here.
     fn bind(&mut self, uid: &PodUid, node: &NodeName) -> Option<Placement> {
         let placement = shown::allocate(&mut self.ledger, uid, node)?;
         let devices = placement.recorded();
-        self.ledger.apply(BindingWritten { uid: uid.clone(), node: node.clone(), devices: devices.clone() });
+        self.ledger.apply(BindingWritten {
+            uid: uid.clone(),
+            node: node.clone(),
+            devices: devices.clone(),
+        });
         let demand = self.ledger.pod_state(uid)?.demand.clone();
-        let state = ObservedPhase::Bound { node: node.clone(), devices, starting: false, ran: None };
-        self.ledger.apply(PodObserved(ledger::seen(uid, demand, state)));
+        let state = ObservedPhase::Bound {
+            node: node.clone(),
+            devices,
+            starting: false,
+            ran: None,
+        };
+        self.ledger
+            .apply(PodObserved(ledger::seen(uid, demand, state)));
         Some(placement)
     }
 
     fn seat(&self, placement: &Placement) -> SimulatedPlacement {
-        ledger::seat(&self.ledger, &self.names, &placement.node, &placement.devices)
+        ledger::seat(
+            &self.ledger,
+            &self.names,
+            &placement.node,
+            &placement.devices,
+        )
     }
 
     fn demand(&self, arrival: PodArrival) -> Option<Demand> {
         let standing = self.eviction.standing(self.setting.pods[arrival.pod].qos);
-        self.demands[arrival.kind].as_ref().map(|demands| demands[standing as usize].clone())
+        self.demands[arrival.kind]
+            .as_ref()
+            .map(|demands| demands[standing as usize].clone())
     }
 }
 
 impl Placer for Shipped<'_> {
     fn place(&mut self, cluster: &SimulatedCluster, arrival: PodArrival) -> Option<Placed> {
-        self.ledger.apply(Tick { now: self.ledger.now() + BETWEEN_ARRIVALS, is_leading: true });
+        self.ledger.apply(Tick {
+            now: self.ledger.now() + BETWEEN_ARRIVALS,
+            is_leading: true,
+        });
         self.upkeep.tick(&mut self.ledger, cluster, &self.names);
         let Some(demand) = self.demand(arrival) else {
             return self.cpu_only.place(&mut self.ledger, cluster, arrival);
@@ -189,13 +224,17 @@ impl Placer for Shipped<'_> {
             demand,
             ObservedPhase::Waiting(ObservedWaiting::default()),
         )));
-        let placed = self.place_in_room(cluster, &uid, arrival).or_else(|| match self.eviction {
-            SimulatedEviction::OfBestEffort => self.make_room(cluster, &uid, arrival),
-            SimulatedEviction::Never => None,
-        });
+        let placed = self
+            .place_in_room(cluster, &uid, arrival)
+            .or_else(|| match self.eviction {
+                SimulatedEviction::OfBestEffort => self.make_room(cluster, &uid, arrival),
+                SimulatedEviction::Never => None,
+            });
         if placed.is_none() {
-            self.ledger
-                .apply(FilterDecided { uid: uid.clone(), answer: FilterAnswer::Refused { asked: None } });
+            self.ledger.apply(FilterDecided {
+                uid: uid.clone(),
+                answer: FilterAnswer::Refused { asked: None },
+            });
             self.ledger.apply(PodReleased(uid.clone()));
         }
         placed
@@ -210,7 +249,9 @@ impl Placer for Shipped<'_> {
 /// Ranks of the nodes that kube-scheduler's filters accept for the pod.
 pub fn accepted(cluster: &SimulatedCluster, kind: &PodKind) -> impl Iterator<Item = usize> {
     let nodes = cluster.nodes().iter().enumerate();
-    nodes.filter(|(_, node)| node.is_accepted(kind)).map(|(rank, _)| rank)
+    nodes
+        .filter(|(_, node)| node.is_accepted(kind))
+        .map(|(rank, _)| rank)
 }
 
 #[cfg(test)]

@@ -25,8 +25,13 @@ fn the_ledger_adds_up_after_every_event_and_agrees_with_the_flat_cluster() {
     for eviction in [SimulatedEviction::Never, SimulatedEviction::OfBestEffort] {
         let arrivals = Arrivals::of(&setting, 42);
         let mut world = PackingRun::new(&setting, &arrivals.ranks, None);
-        let mut shipped =
-            Shipped::new(&setting, &arrivals.ranks, eviction, CpuRule::default(), Knowledge::Learned);
+        let mut shipped = Shipped::new(
+            &setting,
+            &arrivals.ranks,
+            eviction,
+            CpuRule::default(),
+            Knowledge::Learned,
+        );
         let mut evicted = 0;
         for arrival in arrivals.iter(&setting) {
             evicted += world.admit(arrival, &mut shipped).evicted.len();
@@ -43,13 +48,30 @@ fn the_ledger_adds_up_after_every_event_and_agrees_with_the_flat_cluster() {
 
 #[test]
 fn a_pod_is_placed_only_where_the_kube_filters_accept_it() {
-    let picky = PodKind { models: [false, true].into(), ..kind(1000, 1, 500) };
+    let picky = PodKind {
+        models: [false, true].into(),
+        ..kind(1000, 1, 500)
+    };
     let setting = setting(&[(500, 1), (8000, 1)], &[kind(1000, 1, 500), picky]);
     let cluster = SimulatedCluster::new(&setting, &[0, 1]);
-    let mut shipped =
-        Shipped::new(&setting, &[0, 1], SimulatedEviction::Never, CpuRule::default(), Knowledge::Learned);
+    let mut shipped = Shipped::new(
+        &setting,
+        &[0, 1],
+        SimulatedEviction::Never,
+        CpuRule::default(),
+        Knowledge::Learned,
+    );
     let place = |shipped: &mut Shipped<'_>, kind| {
-        shipped.place(&cluster, PodArrival { number: kind, pod: kind, kind }).map(|placed| placed.seat.node)
+        shipped
+            .place(
+                &cluster,
+                PodArrival {
+                    number: kind,
+                    pod: kind,
+                    kind,
+                },
+            )
+            .map(|placed| placed.seat.node)
     };
     assert_eq!(place(&mut shipped, 0), Some(1));
     assert_eq!(place(&mut shipped, 1), None);
@@ -59,14 +81,31 @@ fn a_pod_is_placed_only_where_the_kube_filters_accept_it() {
 /// Two best-effort pods on one node with 8 CPUs and two GPUs, then a serving pod: its node and its victims.
 fn third_of(kinds: [PodKind; 3]) -> (Option<usize>, Vec<usize>) {
     let mut setting = setting(&[(8000, 2)], &kinds);
-    for (pod, qos) in [(0, Qos::BestEffort), (1, Qos::BestEffort), (2, Qos::LatencySensitive)] {
+    for (pod, qos) in [
+        (0, Qos::BestEffort),
+        (1, Qos::BestEffort),
+        (2, Qos::LatencySensitive),
+    ] {
         setting.pods[pod].qos = Some(qos);
     }
     let mut world = PackingRun::new(&setting, &[0], None);
-    let mut shipped =
-        Shipped::new(&setting, &[0], SimulatedEviction::OfBestEffort, CpuRule::default(), Knowledge::Learned);
-    let mut outcomes =
-        (0..3).map(|pod| world.admit(PodArrival { number: pod, pod, kind: pod }, &mut shipped));
+    let mut shipped = Shipped::new(
+        &setting,
+        &[0],
+        SimulatedEviction::OfBestEffort,
+        CpuRule::default(),
+        Knowledge::Learned,
+    );
+    let mut outcomes = (0..3).map(|pod| {
+        world.admit(
+            PodArrival {
+                number: pod,
+                pod,
+                kind: pod,
+            },
+            &mut shipped,
+        )
+    });
     let last = outcomes.nth(2).unwrap();
     audited(&shipped);
     (last.node, last.evicted)

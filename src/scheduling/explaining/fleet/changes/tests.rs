@@ -16,9 +16,16 @@ fn apply(fleet: &mut Value, changes: &Value) {
             fleet[part] = new.clone();
         }
     }
-    let list = |of: &Value, name: &str| of.get(name).and_then(Value::as_array).cloned().unwrap_or_default();
-    let mut nodes: BTreeMap<String, Value> =
-        list(fleet, "nodes").into_iter().map(|node| (node["name"].as_str().unwrap().into(), node)).collect();
+    let list = |of: &Value, name: &str| {
+        of.get(name)
+            .and_then(Value::as_array)
+            .cloned()
+            .unwrap_or_default()
+    };
+    let mut nodes: BTreeMap<String, Value> = list(fleet, "nodes")
+        .into_iter()
+        .map(|node| (node["name"].as_str().unwrap().into(), node))
+        .collect();
     for gone in list(changes, "gone") {
         nodes.remove(gone.as_str().unwrap()).expect("it was there");
     }
@@ -26,17 +33,25 @@ fn apply(fleet: &mut Value, changes: &Value) {
         nodes.insert(node["name"].as_str().unwrap().into(), node);
     }
     for change in list(changes, "changed") {
-        let node = nodes.get_mut(change["name"].as_str().unwrap()).expect("it is there");
+        let node = nodes
+            .get_mut(change["name"].as_str().unwrap())
+            .expect("it is there");
         merge(node, &change["node"]);
         for (place, fields) in change["gpus"].as_object().into_iter().flatten() {
             merge(&mut node["gpus"][place.parse::<usize>().unwrap()], fields);
         }
-        let mut pods: BTreeMap<String, Value> =
-            list(node, "pods").into_iter().map(|pod| (pod["uid"].as_str().unwrap().into(), pod)).collect();
+        let mut pods: BTreeMap<String, Value> = list(node, "pods")
+            .into_iter()
+            .map(|pod| (pod["uid"].as_str().unwrap().into(), pod))
+            .collect();
         for left in list(&change, "left") {
             pods.remove(left.as_str().unwrap()).expect("it was there");
         }
-        pods.extend(list(&change, "pods").into_iter().map(|pod| (pod["uid"].as_str().unwrap().into(), pod)));
+        pods.extend(
+            list(&change, "pods")
+                .into_iter()
+                .map(|pod| (pod["uid"].as_str().unwrap().into(), pod)),
+        );
         node["pods"] = pods.into_values().collect();
     }
     fleet["nodes"] = nodes.into_values().collect();
@@ -52,12 +67,35 @@ fn merge(into: &mut Value, fields: &Value) {
 #[derive(Debug, Clone)]
 enum Happens {
     Time(u64),
-    Report { node: usize, gpu: usize, kv: u8, queue: u32 },
-    Arrives { pod: usize, gib: u64, priority: i32 },
-    Runs { pod: usize, gib: u64, node: usize, gpu: usize, starting: bool },
-    Leaves { pod: usize },
-    Gpus { node: usize, count: usize, is_well: bool },
-    Deleted { node: usize },
+    Report {
+        node: usize,
+        gpu: usize,
+        kv: u8,
+        queue: u32,
+    },
+    Arrives {
+        pod: usize,
+        gib: u64,
+        priority: i32,
+    },
+    Runs {
+        pod: usize,
+        gib: u64,
+        node: usize,
+        gpu: usize,
+        starting: bool,
+    },
+    Leaves {
+        pod: usize,
+    },
+    Gpus {
+        node: usize,
+        count: usize,
+        is_well: bool,
+    },
+    Deleted {
+        node: usize,
+    },
 }
 
 const NODES: usize = 3;
@@ -67,20 +105,35 @@ fn happens() -> impl Strategy<Value = Happens> {
     let (node, gpu, pod) = (0..NODES, 0..GPUS, 0..6_usize);
     prop_oneof![
         (1..40_u64).prop_map(Happens::Time),
-        (node.clone(), gpu.clone(), 0..=100_u8, 0..5_u32)
-            .prop_map(|(node, gpu, kv, queue)| Happens::Report { node, gpu, kv, queue }),
+        (node.clone(), gpu.clone(), 0..=100_u8, 0..5_u32).prop_map(|(node, gpu, kv, queue)| {
+            Happens::Report {
+                node,
+                gpu,
+                kv,
+                queue,
+            }
+        }),
         (pod.clone(), 1..90_u64, -5..5_i32).prop_map(|(pod, gib, priority)| Happens::Arrives {
             pod,
             gib,
             priority
         }),
-        (pod.clone(), 1..20_u64, node.clone(), gpu, any::<bool>())
-            .prop_map(|(pod, gib, node, gpu, starting)| Happens::Runs { pod, gib, node, gpu, starting }),
+        (pod.clone(), 1..20_u64, node.clone(), gpu, any::<bool>()).prop_map(
+            |(pod, gib, node, gpu, starting)| Happens::Runs {
+                pod,
+                gib,
+                node,
+                gpu,
+                starting
+            }
+        ),
         pod.prop_map(|pod| Happens::Leaves { pod }),
-        (node.clone(), 1..=GPUS + 1, any::<bool>()).prop_map(|(node, count, is_well)| Happens::Gpus {
-            node,
-            count,
-            is_well
+        (node.clone(), 1..=GPUS + 1, any::<bool>()).prop_map(|(node, count, is_well)| {
+            Happens::Gpus {
+                node,
+                count,
+                is_well,
+            }
         }),
         node.prop_map(|node| Happens::Deleted { node }),
     ]
@@ -90,11 +143,19 @@ fn happen(cluster: &mut ExplainedCluster, what: Happens) {
     let node_name = |node: usize| format!("node-{node}");
     let sketch = |number: usize, gib: u64| pod(&format!("pod-{number}"), &format!("{gib}Gi"));
     let gpus = |cluster: &ExplainedCluster, node: usize| {
-        cluster.ledger.node(&name(&node_name(node))).map_or(0, |node| node.devices.len())
+        cluster
+            .ledger
+            .node(&name(&node_name(node)))
+            .map_or(0, |node| node.devices.len())
     };
     match what {
         Happens::Time(seconds) => cluster.pass(Millis::seconds(seconds)),
-        Happens::Report { node, gpu, kv, queue } if gpu < gpus(cluster, node) => {
+        Happens::Report {
+            node,
+            gpu,
+            kv,
+            queue,
+        } if gpu < gpus(cluster, node) => {
             cluster.report(&node_name(node), &[(gpu, kv, queue)], &[]);
         }
         Happens::Arrives { pod, gib, priority } => {
@@ -102,13 +163,29 @@ fn happen(cluster: &mut ExplainedCluster, what: Happens) {
             pod.priority = priority;
             cluster.wait(&pod);
         }
-        Happens::Runs { pod, gib, node, gpu, starting } if gpu < gpus(cluster, node) => {
+        Happens::Runs {
+            pod,
+            gib,
+            node,
+            gpu,
+            starting,
+        } if gpu < gpus(cluster, node) => {
             cluster.bound(&sketch(pod, gib), &node_name(node), &[gpu], starting);
         }
         Happens::Leaves { pod } => cluster.ledger.apply(PodDeleted(sketch(pod, 1).uid())),
-        Happens::Gpus { node, count, is_well } => {
-            cluster.ledger.set_node(&name(&node_name(node)), Default::default(), None);
-            let last = if is_well { Health::Healthy } else { Health::Lost };
+        Happens::Gpus {
+            node,
+            count,
+            is_well,
+        } => {
+            cluster
+                .ledger
+                .set_node(&name(&node_name(node)), Default::default(), None);
+            let last = if is_well {
+                Health::Healthy
+            } else {
+                Health::Lost
+            };
             let mut health = vec![Health::Healthy; count];
             health[count - 1] = last;
             cluster.devices(&node_name(node), &health);
@@ -145,7 +222,9 @@ proptest! {
 #[test]
 fn of_a_gpu_with_another_load_only_that_is_listed() {
     let mut cluster =
-        ExplainedCluster::new(Policy::default()).node("a", 2).runs(&pod("chat", "40Gi"), "a", &[1]);
+        ExplainedCluster::new(Policy::default())
+            .node("a", 2)
+            .runs(&pod("chat", "40Gi"), "a", &[1]);
     cluster.report("a", &[(1, 70, 3)], &[]);
     let before = Fleet::of(&cluster.ledger, 10);
     cluster.report("a", &[(1, 70, 9)], &[]);

@@ -29,13 +29,19 @@ impl NodeState {
         }
         let lent = self.lent();
         let whole: Bytes = gpus.iter().map(|gpu| gpu.capacity).sum();
-        if lent == Bytes::ZERO || self.lending.advertised.is_some_and(|advertised| advertised < whole + lent)
+        if lent == Bytes::ZERO
+            || self
+                .lending
+                .advertised
+                .is_some_and(|advertised| advertised < whole + lent)
         {
             return;
         }
         let reserved = self.reserved_places(pod_states, policy, except);
         for (place, gpu) in gpus.iter_mut().enumerate() {
-            let lenders = self.lenders_on(place).filter(|(resident, _)| self.may_lend_more(resident));
+            let lenders = self
+                .lenders_on(place)
+                .filter(|(resident, _)| self.may_lend_more(resident));
             let (mut lendable, mut below) = (Bytes::ZERO, None);
             for (resident, kept) in lenders {
                 lendable += resident.per_gpu.minus(kept);
@@ -43,7 +49,10 @@ impl NodeState {
             }
             let needs_it =
                 |borrows_at: Option<i32>| borrows_at.is_none_or(|priority| Some(priority) >= below);
-            if reserved.iter().any(|(places, borrows_at)| places.contains(place) && needs_it(*borrows_at)) {
+            if reserved
+                .iter()
+                .any(|(places, borrows_at)| places.contains(place) && needs_it(*borrows_at))
+            {
                 continue;
             }
             let uuid = &self.devices[place].uuid;
@@ -51,13 +60,19 @@ impl NodeState {
             // What is known to be in use beside all grants is subtracted already.
             let hidden = hidden.map_or(Bytes(u64::MAX), |(_, hidden)| *hidden);
             gpu.lendable = lendable.minus(hidden.minus(self.unaccounted_on(place).believed()));
-            gpu.lends_below = below.filter(|_| gpu.lendable > Bytes::ZERO).unwrap_or_default();
+            gpu.lends_below = below
+                .filter(|_| gpu.lendable > Bytes::ZERO)
+                .unwrap_or_default();
         }
     }
 
     /// VRAM that the node's engines lend, used or not.
     pub(in crate::ledger) fn lent(&self) -> Bytes {
-        let on = |place| self.lenders_on(place).map(|(resident, kept)| resident.per_gpu.minus(kept)).sum();
+        let on = |place| {
+            self.lenders_on(place)
+                .map(|(resident, kept)| resident.per_gpu.minus(kept))
+                .sum()
+        };
         match self.lending.lenders.is_empty() {
             true => Bytes::ZERO,
             false => (0..self.devices.len()).map(on).sum::<Bytes>(),
@@ -77,9 +92,14 @@ impl NodeState {
             return Arc::default();
         }
         let gpus = self.gpus_without(uid, pod_states, policy);
-        let borrowed = chosen.iter().filter(|place| gpus[*place].free() < demand.per_gpu);
+        let borrowed = chosen
+            .iter()
+            .filter(|place| gpus[*place].free() < demand.per_gpu);
         let mut lenders: Vec<PodUid> = borrowed
-            .flat_map(|place| self.lenders_on(place).map(|(resident, _)| resident.uid.clone()))
+            .flat_map(|place| {
+                self.lenders_on(place)
+                    .map(|(resident, _)| resident.uid.clone())
+            })
             .collect();
         lenders.sort_unstable();
         lenders.dedup();
@@ -87,14 +107,21 @@ impl NodeState {
     }
 
     fn may_lend_more(&self, resident: &ResidentPod) -> bool {
-        let sleep = self.lending.lenders.get(&resident.uid).and_then(|lender| lender.sleep.as_ref());
+        let sleep = self
+            .lending
+            .lenders
+            .get(&resident.uid)
+            .and_then(|lender| lender.sleep.as_ref());
         !resident.is_leaving && sleep.is_some_and(|sleep| !sleep.is_silent)
     }
 
     /// The pods that lend on a GPU, and what each keeps of it.
     pub(super) fn lenders_on(&self, place: usize) -> impl Iterator<Item = (&ResidentPod, Bytes)> {
         let uuid = &self.devices[place].uuid;
-        let here = self.residents().iter().filter(move |resident| resident.gpus.contains(place));
+        let here = self
+            .residents()
+            .iter()
+            .filter(move |resident| resident.gpus.contains(place));
         here.filter_map(|resident| Some((resident, self.lending.kept(&resident.uid, uuid)?)))
     }
 
@@ -110,7 +137,9 @@ impl NodeState {
             if self.lenders_on(place).next().is_none() {
                 continue;
             }
-            let Some(observed) = observation(reading, place, uuid) else { continue };
+            let Some(observed) = observation(reading, place, uuid) else {
+                continue;
+            };
             let Some(used) = observed.used else { continue };
             let attributed: Bytes = observed.attributed.iter().map(|(_, bytes)| *bytes).sum();
             let capacity = self.capacity_of(place);
@@ -119,9 +148,13 @@ impl NodeState {
                 let most = most.unwrap_or_else(|| resident.reserved_on(place, capacity));
                 most.minus(observed.attributed_to(&resident.uid).unwrap_or_default())
             };
-            let bound_before =
-                |resident: &&ResidentPod| resident.bound.is_some_and(|since| since <= reading.sampled);
-            let here = self.residents().iter().filter(|resident| resident.gpus.contains(place));
+            let bound_before = |resident: &&ResidentPod| {
+                resident.bound.is_some_and(|since| since <= reading.sampled)
+            };
+            let here = self
+                .residents()
+                .iter()
+                .filter(|resident| resident.gpus.contains(place));
             let growing: Bytes = here.filter(bound_before).map(growing).sum();
             hidden.push((uuid.clone(), used.minus(attributed).minus(growing)));
         }
@@ -173,8 +206,13 @@ impl Ledger {
 
     /// What the node advertises as `stowage.dev/vram`.
     pub(crate) fn set_advertised(&mut self, name: &NodeName, advertised: Option<Bytes>) {
-        if self.node_states.get_mut(name).is_some_and(|node_state| node_state.set_advertised(advertised)) {
-            self.node_states.refresh_view(name, &self.pod_states, &self.policy);
+        if self
+            .node_states
+            .get_mut(name)
+            .is_some_and(|node_state| node_state.set_advertised(advertised))
+        {
+            self.node_states
+                .refresh_view(name, &self.pod_states, &self.policy);
         }
     }
 }

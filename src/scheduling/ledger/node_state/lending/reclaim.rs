@@ -25,9 +25,14 @@ impl NodeState {
     ) -> Vec<(usize, Bytes, Vec<&ResidentPod>)> {
         let mut overdrawn = Vec::new();
         for place in 0..self.devices.len() {
-            let here = || self.residents().iter().filter(move |resident| resident.gpus.contains(place));
-            let borrowers: Vec<&ResidentPod> =
-                here().filter(|resident| resident.borrows && stays(resident)).collect();
+            let here = || {
+                self.residents()
+                    .iter()
+                    .filter(move |resident| resident.gpus.contains(place))
+            };
+            let borrowers: Vec<&ResidentPod> = here()
+                .filter(|resident| resident.borrows && stays(resident))
+                .collect();
             if borrowers.is_empty() {
                 continue;
             }
@@ -46,20 +51,35 @@ impl NodeState {
 
     /// The pods here that wait for an answer to their request, or to its end, in order of UID.
     pub(in crate::ledger) fn wakes(&self) -> impl Iterator<Item = &ResidentPod> {
-        self.residents().iter().filter(|resident| resident.is_unanswered)
+        self.residents()
+            .iter()
+            .filter(|resident| resident.is_unanswered)
     }
 
     /// The pod that needs what borrowers have of a GPU: one that is to wake, or else one that is recalled, or else one that lends,
     /// or else any.
     pub(crate) fn lender_in_need(&self, place: usize) -> Option<&ResidentPod> {
-        let here =
-            self.residents().iter().filter(|resident| resident.gpus.contains(place) && !resident.borrows);
-        here.max_by_key(|resident| (resident.is_waking, self.is_recalled(&resident.uid), resident.lends))
+        let here = self
+            .residents()
+            .iter()
+            .filter(|resident| resident.gpus.contains(place) && !resident.borrows);
+        here.max_by_key(|resident| {
+            (
+                resident.is_waking,
+                self.is_recalled(&resident.uid),
+                resident.lends,
+            )
+        })
     }
 
     /// Whether the whole grant of a pod that is to wake is free, and stays so: each of its GPUs has room for what all its pods are
     /// owed, borrowers included, and no borrower that has ended may have memory there still.
-    pub(in crate::ledger) fn is_wakeable(&self, pod: &ResidentPod, margin: Bytes, now: Moment) -> bool {
+    pub(in crate::ledger) fn is_wakeable(
+        &self,
+        pod: &ResidentPod,
+        margin: Bytes,
+        now: Moment,
+    ) -> bool {
         self.knows_processes(pod, now)
             && pod.gpus.iter().all(|place| {
                 let lent = self.borrowed_on(place);
@@ -72,7 +92,10 @@ impl NodeState {
 
     /// Borrowers on the GPUs of a pod.
     pub(in crate::ledger) fn borrowers_beside(&self, pod: &ResidentPod) -> usize {
-        let here = self.residents().iter().filter(|resident| resident.gpus.meets(pod.gpus));
+        let here = self
+            .residents()
+            .iter()
+            .filter(|resident| resident.gpus.meets(pod.gpus));
         here.filter(|resident| resident.borrows).count()
     }
 
@@ -81,16 +104,27 @@ impl NodeState {
     }
 
     pub(super) fn borrowed_on(&self, place: usize) -> Bytes {
-        let here = self.residents().iter().filter(|resident| resident.gpus.contains(place));
-        here.filter(|resident| resident.borrows).map(|resident| resident.per_gpu).sum()
+        let here = self
+            .residents()
+            .iter()
+            .filter(|resident| resident.gpus.contains(place));
+        here.filter(|resident| resident.borrows)
+            .map(|resident| resident.per_gpu)
+            .sum()
     }
 
     /// What the pods on a GPU that do not borrow may have of it at any time, without asking.
     fn owed(&self, place: usize, unknown: Unknown) -> Bytes {
         let capacity = self.capacity_of(place);
-        let here = self.residents().iter().filter(|resident| resident.gpus.contains(place));
+        let here = self
+            .residents()
+            .iter()
+            .filter(|resident| resident.gpus.contains(place));
         here.filter(|resident| !resident.borrows)
-            .map(|resident| self.owed_to(resident, place, unknown).min(resident.reserved_on(place, capacity)))
+            .map(|resident| {
+                self.owed_to(resident, place, unknown)
+                    .min(resident.reserved_on(place, capacity))
+            })
             .sum()
     }
 
@@ -120,7 +154,9 @@ impl NodeState {
         pod.gpus.iter().any(|place| {
             let (lent, capacity) = (self.borrowed_on(place), self.capacity_of(place));
             let here = self.residents().iter().filter(|resident| !resident.borrows);
-            let granted: Bytes = here.map(|resident| resident.reserved_on(place, capacity)).sum();
+            let granted: Bytes = here
+                .map(|resident| resident.reserved_on(place, capacity))
+                .sum();
             lent > Bytes::ZERO && granted + lent > capacity
         })
     }
@@ -130,9 +166,10 @@ impl NodeState {
         let known_since = pod.bound.unwrap_or_default();
         match self.freshness {
             Freshness::Unreported => known_since + FIRST_REPORT_WITHIN <= now,
-            Freshness::Fresh | Freshness::Stale => {
-                self.reading.as_ref().is_some_and(|reading| known_since <= reading.sampled)
-            }
+            Freshness::Fresh | Freshness::Stale => self
+                .reading
+                .as_ref()
+                .is_some_and(|reading| known_since <= reading.sampled),
             Freshness::Expired => true,
         }
     }
@@ -140,11 +177,20 @@ impl NodeState {
     /// Whether pods that have nothing on a GPU are seen to use more of it than a margin: so much as a borrower has that ended
     /// before this ledger began, and not as little as an MPS server has, which stays.
     fn has_strangers(&self, place: usize, margin: Bytes) -> bool {
-        let Some(reading) = self.believed_reading() else { return false };
-        let Some(observed) = observation(reading, place, &self.devices[place].uuid) else { return false };
-        let is_resident =
-            |uid: &PodUid| self.resident_of(uid).is_some_and(|resident| resident.gpus.contains(place));
-        let strangers = observed.attributed.iter().filter(|(uid, _)| !is_resident(uid));
+        let Some(reading) = self.believed_reading() else {
+            return false;
+        };
+        let Some(observed) = observation(reading, place, &self.devices[place].uuid) else {
+            return false;
+        };
+        let is_resident = |uid: &PodUid| {
+            self.resident_of(uid)
+                .is_some_and(|resident| resident.gpus.contains(place))
+        };
+        let strangers = observed
+            .attributed
+            .iter()
+            .filter(|(uid, _)| !is_resident(uid));
         strangers.map(|(_, bytes)| *bytes).sum::<Bytes>() > margin
     }
 }

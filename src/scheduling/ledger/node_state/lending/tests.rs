@@ -16,7 +16,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 fn shared(gib: u64, priority: i32) -> Demand {
-    in_namespace(demand_of(gib << 30, 1, Sharing::Shared, priority), "default", &lending())
+    in_namespace(
+        demand_of(gib << 30, 1, Sharing::Shared, priority),
+        "default",
+        &lending(),
+    )
 }
 
 /// A GPU of 72 GiB, on which an engine sleeps that was granted 60 GiB and uses 4.
@@ -26,7 +30,13 @@ fn asleep() -> LedgerCluster {
 
 fn asleep_by(policy: Policy) -> LedgerCluster {
     let mut cluster = LedgerCluster::by(policy, &[("n", 1)]);
-    cluster.run("engine", ("n", 0), shared(60, 0), None, ObservedDisruptionInfo::default());
+    cluster.run(
+        "engine",
+        ("n", 0),
+        shared(60, 0),
+        None,
+        ObservedDisruptionInfo::default(),
+    );
     cluster.fall_asleep("engine", "n");
     cluster
 }
@@ -35,12 +45,24 @@ impl LedgerCluster {
     fn reserve_on_n(&mut self, pod: &str) -> Result<(), AssumeConflict> {
         let deadline = self.now() + Millis::seconds(60);
         let (devices, victims) = ([gpu_at("n", 0)].into(), Arc::new([]));
-        self.reserve(&uid(pod), Reservation { node: node("n"), devices, victims, deadline })
+        self.reserve(
+            &uid(pod),
+            Reservation {
+                node: node("n"),
+                devices,
+                victims,
+                deadline,
+            },
+        )
     }
 
     /// The pod's placement on the node, if it gets one.
     fn bind_on_n(&mut self, pod: &str) -> Option<Placement> {
-        match self.apply(BindAsked { uid: uid(pod), key: key(pod), node: node("n") }) {
+        match self.apply(BindAsked {
+            uid: uid(pod),
+            key: key(pod),
+            node: node("n"),
+        }) {
             Ok(BindAnswer::Write(decision)) => Some(decision.placement),
             _ => None,
         }
@@ -51,13 +73,23 @@ impl LedgerCluster {
         self.wait("job", shared(30, -10));
         let placement = self.bind_on_n("job").unwrap();
         assert_eq!(*placement.borrowed_from, [uid("engine")]);
-        self.apply(BindingWritten { uid: uid("job"), node: node("n"), devices: Some(placement.devices) });
+        self.apply(BindingWritten {
+            uid: uid("job"),
+            node: node("n"),
+            devices: Some(placement.devices),
+        });
         self.report_use("n", &[("engine", 4), ("job", 30)], 0, &["engine"]);
     }
 
     fn ask_to_wake(&mut self) {
-        let loan = ObservedLoan { wake_requested: Some("1".into()), ..ObservedLoan::default() };
-        let asks = ObservedDisruptionInfo { loan, ..ObservedDisruptionInfo::default() };
+        let loan = ObservedLoan {
+            wake_requested: Some("1".into()),
+            ..ObservedLoan::default()
+        };
+        let asks = ObservedDisruptionInfo {
+            loan,
+            ..ObservedDisruptionInfo::default()
+        };
         self.run("engine", ("n", 0), shared(60, 0), None, asks);
     }
 
@@ -68,9 +100,20 @@ impl LedgerCluster {
 
     /// A pod that Kueue manages, which could not be evicted alone.
     fn wait_in_kueue(&mut self, pod: &str, demand: Demand) {
-        let disruption_info = DisruptionInfo { queue_managed: true, ..DisruptionInfo::default() };
-        let observed = ObservedDisruptionInfo { disruption_info, ..ObservedDisruptionInfo::default() };
-        self.observe(pod, demand, ObservedPhase::Waiting(ObservedWaiting::default()), Some(observed));
+        let disruption_info = DisruptionInfo {
+            queue_managed: true,
+            ..DisruptionInfo::default()
+        };
+        let observed = ObservedDisruptionInfo {
+            disruption_info,
+            ..ObservedDisruptionInfo::default()
+        };
+        self.observe(
+            pod,
+            demand,
+            ObservedPhase::Waiting(ObservedWaiting::default()),
+            Some(observed),
+        );
     }
 }
 
@@ -78,11 +121,22 @@ impl LedgerCluster {
 fn a_gpu_reserved_for_a_pod_that_could_not_be_evicted_alone_lends_nothing_more() {
     let mut cluster = asleep();
     cluster.wait_in_kueue("kept", shared(10, -10));
-    assert_eq!(cluster.reserve_on_n("kept"), Ok(()), "12 GiB are free without the engine");
+    assert_eq!(
+        cluster.reserve_on_n("kept"),
+        Ok(()),
+        "12 GiB are free without the engine"
+    );
     cluster.wait("job", shared(30, -10));
-    assert_eq!(cluster.bind_on_n("job"), None, "the reservation would be worth nothing");
+    assert_eq!(
+        cluster.bind_on_n("job"),
+        None,
+        "the reservation would be worth nothing"
+    );
     assert!(cluster.bind_on_n("kept").is_some());
-    assert!(cluster.bind_on_n("job").is_some(), "once it is bound, the engine lends again");
+    assert!(
+        cluster.bind_on_n("job").is_some(),
+        "once it is bound, the engine lends again"
+    );
 }
 
 #[test]
@@ -96,17 +150,36 @@ fn lent_vram_is_reserved_for_no_pod_that_may_not_borrow() {
 
 #[test]
 fn a_pod_whose_class_lets_it_take_an_hour_to_leave_borrows_nothing() {
-    let slow = || Demand { grace: Millis::seconds(3600), ..shared(30, -10) };
+    let slow = || Demand {
+        grace: Millis::seconds(3600),
+        ..shared(30, -10)
+    };
     let mut cluster = asleep();
     cluster.wait("slow", slow());
-    assert!(cluster.bind_on_n("slow").is_some(), "it is evicted with ten minutes");
+    assert!(
+        cluster.bind_on_n("slow").is_some(),
+        "it is evicted with ten minutes"
+    );
     let policy = lending();
-    let patient = |class: &Class| Class { max_grace_period: Millis::seconds(3600), ..class.clone() };
+    let patient = |class: &Class| Class {
+        max_grace_period: Millis::seconds(3600),
+        ..class.clone()
+    };
     let classes = policy.classes().iter().map(patient).collect();
     let mut cluster = asleep_by(policy.with_classes(classes).unwrap());
     cluster.wait("slow", slow());
-    assert_eq!(cluster.bind_on_n("slow"), None, "its lender would wait for an hour");
-    cluster.wait("job", Demand { grace: Millis::seconds(600), ..shared(30, -10) });
+    assert_eq!(
+        cluster.bind_on_n("slow"),
+        None,
+        "its lender would wait for an hour"
+    );
+    cluster.wait(
+        "job",
+        Demand {
+            grace: Millis::seconds(600),
+            ..shared(30, -10)
+        },
+    );
     assert!(cluster.bind_on_n("job").is_some());
 }
 
@@ -118,14 +191,28 @@ fn a_binding_that_is_read_says_whether_its_pod_borrows() {
     // Its Binding was given up, and had been written all the same; or another process wrote it.
     cluster.apply(BindingFailed(uid("job")));
     let (node, devices) = (node("n"), placement.recorded());
-    let pod = PodRead::Bound { node, devices, borrows: true };
+    let pod = PodRead::Bound {
+        node,
+        devices,
+        borrows: true,
+    };
     let stage = BindingStage::Request { is_new: true };
     let latest_landing = Millis::seconds(16);
     let asked = cluster.now();
-    cluster.apply(BindingRead { uid: uid("job"), placement, stage, pod, asked, latest_landing });
+    cluster.apply(BindingRead {
+        uid: uid("job"),
+        placement,
+        stage,
+        pod,
+        asked,
+        latest_landing,
+    });
     cluster.ask_to_wake();
     cluster.report_use("n", &[("engine", 4), ("job", 30)], 0, &["engine"]);
-    assert!(!cluster.open_wakes()[0].is_wakeable, "the job has what the engine was granted");
+    assert!(
+        !cluster.open_wakes()[0].is_wakeable,
+        "the job has what the engine was granted"
+    );
     assert_eq!(cluster.evicted(), [uid("job")]);
 }
 
@@ -138,7 +225,13 @@ fn a_borrower_is_to_go_only_as_long_as_its_lender_is_to_wake() {
     cluster.ask_to_wake();
     assert!(is_to_go(&cluster));
     // It asks no more, and sleeps on.
-    cluster.run("engine", ("n", 0), shared(60, 0), None, ObservedDisruptionInfo::default());
+    cluster.run(
+        "engine",
+        ("n", 0),
+        shared(60, 0),
+        None,
+        ObservedDisruptionInfo::default(),
+    );
     cluster.pass(1);
     cluster.report_use("n", &[("engine", 4), ("job", 30)], 0, &["engine"]);
     assert!(!is_to_go(&cluster) && cluster.evicted().is_empty());
@@ -173,7 +266,10 @@ fn a_pod_of_which_nothing_is_known_delays_a_wake_only_by_vram_that_a_borrower_co
     let mut cluster = asleep();
     cluster.ask_to_wake();
     cluster.report_use("n", &[("engine", 4), ("unknown", 30)], 0, &["engine"]);
-    assert!(!cluster.open_wakes()[0].is_wakeable, "it may have borrowed before this ledger began");
+    assert!(
+        !cluster.open_wakes()[0].is_wakeable,
+        "it may have borrowed before this ledger began"
+    );
     // As an MPS server has it, which stays.
     cluster.report_use("n", &[("engine", 4), ("unknown", 1)], 0, &["engine"]);
     assert!(cluster.open_wakes()[0].is_wakeable);

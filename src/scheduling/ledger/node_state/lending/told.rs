@@ -11,7 +11,11 @@ use std::sync::Arc;
 
 /// What a pod has to do with VRAM that is lent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "stage")]
+#[serde(
+    rename_all = "kebab-case",
+    rename_all_fields = "camelCase",
+    tag = "stage"
+)]
 pub enum LoanStage {
     /// Its VRAM is lent: it is evicted when an engine beside it is to wake.
     Borrows,
@@ -52,15 +56,28 @@ impl Ledger {
             LoanStage::Borrows => other.lends,
             _ => other.borrows,
         };
-        let beside = node_state.residents().iter().filter(|other| other.gpus.meets(resident.gpus));
+        let beside = node_state
+            .residents()
+            .iter()
+            .filter(|other| other.gpus.meets(resident.gpus));
         let others = beside.filter(|other| other.uid != *uid).filter(is_other);
         let keys = others.filter_map(|other| Some(self.pod_states.get(&other.uid)?.key.clone()));
         Some(PodLoan {
             stage,
-            request: pod_state.bound().and_then(|bound| bound.wake.request.clone()),
+            request: pod_state
+                .bound()
+                .and_then(|bound| bound.wake.request.clone()),
             others: keys.collect(),
-            borrowed: resident.gpus.iter().map(|place| node_state.borrowed_on(place)).sum(),
-            is_free: node_state.is_wakeable(resident, self.policy.planning.lending.margin, self.now),
+            borrowed: resident
+                .gpus
+                .iter()
+                .map(|place| node_state.borrowed_on(place))
+                .sum(),
+            is_free: node_state.is_wakeable(
+                resident,
+                self.policy.planning.lending.margin,
+                self.now,
+            ),
         })
     }
 
@@ -76,9 +93,15 @@ impl Ledger {
         let wake = &pod_state.bound()?.wake;
         if wake.is_open() {
             let waits = wake.request.is_some() && wake.request != wake.told;
-            return Some(if waits { LoanStage::WaitsToWake } else { LoanStage::MayWake });
+            return Some(if waits {
+                LoanStage::WaitsToWake
+            } else {
+                LoanStage::MayWake
+            });
         }
-        let resident = node_state.resident_of(uid).filter(|resident| resident.lends)?;
+        let resident = node_state
+            .resident_of(uid)
+            .filter(|resident| resident.lends)?;
         let lender = node_state.lending.lenders.get(uid)?;
         if lender.is_recalled {
             return Some(LoanStage::Recalled);
@@ -86,10 +109,17 @@ impl Ledger {
         let sleep = lender.sleep.as_ref()?;
         if !sleep.lends {
             let pause = lender.pause(self.now, &self.policy.planning.lending);
-            return Some(LoanStage::Sleeps { lends_in_millis: (sleep.since + pause).since(self.now) });
+            return Some(LoanStage::Sleeps {
+                lends_in_millis: (sleep.since + pause).since(self.now),
+            });
         }
-        let lent = sleep.kept.iter().map(|(_, kept)| resident.per_gpu.minus(*kept));
-        Some(LoanStage::Lends { bytes_per_gpu: lent.min().unwrap_or_default() })
+        let lent = sleep
+            .kept
+            .iter()
+            .map(|(_, kept)| resident.per_gpu.minus(*kept));
+        Some(LoanStage::Lends {
+            bytes_per_gpu: lent.min().unwrap_or_default(),
+        })
     }
 
     /// Whether a pod's class may borrow, and then what keeps the pod itself from it, if anything does.

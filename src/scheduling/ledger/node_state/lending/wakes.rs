@@ -23,9 +23,16 @@ pub struct WakeStatus {
 impl Ledger {
     /// The pods that have not been told what their request, or the end of it, asks for, in order of node and UID.
     pub fn open_wakes(&self) -> Vec<WakeStatus> {
-        let nodes = self.node_states.with_loans().filter_map(|name| self.node_states.get(name));
+        let nodes = self
+            .node_states
+            .with_loans()
+            .filter_map(|name| self.node_states.get(name));
         nodes
-            .flat_map(|node_state| node_state.wakes().map(move |resident| (node_state, resident)))
+            .flat_map(|node_state| {
+                node_state
+                    .wakes()
+                    .map(move |resident| (node_state, resident))
+            })
             .filter_map(|(node_state, resident)| self.wake_status_at(node_state, resident))
             .collect()
     }
@@ -33,7 +40,9 @@ impl Ledger {
     /// How far a pod is that is to wake, or may; `None` for any other.
     pub fn wake_status(&self, uid: &PodUid) -> Option<WakeStatus> {
         let node_state = self.node_states.get(self.pod_states.get(uid)?.node()?)?;
-        let resident = node_state.resident_of(uid).filter(|resident| resident.is_waking)?;
+        let resident = node_state
+            .resident_of(uid)
+            .filter(|resident| resident.is_waking)?;
         self.wake_status_at(node_state, resident)
     }
 
@@ -43,7 +52,10 @@ impl Ledger {
         let pod_state = self.pod_states.get(uid)?;
         let wake = &pod_state.bound()?.wake;
         let resident = self.node_states.get(pod_state.node()?)?.resident_of(uid)?;
-        Some(!(resident.lends || resident.is_waking) || wake.request.is_some() && wake.request == wake.told)
+        Some(
+            !(resident.lends || resident.is_waking)
+                || wake.request.is_some() && wake.request == wake.told,
+        )
     }
 
     fn wake_status_at(&self, node_state: &NodeState, resident: &ResidentPod) -> Option<WakeStatus> {
@@ -54,7 +66,11 @@ impl Ledger {
             key: pod_state.key.clone(),
             request: wake.request.clone(),
             told: wake.told.clone(),
-            is_wakeable: node_state.is_wakeable(resident, self.policy.planning.lending.margin, self.now),
+            is_wakeable: node_state.is_wakeable(
+                resident,
+                self.policy.planning.lending.margin,
+                self.now,
+            ),
             borrowers: node_state.borrowers_beside(resident),
         })
     }
@@ -62,23 +78,33 @@ impl Ledger {
     /// These pods get back what they lent before they ask for it, or need not any more.
     pub(crate) fn set_recalled(&mut self, pods: &[PodUid], is_recalled: bool) {
         for uid in pods {
-            let Some(name) = self.pod_states.get(uid).and_then(|pod_state| pod_state.node()).cloned() else {
+            let Some(name) = self
+                .pod_states
+                .get(uid)
+                .and_then(|pod_state| pod_state.node())
+                .cloned()
+            else {
                 continue;
             };
             let node_state = self.node_states.get_mut(&name);
             if node_state.is_some_and(|node_state| node_state.set_recalled(uid, is_recalled)) {
-                self.node_states.refresh_view(&name, &self.pod_states, &self.policy);
+                self.node_states
+                    .refresh_view(&name, &self.pod_states, &self.policy);
             }
         }
     }
 
     /// Nodes with engines that sleep and lend, or may come to, in order of name.
     pub(crate) fn nodes_with_lenders(&self) -> impl Iterator<Item = &NodeState> {
-        self.node_states.with_lenders().filter_map(|name| self.node_states.existing(name))
+        self.node_states
+            .with_lenders()
+            .filter_map(|name| self.node_states.existing(name))
     }
 
     /// Nodes with pods that borrow, or that are to wake, in order of name.
     pub(crate) fn nodes_with_loans(&self) -> impl Iterator<Item = (&NodeName, &NodeState)> {
-        self.node_states.with_loans().filter_map(|name| Some((name, self.node_states.get(name)?)))
+        self.node_states
+            .with_loans()
+            .filter_map(|name| Some((name, self.node_states.get(name)?)))
     }
 }

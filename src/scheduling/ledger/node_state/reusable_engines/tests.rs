@@ -23,8 +23,10 @@ fn cluster(policy: Policy) -> LedgerCluster {
 }
 
 fn llama(gib: u64) -> Demand {
-    let demand =
-        Demand { model: ModelId::parse("llama").ok(), ..demand_of(gib << 30, 1, Sharing::Shared, 0) };
+    let demand = Demand {
+        model: ModelId::parse("llama").ok(),
+        ..demand_of(gib << 30, 1, Sharing::Shared, 0)
+    };
     in_namespace(demand, "default", &Policy::default())
 }
 
@@ -48,31 +50,59 @@ fn report(cluster: &mut LedgerCluster, on: &str, engines: Vec<EngineReading>) {
         engine_load: EngineLoad::NONE,
     };
     let sampled = cluster.now();
-    let engines = engines.into_iter().map(|engine| EngineReading { seen: sampled, ..engine }).collect();
-    let reading = NodeReading { sampled, gpus: (0..4).map(gpu).collect(), engines, ..NodeReading::default() };
-    cluster.apply(ReadingReported { node: node(on), reading: reading.into() });
+    let engines = engines
+        .into_iter()
+        .map(|engine| EngineReading {
+            seen: sampled,
+            ..engine
+        })
+        .collect();
+    let reading = NodeReading {
+        sampled,
+        gpus: (0..4).map(gpu).collect(),
+        engines,
+        ..NodeReading::default()
+    };
+    cluster.apply(ReadingReported {
+        node: node(on),
+        reading: reading.into(),
+    });
 }
 
 /// The best place for the demand.
 fn best(cluster: &mut LedgerCluster, demand: &Demand) -> Option<(String, GpuSet)> {
     let (snapshot, policy) = (cluster.snapshot(), cluster.policy().clone());
     let names = snapshot.nodes().iter().map(|node| node.name.as_str());
-    let list = shortlist(&snapshot, demand, names, ScheduleAttempt::unreserved(&policy));
+    let list = shortlist(
+        &snapshot,
+        demand,
+        names,
+        ScheduleAttempt::unreserved(&policy),
+    );
     let place = |best: &Candidate| (snapshot.nodes()[best.node].name.to_string(), best.gpus);
     list.best.first().map(place)
 }
 
 fn offer(cluster: &mut LedgerCluster, pod: &str, on: &str, gpu: u32) {
-    let answer = FilterAnswer::Offered { node: node(on), devices: [gpu_at(on, gpu)].into() };
-    cluster.apply(FilterDecided { uid: uid(pod), answer });
+    let answer = FilterAnswer::Offered {
+        node: node(on),
+        devices: [gpu_at(on, gpu)].into(),
+    };
+    cluster.apply(FilterDecided {
+        uid: uid(pod),
+        answer,
+    });
 }
 
 fn bind(cluster: &mut LedgerCluster, pod: &str, on: &str) -> Vec<String> {
     let asked = BindAsked::of(cluster, &uid(pod), &node(on)).unwrap();
     match cluster.apply(asked) {
-        Ok(BindAnswer::Write(decision)) => {
-            decision.placement.devices.iter().map(ToString::to_string).collect()
-        }
+        Ok(BindAnswer::Write(decision)) => decision
+            .placement
+            .devices
+            .iter()
+            .map(ToString::to_string)
+            .collect(),
         other => panic!("{other:?}"),
     }
 }
@@ -87,9 +117,23 @@ fn a_pod_is_offered_and_gets_the_gpu_on_which_an_engine_of_its_model_sleeps() {
     report(&mut cluster, "a", Vec::new());
     report(&mut cluster, "b", vec![engine("launcher", "b", 3)]);
     assert_eq!(best(&mut cluster, &llama(40)), place("b", 3));
-    assert_eq!(best(&mut cluster, &Demand { model: None, ..llama(40) }), place("a", 0), "it names no model");
+    assert_eq!(
+        best(
+            &mut cluster,
+            &Demand {
+                model: None,
+                ..llama(40)
+            }
+        ),
+        place("a", 0),
+        "it names no model"
+    );
     let elsewhere = in_namespace(llama(40), "elsewhere", &Policy::default());
-    assert_eq!(best(&mut cluster, &elsewhere), place("a", 0), "another namespace's");
+    assert_eq!(
+        best(&mut cluster, &elsewhere),
+        place("a", 0),
+        "another namespace's"
+    );
     cluster.wait("p", llama(40));
     offer(&mut cluster, "p", "b", 3);
     assert_eq!(bind(&mut cluster, "p", "b"), ["GPU-b-3"]);
@@ -101,7 +145,11 @@ fn one_engine_is_promised_to_one_pod() {
     report(&mut cluster, "b", vec![engine("launcher", "b", 3)]);
     cluster.wait("first", llama(20));
     offer(&mut cluster, "first", "b", 3);
-    assert_ne!(best(&mut cluster, &llama(20)), place("b", 3), "it was offered to the first");
+    assert_ne!(
+        best(&mut cluster, &llama(20)),
+        place("b", 3),
+        "it was offered to the first"
+    );
     bind(&mut cluster, "first", "b");
     report(&mut cluster, "b", vec![engine("launcher", "b", 3)]);
     assert_ne!(
@@ -110,31 +158,56 @@ fn one_engine_is_promised_to_one_pod() {
         "the first has come, and the engine is still asleep"
     );
     // A second one sleeps there.
-    report(&mut cluster, "b", vec![engine("launcher", "b", 3), engine("other", "b", 3)]);
+    report(
+        &mut cluster,
+        "b",
+        vec![engine("launcher", "b", 3), engine("other", "b", 3)],
+    );
     let free = cluster.snapshot().node("b").unwrap().reusable.clone();
     assert_eq!(free.iter().count(), 1);
     cluster.apply(PodDeleted(uid("first")));
     report(&mut cluster, "b", vec![engine("launcher", "b", 3)]);
-    assert_eq!(best(&mut cluster, &llama(20)), place("b", 3), "the first has left");
+    assert_eq!(
+        best(&mut cluster, &llama(20)),
+        place("b", 3),
+        "the first has left"
+    );
 }
 
 #[test]
 fn a_gpu_without_room_is_not_chosen_for_its_engine() {
     let mut cluster = cluster(Policy::default());
     report(&mut cluster, "b", vec![engine("launcher", "b", 3)]);
-    let job = Demand { model: None, ..llama(60) };
-    cluster.run("job", ("b", 3), job, None, ObservedDisruptionInfo::default());
-    assert_ne!(best(&mut cluster, &llama(40)).unwrap(), place("b", 3).unwrap());
+    let job = Demand {
+        model: None,
+        ..llama(60)
+    };
+    cluster.run(
+        "job",
+        ("b", 3),
+        job,
+        None,
+        ObservedDisruptionInfo::default(),
+    );
+    assert_ne!(
+        best(&mut cluster, &llama(40)).unwrap(),
+        place("b", 3).unwrap()
+    );
     assert_eq!(best(&mut cluster, &llama(10)), place("b", 3));
 }
 
 #[test]
 fn a_class_opens_its_engines_and_none_does_by_default() {
-    let closed = |pod: &str| EngineReading { reusable_in: None, ..engine(pod, "b", 3) };
+    let closed = |pod: &str| EngineReading {
+        reusable_in: None,
+        ..engine(pod, "b", 3)
+    };
     let opened = |sleeping| {
         let policy = Policy::default();
         let mut classes = policy.classes().to_vec();
-        classes.iter_mut().for_each(|class| (class.reusable, class.sleeping) = (true, sleeping));
+        classes
+            .iter_mut()
+            .for_each(|class| (class.reusable, class.sleeping) = (true, sleeping));
         policy.with_classes(classes).unwrap()
     };
     let (lends, keeps) = (opened(SleepingRule::Lend), opened(SleepingRule::Keep));
@@ -149,9 +222,20 @@ fn a_class_opens_its_engines_and_none_does_by_default() {
             ObservedDisruptionInfo::default(),
         );
         report(&mut cluster, "b", vec![closed("engine")]);
-        let is_chosen = cluster.snapshot().node("b").unwrap().reusable.suiting(&llama(40)).count() == 1;
+        let is_chosen = cluster
+            .snapshot()
+            .node("b")
+            .unwrap()
+            .reusable
+            .suiting(&llama(40))
+            .count()
+            == 1;
         assert_eq!(is_chosen, is_open);
-        assert_eq!(best(&mut cluster, &llama(40)), place("b", 3), "by packing or by its engine");
+        assert_eq!(
+            best(&mut cluster, &llama(40)),
+            place("b", 3),
+            "by packing or by its engine"
+        );
         // The agent names a pod that this node does not have.
         report(&mut cluster, "b", vec![closed("nobody")]);
         assert!(cluster.snapshot().node("b").unwrap().reusable.is_empty());
@@ -163,19 +247,40 @@ fn what_is_awake_unknown_or_old_is_not_woken() {
     let mut cluster = cluster(Policy::default());
     let states = [EngineModelState::Resident, EngineModelState::Loading];
     for state in states {
-        report(&mut cluster, "b", vec![EngineReading { state, ..engine("launcher", "b", 3) }]);
+        report(
+            &mut cluster,
+            "b",
+            vec![EngineReading {
+                state,
+                ..engine("launcher", "b", 3)
+            }],
+        );
         assert!(cluster.snapshot().node("b").unwrap().reusable.is_empty());
     }
-    let nowhere = EngineReading { gpus: [].into(), ..engine("launcher", "b", 3) };
-    let elsewhere = EngineReading { gpus: [gpu_at("b", 9)].into(), ..engine("launcher", "b", 3) };
+    let nowhere = EngineReading {
+        gpus: [].into(),
+        ..engine("launcher", "b", 3)
+    };
+    let elsewhere = EngineReading {
+        gpus: [gpu_at("b", 9)].into(),
+        ..engine("launcher", "b", 3)
+    };
     report(&mut cluster, "b", vec![nowhere, elsewhere]);
     assert!(cluster.snapshot().node("b").unwrap().reusable.is_empty());
     report(&mut cluster, "b", vec![engine("launcher", "b", 3)]);
     assert_eq!(best(&mut cluster, &llama(40)), place("b", 3));
     cluster.pass(20);
-    assert_eq!(best(&mut cluster, &llama(40)), place("b", 3), "stale figures are still a hint");
+    assert_eq!(
+        best(&mut cluster, &llama(40)),
+        place("b", 3),
+        "stale figures are still a hint"
+    );
     cluster.pass(20);
-    assert_ne!(best(&mut cluster, &llama(40)).unwrap(), place("b", 3).unwrap(), "the agent is silent");
+    assert_ne!(
+        best(&mut cluster, &llama(40)).unwrap(),
+        place("b", 3).unwrap(),
+        "the agent is silent"
+    );
 }
 
 #[test]
@@ -197,13 +302,31 @@ fn a_wake_is_priced_by_the_weights_and_the_depth_of_the_sleep() {
     report(
         &mut cluster,
         "b",
-        vec![engine("x", "b", 3), EngineReading { state: deep, ..engine("y", "b", 1) }],
+        vec![
+            engine("x", "b", 3),
+            EngineReading {
+                state: deep,
+                ..engine("y", "b", 1)
+            },
+        ],
     );
     let (snapshot, policy) = (cluster.snapshot(), cluster.policy().clone());
     let (node, starts) = (snapshot.node("b").unwrap(), snapshot.start_model());
     let wake = |gpu| wake_on(node, GpuSet::one(gpu), &llama(40), starts, &policy.loading);
     // 40 GiB from the network take 43 s, from disk 14.3 s, from host memory 2.1 s; a start takes 20 s, a wake 0.1 s.
-    assert_eq!(wake(3), Some(Wake { woken: Millis(2_248), loaded: Millis(77_267) }));
-    assert_eq!(wake(1), Some(Wake { woken: Millis(57_367), loaded: Millis(77_267) }));
+    assert_eq!(
+        wake(3),
+        Some(Wake {
+            woken: Millis(2_248),
+            loaded: Millis(77_267)
+        })
+    );
+    assert_eq!(
+        wake(1),
+        Some(Wake {
+            woken: Millis(57_367),
+            loaded: Millis(77_267)
+        })
+    );
     assert_eq!(wake(0), None);
 }

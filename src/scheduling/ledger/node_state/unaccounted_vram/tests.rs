@@ -49,16 +49,28 @@ impl MeasurementFixture {
     fn bind(&mut self, name: &str, gib: u64, priority: i32) -> Vec<String> {
         self.wait(name, gib, priority);
         let assumed = self.ledger.assume(&uid(name), &node()).unwrap();
-        let AssumeResult::New(placement) = assumed else { panic!("{name} was bound before") };
-        self.ledger.confirm(&uid(name), &node(), Some(placement.devices.clone()));
-        placement.devices.iter().map(|uuid| uuid.to_string()).collect()
+        let AssumeResult::New(placement) = assumed else {
+            panic!("{name} was bound before")
+        };
+        self.ledger
+            .confirm(&uid(name), &node(), Some(placement.devices.clone()));
+        placement
+            .devices
+            .iter()
+            .map(|uuid| uuid.to_string())
+            .collect()
     }
 
     fn observe_bound(&mut self, name: &str, gib: u64, devices: Option<&[&str]>, starting: bool) {
         self.ledger.set_now(self.now);
         let demand = demand(gib, 0, self.ledger.policy());
         let devices = devices.map(|uuids| uuids.iter().map(|uuid| gpu(uuid)).collect());
-        let state = ObservedPhase::Bound { node: node(), devices, starting, ran: None };
+        let state = ObservedPhase::Bound {
+            node: node(),
+            devices,
+            starting,
+            ran: None,
+        };
         self.ledger.observe(name, demand, state, None);
     }
 
@@ -70,12 +82,22 @@ impl MeasurementFixture {
     fn read_with(&mut self, gpus: [(u64, &[(&str, u64)]); 2], on_a: EngineLoad) {
         self.pass(1);
         let readings =
-            ["GPU-a", "GPU-b"].into_iter().zip(gpus).map(|(uuid, (used, attributed))| GpuReading {
-                uuid: gpu(uuid),
-                used: Some(Bytes::gib(used)),
-                attributed: attributed.iter().map(|(name, gib)| (uid(name), Bytes::gib(*gib))).collect(),
-                engine_load: if uuid == "GPU-a" { on_a } else { EngineLoad::NONE },
-            });
+            ["GPU-a", "GPU-b"]
+                .into_iter()
+                .zip(gpus)
+                .map(|(uuid, (used, attributed))| GpuReading {
+                    uuid: gpu(uuid),
+                    used: Some(Bytes::gib(used)),
+                    attributed: attributed
+                        .iter()
+                        .map(|(name, gib)| (uid(name), Bytes::gib(*gib)))
+                        .collect(),
+                    engine_load: if uuid == "GPU-a" {
+                        on_a
+                    } else {
+                        EngineLoad::NONE
+                    },
+                });
         let reading = NodeReading {
             sampled: self.now,
             gpus: readings.collect(),
@@ -97,7 +119,12 @@ impl MeasurementFixture {
     /// `GPU-a`, once these victims are gone.
     fn reservation_on_a(&self, victims: impl Into<Arc<[PodUid]>>, seconds: u64) -> Reservation {
         let deadline = self.now + Millis::seconds(seconds);
-        Reservation { node: node(), devices: Arc::from([gpu("GPU-a")]), victims: victims.into(), deadline }
+        Reservation {
+            node: node(),
+            devices: Arc::from([gpu("GPU-a")]),
+            victims: victims.into(),
+            deadline,
+        }
     }
 
     fn free(&mut self) -> [u64; 2] {
@@ -122,8 +149,14 @@ fn node() -> NodeName {
 /// Of class `serving`, or `opportunistic` if the priority is negative.
 fn demand(gib: u64, priority: i32, policy: &Policy) -> Demand {
     let vram = format!("{gib}Gi");
-    let containers = [ContainerRequest { vram: Some(&vram), ..ContainerRequest::plain("engine") }];
-    let request =
-        PodRequest { priority, grace: Millis::seconds(1), ..PodRequest::plain("default", &containers) };
+    let containers = [ContainerRequest {
+        vram: Some(&vram),
+        ..ContainerRequest::plain("engine")
+    }];
+    let request = PodRequest {
+        priority,
+        grace: Millis::seconds(1),
+        ..PodRequest::plain("default", &containers)
+    };
     Demand::of(&request, policy).unwrap()
 }

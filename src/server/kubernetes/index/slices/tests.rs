@@ -17,7 +17,8 @@ fn node(name: &str) -> Node {
 }
 
 fn pod(name: &str, on: &str) -> Pod {
-    let container = json!({ "name": "engine", "resources": { "limits": { "stowage.dev/vram": "40Gi" } } });
+    let container =
+        json!({ "name": "engine", "resources": { "limits": { "stowage.dev/vram": "40Gi" } } });
     serde_json::from_value(json!({
         "metadata": { "name": name, "namespace": "team", "uid": name,
                       "annotations": { "stowage.dev/devices": "index-0" } },
@@ -49,12 +50,28 @@ fn pods_on_a_node_that_a_driver_takes_are_told_once() {
     index.reset_nodes(&service, &[node("a"), node("b")]);
     index.reset_pods(&service, &[pod("engine", "a")]);
     let events = index.apply_slice(&service, &slice("s", "a"));
-    let told: Vec<_> = events.iter().map(|event| (event.key.to_string(), event.kind)).collect();
-    assert_eq!(told, [("team/engine".to_owned(), PodEventReason::PublishedByDra)]);
+    let told: Vec<_> = events
+        .iter()
+        .map(|event| (event.key.to_string(), event.kind))
+        .collect();
+    assert_eq!(
+        told,
+        [("team/engine".to_owned(), PodEventReason::PublishedByDra)]
+    );
     assert!(index.apply_slice(&service, &slice("s", "a")).is_empty());
-    assert_eq!(index.standing(&service).len(), 1, "another leader tells it again");
-    assert!(index.apply_slice(&service, &slice("t", "b")).is_empty(), "no pod is there");
-    assert_eq!([kind(&service, "a"), kind(&service, "b")], [NodeKind::Dra; 2]);
+    assert_eq!(
+        index.standing(&service).len(),
+        1,
+        "another leader tells it again"
+    );
+    assert!(
+        index.apply_slice(&service, &slice("t", "b")).is_empty(),
+        "no pod is there"
+    );
+    assert_eq!(
+        [kind(&service, "a"), kind(&service, "b")],
+        [NodeKind::Dra; 2]
+    );
 }
 
 #[test]
@@ -64,9 +81,16 @@ fn slices_that_a_new_list_does_not_show_are_gone() {
     index.apply_slice(&service, &slice("s", "a"));
     index.begin_slices(&service);
     index.apply_slice(&service, &slice("t", "b"));
-    assert_eq!(kind(&service, "a"), NodeKind::Dra, "the list is not at its end");
+    assert_eq!(
+        kind(&service, "a"),
+        NodeKind::Dra,
+        "the list is not at its end"
+    );
     index.end_slices(&service);
-    assert_eq!([kind(&service, "a"), kind(&service, "b")], [NodeKind::Stowage, NodeKind::Dra]);
+    assert_eq!(
+        [kind(&service, "a"), kind(&service, "b")],
+        [NodeKind::Stowage, NodeKind::Dra]
+    );
 }
 
 #[test]
@@ -76,7 +100,11 @@ fn a_server_without_slices_is_as_complete_as_one_that_has_listed_them() {
     index.reset_pods(&service, &[]);
     index.begin_budgets(&service);
     index.end_budgets(&service);
-    assert_eq!(index.complete_since(), None, "a GPU is not promised before slices are known");
+    assert_eq!(
+        index.complete_since(),
+        None,
+        "a GPU is not promised before slices are known"
+    );
     index.lack_slices();
     assert_eq!(index.complete_since(), Some(0));
     index.expect_slices(1);
@@ -96,11 +124,17 @@ fn a_driver_that_calls_its_pool_the_same_on_every_node_keeps_all_its_nodes() {
     };
     index.apply_slice(&service, &of_pool("s", "a", 1));
     index.apply_slice(&service, &of_pool("t", "b", 2));
-    assert_eq!([kind(&service, "a"), kind(&service, "b")], [NodeKind::Dra; 2]);
+    assert_eq!(
+        [kind(&service, "a"), kind(&service, "b")],
+        [NodeKind::Dra; 2]
+    );
     let mut empty = of_pool("u", "a", 2);
     empty.spec.devices = None;
     index.apply_slice(&service, &empty);
-    assert_eq!([kind(&service, "a"), kind(&service, "b")], [NodeKind::Stowage, NodeKind::Dra]);
+    assert_eq!(
+        [kind(&service, "a"), kind(&service, "b")],
+        [NodeKind::Stowage, NodeKind::Dra]
+    );
 }
 
 /// Its claim is made by kube-scheduler, for a resource such as `nvidia.com/gpu` that a DeviceClass stands for.
@@ -109,7 +143,8 @@ fn a_pod_that_has_a_device_by_an_extended_resource_keeps_its_node_the_drivers() 
     let (service, mut index) = (Service::new(Policy::default()), ClusterIndex::default());
     index.reset_nodes(&service, &[node("a")]);
     index.apply_slice(&service, &slice("s", "a"));
-    let container = json!({ "name": "engine", "resources": { "limits": { "nvidia.com/gpu": "1" } } });
+    let container =
+        json!({ "name": "engine", "resources": { "limits": { "nvidia.com/gpu": "1" } } });
     let by_resource = json!({
         "metadata": { "name": "engine", "namespace": "team", "uid": "1" },
         "spec": { "nodeName": "a", "containers": [container] },
@@ -118,9 +153,16 @@ fn a_pod_that_has_a_device_by_an_extended_resource_keeps_its_node_the_drivers() 
             "requestMappings": [{ "containerName": "engine", "resourceName": "nvidia.com/gpu", "requestName": "r" }],
         } },
     });
-    index.apply_pod(&service, &serde_json::from_value(by_resource.clone()).unwrap());
+    index.apply_pod(
+        &service,
+        &serde_json::from_value(by_resource.clone()).unwrap(),
+    );
     index.delete_slice(&service, &slice("s", "a"));
-    assert_eq!(kind(&service, "a"), NodeKind::Dra, "the driver restarts, and the pod has its GPU");
+    assert_eq!(
+        kind(&service, "a"),
+        NodeKind::Dra,
+        "the driver restarts, and the pod has its GPU"
+    );
     index.delete_pod(&service, &serde_json::from_value(by_resource).unwrap());
     assert_eq!(kind(&service, "a"), NodeKind::Stowage);
 }

@@ -7,8 +7,12 @@ use stowage_scheduling::kube_filters::{AssumedNodeChange, FilterVerdict, Require
 fn takes_one_more(bench: &IndexFixture) -> bool {
     let (uid, node) = (uid_of("new"), NodeName::parse("a").unwrap());
     let kube_filters = bench.service.cluster().kube_filters().snapshot();
-    kube_filters.verdict(&uid, &Requirements::default(), &node, &AssumedNodeChange::default())
-        == FilterVerdict::Accepts
+    kube_filters.verdict(
+        &uid,
+        &Requirements::default(),
+        &node,
+        &AssumedNodeChange::default(),
+    ) == FilterVerdict::Accepts
 }
 
 fn with_room_for_one_pod() -> IndexFixture {
@@ -36,9 +40,14 @@ fn a_pod_without_a_gpu_counts_for_the_kube_filters_until_it_ends_or_is_gone() {
     bench.apply(&without_gpu("web", "Succeeded"));
     assert!(takes_one_more(&bench));
     bench.apply(&without_gpu("web", "Running"));
-    bench.index.delete_pod(&bench.service, &read(without_gpu("web", "Running")));
+    bench
+        .index
+        .delete_pod(&bench.service, &read(without_gpu("web", "Running")));
     assert!(takes_one_more(&bench));
-    assert!(bench.service.cluster().pod_states().is_empty(), "the ledger is not bothered");
+    assert!(
+        bench.service.cluster().pod_states().is_empty(),
+        "the ledger is not bothered"
+    );
 }
 
 #[test]
@@ -54,9 +63,23 @@ fn a_pod_that_a_new_list_does_not_have_is_gone_from_the_kube_filters() {
 fn the_requirements_of_a_pending_pod_are_known_until_it_is_bound() {
     let mut bench = with_room_for_one_pod();
     bench.apply(&pod("p", "1", 10));
-    assert!(bench.service.cluster().kube_filters().wants(&uid_of("1")).is_some());
+    assert!(
+        bench
+            .service
+            .cluster()
+            .kube_filters()
+            .wants(&uid_of("1"))
+            .is_some()
+    );
     bench.apply(&bound("p", "1", 10, "a", Some("index-0")));
-    assert!(bench.service.cluster().kube_filters().wants(&uid_of("1")).is_none());
+    assert!(
+        bench
+            .service
+            .cluster()
+            .kube_filters()
+            .wants(&uid_of("1"))
+            .is_none()
+    );
     assert!(!takes_one_more(&bench));
     // Its name stands for another pod now.
     bench.apply(&pod("p", "2", 10));

@@ -19,7 +19,11 @@ fn left(bench: &PlannerFixture, name: &str) -> Millis {
 /// The watch shows the pod's reservation, whose write is not answered.
 fn show_unanswered(bench: &mut PlannerFixture, name: &str) {
     let reservation = reservation_for(bench, name);
-    bench.recorder.reservations.lock().insert(name.into(), reservation);
+    bench
+        .recorder
+        .reservations
+        .lock()
+        .insert(name.into(), reservation);
     bench.show_condition(&format!("{name}: hold n"));
 }
 
@@ -42,11 +46,18 @@ async fn late() -> PlannerFixture {
 #[tokio::test]
 async fn a_pod_nominated_late_has_time_to_be_bound_and_its_condition_shows_it() {
     let mut bench = late().await;
-    assert_eq!(bench.tick().await, ["serving: hold n, nominate n, placed", "serving: lift"]);
+    assert_eq!(
+        bench.tick().await,
+        ["serving: hold n, nominate n, placed", "serving: lift"]
+    );
     bench.pass(14);
     assert_eq!(bench.service.cluster().totals().reservations, 1);
     bench.pass(2);
-    assert_eq!(bench.service.cluster().totals().reservations, 0, "but not forever");
+    assert_eq!(
+        bench.service.cluster().totals().reservations,
+        0,
+        "but not forever"
+    );
 }
 
 #[tokio::test]
@@ -75,7 +86,10 @@ async fn a_standby_sees_that_a_reservation_was_extended() {
     assert!(left(&bench, "serving") > Millis::seconds(200));
     pod["status"]["conditions"] = reservation_observed(&[], 10);
     bench.show(pod);
-    assert!(left(&bench, "serving") > Millis::seconds(200), "what is shown late shortens nothing");
+    assert!(
+        left(&bench, "serving") > Millis::seconds(200),
+        "what is shown late shortens nothing"
+    );
 }
 
 #[tokio::test]
@@ -89,7 +103,10 @@ async fn a_reservation_that_ends_while_it_is_being_written_is_cleared_after_that
     tokio::task::yield_now().await;
     assert_eq!(bench.recorder.written(), Vec::<String>::new());
     answer.send(()).unwrap();
-    assert_eq!(bench.tick().await[..2], ["serving: hold n, making room", "serving: end hold"]);
+    assert_eq!(
+        bench.tick().await[..2],
+        ["serving: hold n, making room", "serving: end hold"]
+    );
 }
 
 #[tokio::test]
@@ -100,7 +117,11 @@ async fn a_reservation_whose_write_breaks_off_is_given_up() {
     let (answer, stalled) = oneshot::channel();
     *bench.recorder.stall.lock() = Some(stalled);
     drop(answer);
-    assert_eq!(bench.tick().await, ["serving: end hold, clear nomination"], "it may have been written");
+    assert_eq!(
+        bench.tick().await,
+        ["serving: end hold, clear nomination"],
+        "it may have been written"
+    );
 }
 
 #[tokio::test]
@@ -115,7 +136,11 @@ async fn no_pod_is_evicted_for_the_preempt_verbs_reservation_before_the_api_serv
         assert_eq!(bench.tick().await, Vec::<String>::new());
     }
     show_unanswered(&mut bench, "serving");
-    assert_eq!(bench.tick().await, ["job: evict Preempted"], "the scheduler has had its turn");
+    assert_eq!(
+        bench.tick().await,
+        ["job: evict Preempted"],
+        "the scheduler has had its turn"
+    );
 }
 
 #[tokio::test]
@@ -124,31 +149,49 @@ async fn a_node_lost_while_victims_remain_ends_the_reservation_and_all_evictions
     bench.show(bound("one", "n", 30, -10));
     bench.show(bound("two", "n", 30, -10));
     bench.show(gated("serving", 70, 100));
-    bench.recorder.evictions.lock().insert("two".into(), EvictionOutcome::TryLater { after: None });
+    bench
+        .recorder
+        .evictions
+        .lock()
+        .insert("two".into(), EvictionOutcome::TryLater { after: None });
     bench.tick().await;
-    assert_eq!(bench.tick().await, ["one: evict Preempted", "two: evict Preempted"]);
+    assert_eq!(
+        bench.tick().await,
+        ["one: evict Preempted", "two: evict Preempted"]
+    );
     bench.gone("one");
     bench.index.reset_nodes(&bench.service, &[]);
     bench.pass(1);
     assert_eq!(bench.service.cluster().totals().reservations, 0);
     let mut written = bench.tick().await;
-    assert!(written.contains(&"serving: end hold".to_owned()), "{written:?}");
+    assert!(
+        written.contains(&"serving: end hold".to_owned()),
+        "{written:?}"
+    );
     for _ in 0..10 {
         bench.pass(2);
         written.extend(bench.tick().await);
     }
     assert!(
-        written.iter().all(|write| !write.contains("evict") && !write.contains("nominate")),
+        written
+            .iter()
+            .all(|write| !write.contains("evict") && !write.contains("nominate")),
         "{written:?}"
     );
 }
 
 fn write(name: &str, change: StatusChange, purpose: StatusPurpose) -> PlannerWrite {
-    PlannerWrite::Status { key: PodKey::parse("default", name).unwrap(), uid: uid(name), change, purpose }
+    PlannerWrite::Status {
+        key: PodKey::parse("default", name).unwrap(),
+        uid: uid(name),
+        change,
+        purpose,
+    }
 }
 
 #[tokio::test]
-async fn a_nomination_and_the_lift_of_a_gate_are_not_sent_once_their_reservation_has_ended_or_changed() {
+async fn a_nomination_and_the_lift_of_a_gate_are_not_sent_once_their_reservation_has_ended_or_changed()
+ {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(waiting("serving", 50, 100));
@@ -156,22 +199,43 @@ async fn a_nomination_and_the_lift_of_a_gate_are_not_sent_once_their_reservation
     let reservation = reservation_for(&bench, "serving");
     let nomination = |reservation| {
         let change = StatusChange::nominate(NodeName::parse("n").unwrap());
-        write("serving", change, StatusPurpose::Nominate { reservation, is_gated: false })
+        write(
+            "serving",
+            change,
+            StatusPurpose::Nominate {
+                reservation,
+                is_gated: false,
+            },
+        )
     };
     let lift = |reservation| {
         let (key, uid) = (PodKey::parse("default", "serving").unwrap(), uid("serving"));
-        PlannerWrite::LiftGate { key, uid, reservation }
+        PlannerWrite::LiftGate {
+            key,
+            uid,
+            reservation,
+        }
     };
     let is_sent = |bench: &PlannerFixture, reservation: &Reservation| {
         let writes = [nomination(reservation.clone()), lift(reservation.clone())];
-        let [nominates, lifts] = writes.map(|write| write.begin(&bench.service.cluster()).is_some());
+        let [nominates, lifts] =
+            writes.map(|write| write.begin(&bench.service.cluster()).is_some());
         assert_eq!(nominates, lifts);
         nominates
     };
     assert!(is_sent(&bench, &reservation));
-    let extended = Reservation { deadline: reservation.deadline + Millis(1), ..reservation.clone() };
+    let extended = Reservation {
+        deadline: reservation.deadline + Millis(1),
+        ..reservation.clone()
+    };
     assert!(is_sent(&bench, &extended), "it is the same one");
-    assert!(!is_sent(&bench, &Reservation { victims: [].into(), ..reservation.clone() }));
+    assert!(!is_sent(
+        &bench,
+        &Reservation {
+            victims: [].into(),
+            ..reservation.clone()
+        }
+    ));
     bench.pass(61);
     assert!(!is_sent(&bench, &reservation));
 }
@@ -181,8 +245,16 @@ async fn the_gate_of_a_pod_that_has_a_reservation_by_now_is_not_given_up() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(waiting("serving", 50, 100));
-    let change = StatusChange::plan(PlanState::GateRemoved { why: "it waits too long".into() });
-    let release = write("serving", change, StatusPurpose::Release { why: "it waits too long".into() });
+    let change = StatusChange::plan(PlanState::GateRemoved {
+        why: "it waits too long".into(),
+    });
+    let release = write(
+        "serving",
+        change,
+        StatusPurpose::Release {
+            why: "it waits too long".into(),
+        },
+    );
     assert!(release.clone().begin(&bench.service.cluster()).is_some());
     hold_as_the_verb_does(&bench, "serving", "job");
     assert_eq!(release.begin(&bench.service.cluster()), None);
@@ -196,11 +268,23 @@ async fn a_nomination_that_is_not_sent_is_followed_by_that_to_the_pods_present_r
     // The plan is in force, and its nomination waits to be sent.
     bench.run_ends().await;
     let planned = reservation_for(&bench, "a");
-    let other = if planned.node.as_str() == "n" { "m" } else { "n" };
+    let other = if planned.node.as_str() == "n" {
+        "m"
+    } else {
+        "n"
+    };
     let mut ledger = bench.service.cluster();
     ledger.apply(ReleaseReservation(uid("a")));
-    let reservation = Reservation { node: NodeName::parse(other).unwrap(), ..planned };
-    ledger.apply(Reserve { uid: uid("a"), reservation }).unwrap();
+    let reservation = Reservation {
+        node: NodeName::parse(other).unwrap(),
+        ..planned
+    };
+    ledger
+        .apply(Reserve {
+            uid: uid("a"),
+            reservation,
+        })
+        .unwrap();
     drop(ledger);
     assert_eq!(bench.settle().await, Vec::<String>::new());
     let nominated = format!("a: nominate {other}, placed");
@@ -226,20 +310,32 @@ fn a_reservation_made_while_the_end_of_another_waits_to_be_written_is_shown_inst
     let n = NodeName::parse("n").unwrap();
     let nominated_no_more = StatusChange::end_reservation_and_nomination();
     for (change, purpose) in [
-        (StatusChange::end_reservation(), StatusPurpose::EndUnknownReservation),
-        (nominated_no_more.clone(), StatusPurpose::EndReservation { placed_on: Some(n) }),
+        (
+            StatusChange::end_reservation(),
+            StatusPurpose::EndUnknownReservation,
+        ),
+        (
+            nominated_no_more.clone(),
+            StatusPurpose::EndReservation { placed_on: Some(n) },
+        ),
         (nominated_no_more, StatusPurpose::AbandonReservation),
     ] {
         let mut bench = PlannerFixture::new(&["n"]);
         bench.show(bound("job", "n", 60, -10));
         bench.show(waiting("serving", 50, 100));
         let end = write("serving", change, purpose);
-        assert_eq!(end.clone().begin(&bench.service.cluster()), Some(end.clone()));
+        assert_eq!(
+            end.clone().begin(&bench.service.cluster()),
+            Some(end.clone())
+        );
         hold_as_the_verb_does(&bench, "serving", "job");
         let Some(PlannerWrite::Status { change, .. }) = end.begin(&bench.service.cluster()) else {
             panic!("it is written");
         };
-        assert_eq!(change, StatusChange::reservation(reservation_for(&bench, "serving")));
+        assert_eq!(
+            change,
+            StatusChange::reservation(reservation_for(&bench, "serving"))
+        );
     }
 }
 
@@ -254,7 +350,10 @@ async fn held_again_while_the_end_is_written() -> (PlannerFixture, oneshot::Send
     *bench.recorder.stall.lock() = Some(stalled);
     bench.pass(61);
     tokio::task::yield_now().await;
-    assert!(bench.recorder.stall.lock().is_none(), "its end is being written");
+    assert!(
+        bench.recorder.stall.lock().is_none(),
+        "its end is being written"
+    );
     hold_as_the_verb_does(&bench, "serving", "job");
     (bench, answer)
 }
@@ -263,15 +362,24 @@ async fn held_again_while_the_end_is_written() -> (PlannerFixture, oneshot::Send
 async fn a_reservation_made_while_the_end_of_another_is_being_written_is_shown_after_it() {
     let (mut bench, answer) = held_again_while_the_end_is_written().await;
     answer.send(()).unwrap();
-    assert_eq!(bench.settle().await, ["serving: end hold", "serving: hold n"]);
+    assert_eq!(
+        bench.settle().await,
+        ["serving: end hold", "serving: hold n"]
+    );
 }
 
 #[tokio::test]
 async fn a_reservation_is_shown_after_the_end_of_another_although_a_third_write_waits() {
     let (mut bench, answer) = held_again_while_the_end_is_written().await;
-    bench.planner.writes.add(write("serving", StatusChange::touch(), StatusPurpose::Wake));
+    bench
+        .planner
+        .writes
+        .add(write("serving", StatusChange::touch(), StatusPurpose::Wake));
     answer.send(()).unwrap();
-    assert_eq!(bench.settle().await, ["serving: end hold", "serving: touch", "serving: hold n"]);
+    assert_eq!(
+        bench.settle().await,
+        ["serving: end hold", "serving: touch", "serving: hold n"]
+    );
 }
 
 #[tokio::test]
@@ -280,10 +388,20 @@ async fn a_reservation_that_could_not_be_shown_again_is_shown_later_for_as_long_
     bench.show(bound("job", "n", 60, -10));
     bench.show(waiting("serving", 50, 100));
     hold_as_the_verb_does(&bench, "serving", "job");
-    let show = || write("serving", StatusChange::default(), StatusPurpose::ShowReservation);
+    let show = || {
+        write(
+            "serving",
+            StatusChange::default(),
+            StatusPurpose::ShowReservation,
+        )
+    };
     *bench.recorder.deaf.lock() = true;
     bench.planner.writes.add(show());
-    assert_eq!(bench.settle().await, ["serving: hold n"], "and nobody answers");
+    assert_eq!(
+        bench.settle().await,
+        ["serving: hold n"],
+        "and nobody answers"
+    );
     assert_eq!(bench.tick().await, Vec::<String>::new(), "not at once");
     *bench.recorder.deaf.lock() = false;
     bench.pass(1);
@@ -295,7 +413,10 @@ async fn a_reservation_that_could_not_be_shown_again_is_shown_later_for_as_long_
     bench.planner.writes.add(show());
     bench.settle().await;
     *bench.recorder.deaf.lock() = false;
-    bench.service.cluster().apply(ReleaseReservation(uid("serving")));
+    bench
+        .service
+        .cluster()
+        .apply(ReleaseReservation(uid("serving")));
     bench.pass(1);
     assert_eq!(bench.tick().await, Vec::<String>::new(), "it has ended");
 }
@@ -306,7 +427,11 @@ fn shown_reservation() -> PlannerFixture {
     bench.show(bound("job", "n", 60, -10));
     bench.show(waiting("serving", 50, 100));
     hold_as_the_verb_does(&bench, "serving", "job");
-    bench.recorder.evictions.lock().insert("job".into(), EvictionOutcome::TryLater { after: None });
+    bench
+        .recorder
+        .evictions
+        .lock()
+        .insert("job".into(), EvictionOutcome::TryLater { after: None });
     let mut shown = bench.pod("serving");
     shown["status"]["conditions"] = reservation_observed(&["uid-job"], 60);
     bench.show(shown);
@@ -323,7 +448,11 @@ async fn written_within(bench: &mut PlannerFixture, seconds: u64) -> Vec<String>
 #[tokio::test]
 async fn a_reservation_whose_condition_a_late_write_has_ended_is_shown_again() {
     let mut bench = shown_reservation();
-    assert_eq!(written_within(&mut bench, 15).await, Vec::<String>::new(), "it is shown");
+    assert_eq!(
+        written_within(&mut bench, 15).await,
+        Vec::<String>::new(),
+        "it is shown"
+    );
     let mut ended = bench.pod("serving");
     ended["status"]["conditions"] = json!([]);
     bench.show(ended);
@@ -336,9 +465,22 @@ async fn a_reservation_whose_condition_an_earlier_one_has_overwritten_is_shown_a
     bench.show(bound("other", "n", 1, -10));
     let mut late = bench.pod("serving");
     let victims = [uid("job"), uid("other")].into();
-    let reservation = Reservation { victims, ..reservation_for(&bench, "serving") };
-    bench.service.cluster().apply(ReleaseReservation(uid("serving")));
-    bench.service.cluster().apply(Reserve { uid: uid("serving"), reservation }).unwrap();
+    let reservation = Reservation {
+        victims,
+        ..reservation_for(&bench, "serving")
+    };
+    bench
+        .service
+        .cluster()
+        .apply(ReleaseReservation(uid("serving")));
+    bench
+        .service
+        .cluster()
+        .apply(Reserve {
+            uid: uid("serving"),
+            reservation,
+        })
+        .unwrap();
     late["metadata"]["labels"] = json!({ "changed": "since" });
     bench.show(late);
     assert_eq!(written_within(&mut bench, 15).await, ["serving: hold n"]);
@@ -347,7 +489,11 @@ async fn a_reservation_whose_condition_an_earlier_one_has_overwritten_is_shown_a
 /// The pod's Binding is begun, and known not to be written after so many seconds.
 async fn bind_fails_after(bench: &mut PlannerFixture, seconds: u64) {
     let key = PodKey::parse("default", "serving").unwrap();
-    let asked = BindAsked { uid: uid("serving"), key, node: NodeName::parse("n").unwrap() };
+    let asked = BindAsked {
+        uid: uid("serving"),
+        key,
+        node: NodeName::parse("n").unwrap(),
+    };
     bench.service.cluster().apply(asked).unwrap();
     for _ in 0..seconds {
         bench.pass(1);
@@ -393,9 +539,15 @@ async fn a_pod_that_was_bound_elsewhere_while_its_reservation_was_written_is_nom
     bench.refuse(waiting("serving", 50, 100));
     bench.pass(5);
     let answer = stall_write(&mut bench).await;
-    bench.index.apply_node(&bench.service, &serde_json::from_value(node("m")).unwrap());
+    bench
+        .index
+        .apply_node(&bench.service, &serde_json::from_value(node("m")).unwrap());
     let (uid, key) = (uid("serving"), PodKey::parse("default", "serving").unwrap());
-    let asked = BindAsked { uid: uid.clone(), key, node: NodeName::parse("m").unwrap() };
+    let asked = BindAsked {
+        uid: uid.clone(),
+        key,
+        node: NodeName::parse("m").unwrap(),
+    };
     bench.service.cluster().apply(asked).unwrap();
     answer.send(()).unwrap();
     bench.tick().await;
@@ -404,7 +556,10 @@ async fn a_pod_that_was_bound_elsewhere_while_its_reservation_was_written_is_nom
     assert_eq!(written, ["job: evict Preempted"]);
     bench.gone("job");
     written = bench.written_within(1).await;
-    assert!(written.iter().any(|write| write.contains("nominate n")), "{written:?}");
+    assert!(
+        written.iter().any(|write| write.contains("nominate n")),
+        "{written:?}"
+    );
 }
 
 #[tokio::test]
@@ -418,7 +573,14 @@ async fn a_reservation_without_victims_is_shown_over_one_that_landed_late_until_
         victims: [].into(),
         deadline: bench.service.cluster().now() + Millis::seconds(60),
     };
-    bench.service.cluster().apply(Reserve { uid: uid("serving"), reservation }).unwrap();
+    bench
+        .service
+        .cluster()
+        .apply(Reserve {
+            uid: uid("serving"),
+            reservation,
+        })
+        .unwrap();
     let mut late = bench.pod("serving");
     late["status"]["conditions"] = reservation_observed(&["uid-job"], 50);
     bench.show(late);
@@ -426,8 +588,17 @@ async fn a_reservation_without_victims_is_shown_over_one_that_landed_late_until_
     bench.written_within(12).await;
     *bench.recorder.deaf.lock() = false;
     let written = bench.written_within(25).await;
-    assert!(written.iter().any(|write| write.contains("hold m")), "{written:?}");
-    assert!(written.iter().all(|write| !write.contains("evict")), "{written:?}");
+    assert!(
+        written.iter().any(|write| write.contains("hold m")),
+        "{written:?}"
+    );
+    assert!(
+        written.iter().all(|write| !write.contains("evict")),
+        "{written:?}"
+    );
     let later = bench.written_within(15).await;
-    assert!(later.iter().all(|write| !write.contains("hold")), "{later:?}");
+    assert!(
+        later.iter().all(|write| !write.contains("hold")),
+        "{later:?}"
+    );
 }

@@ -7,14 +7,27 @@ use tokio::sync::oneshot;
 /// The reservation that `serving` had.
 fn release(bench: &PlannerFixture) -> Reservation {
     let reservation = reservation_for(bench, "serving");
-    bench.service.cluster().apply(ReleaseReservation(uid("serving")));
+    bench
+        .service
+        .cluster()
+        .apply(ReleaseReservation(uid("serving")));
     reservation
 }
 
 /// The preempt verb makes one like the first, with other victims.
 fn reserve_as_the_verb_does(bench: &PlannerFixture, first: Reservation) {
-    let reservation = Reservation { victims: [uid("job"), uid("other")].into(), ..first };
-    bench.service.cluster().apply(Reserve { uid: uid("serving"), reservation }).unwrap();
+    let reservation = Reservation {
+        victims: [uid("job"), uid("other")].into(),
+        ..first
+    };
+    bench
+        .service
+        .cluster()
+        .apply(Reserve {
+            uid: uid("serving"),
+            reservation,
+        })
+        .unwrap();
 }
 
 /// A reservation with victims is given up while it is being written.
@@ -33,7 +46,10 @@ async fn held_again_while_its_nomination_is_written() -> (PlannerFixture, onesho
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(gated("serving", 50, 100));
     let answer = stall_write(&mut bench).await;
-    bench.service.cluster().apply(ReleaseReservation(uid("serving")));
+    bench
+        .service
+        .cluster()
+        .apply(ReleaseReservation(uid("serving")));
     bench.show(bound("job", "n", 60, -10));
     hold_as_the_verb_does(&bench, "serving", "job");
     (bench, answer)
@@ -50,7 +66,11 @@ async fn no_pod_is_evicted_because_an_earlier_reservation_of_the_pod_was_written
     answer.send(()).unwrap();
     assert_eq!(bench.tick_unseen().await, ["serving: hold n, making room"]);
     bench.pass(1);
-    assert_eq!(bench.tick_unseen().await, Vec::<String>::new(), "nothing shows the present one");
+    assert_eq!(
+        bench.tick_unseen().await,
+        Vec::<String>::new(),
+        "nothing shows the present one"
+    );
 }
 
 #[tokio::test]
@@ -59,7 +79,10 @@ async fn the_gate_of_a_pod_is_not_lifted_because_it_was_nominated_for_an_earlier
     answer.send(()).unwrap();
     let mut written = bench.settle().await;
     written.extend(bench.written_within(3).await);
-    assert!(written.iter().all(|write| !write.contains("lift")), "{written:?}");
+    assert!(
+        written.iter().all(|write| !write.contains("lift")),
+        "{written:?}"
+    );
 }
 
 #[tokio::test]
@@ -68,7 +91,10 @@ async fn a_gate_is_not_lifted_for_an_earlier_reservation_although_the_watch_show
     bench.show_nominated("serving", "n");
     answer.send(()).unwrap();
     let written = bench.settle().await;
-    assert!(written.iter().all(|write| !write.contains("lift")), "{written:?}");
+    assert!(
+        written.iter().all(|write| !write.contains("lift")),
+        "{written:?}"
+    );
 }
 
 #[tokio::test]

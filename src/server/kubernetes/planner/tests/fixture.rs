@@ -23,12 +23,20 @@ impl PlannerFixture {
         let service = Service::with_stopped_clock(policy);
         let recorder = Arc::new(Recorder::default());
         let mut index = ClusterIndex::default();
-        let nodes = nodes.iter().map(|name| serde_json::from_value(node(name)).unwrap());
+        let nodes = nodes
+            .iter()
+            .map(|name| serde_json::from_value(node(name)).unwrap());
         index.reset_nodes(&service, &nodes.collect::<Vec<_>>());
         index.reset_pods(&service, &[]);
         service.lead_from_the_start();
         let planner = Planner::new(service.clone(), recorder.clone());
-        Self { service, recorder, index, planner, pods: Vec::new() }
+        Self {
+            service,
+            recorder,
+            index,
+            planner,
+            pods: Vec::new(),
+        }
     }
 
     /// This replica begins to lead, and its lists show this pod as another leader left it.
@@ -41,27 +49,41 @@ impl PlannerFixture {
     pub fn show(&mut self, pod: Value) {
         let read = serde_json::from_value(pod.clone()).unwrap();
         self.index.apply_pod(&self.service, &read);
-        self.pods.retain(|known| known["metadata"]["name"] != pod["metadata"]["name"]);
+        self.pods
+            .retain(|known| known["metadata"]["name"] != pod["metadata"]["name"]);
         self.pods.push(pod);
     }
 
     pub fn pod(&self, name: &str) -> Value {
-        self.pods.iter().find(|pod| pod["metadata"]["name"] == name).unwrap().clone()
+        self.pods
+            .iter()
+            .find(|pod| pod["metadata"]["name"] == name)
+            .unwrap()
+            .clone()
     }
 
     /// kube-scheduler asks about the pod, which the watch need not have shown, and is told that no node fits.
     pub fn refuse(&mut self, pod: Value) {
         let pod = serde_json::from_value(pod).unwrap();
         let (uid, key) = objects::identity(&pod).unwrap();
-        let demand = objects::classified_demand(&pod, |traits| self.service.classify(traits)).unwrap();
+        let demand =
+            objects::classified_demand(&pod, |traits| self.service.classify(traits)).unwrap();
         let disruption = Some(objects::disruption(&pod, self.service.clock.wall()));
-        let request =
-            VerbRequest { uid: uid.clone(), key, demand, waiting: objects::waiting(&pod), disruption };
+        let request = VerbRequest {
+            uid: uid.clone(),
+            key,
+            demand,
+            waiting: objects::waiting(&pod),
+            disruption,
+        };
         let mut cluster = self.service.cluster();
         cluster.apply(FilterAsked(request));
         let snapshot = cluster.snapshot();
         let asked = Some(snapshot.set_of(0..snapshot.nodes().len()));
-        cluster.apply(FilterDecided { uid, answer: FilterAnswer::Refused { asked } });
+        cluster.apply(FilterDecided {
+            uid,
+            answer: FilterAnswer::Refused { asked },
+        });
     }
 
     pub fn gone(&mut self, name: &str) {
@@ -73,14 +95,19 @@ impl PlannerFixture {
     pub fn pass(&mut self, seconds: u64) {
         let mut ledger = self.service.cluster();
         let later = ledger.now() + Millis::seconds(seconds);
-        let ended = ledger.apply(Tick { now: later, is_leading: true });
+        let ended = ledger.apply(Tick {
+            now: later,
+            is_leading: true,
+        });
         drop(ledger);
         self.planner.end(ended, later);
     }
 
     pub fn released(&mut self) {
         let after = self.planner.unplannable_pods_after().cloned();
-        let unplannable_pods = self.index.unplannable_pods_after(after.as_ref(), UNPLANNABLE_AT_ONCE);
+        let unplannable_pods = self
+            .index
+            .unplannable_pods_after(after.as_ref(), UNPLANNABLE_AT_ONCE);
         self.planner.released(unplannable_pods, self.planner.now());
     }
 
@@ -149,14 +176,26 @@ impl PlannerFixture {
 
     /// The condition that the line is about, if it is about one.
     pub(crate) fn show_condition(&mut self, line: &str) {
-        let Some((name, what)) = line.split_once(": ") else { return };
+        let Some((name, what)) = line.split_once(": ") else {
+            return;
+        };
         let condition = if what.starts_with("hold") {
-            let Some(written) = self.recorder.reservations.lock().get(name).cloned() else { return };
-            let Reservation { node, devices, victims, deadline } = written;
+            let Some(written) = self.recorder.reservations.lock().get(name).cloned() else {
+                return;
+            };
+            let Reservation {
+                node,
+                devices,
+                victims,
+                deadline,
+            } = written;
             // The service's clock stands still, and is what deadlines are read by.
             let left = deadline.since(self.service.now());
-            let deadline = jiff::Timestamp::now() + jiff::SignedDuration::from_millis(left.0 as i64);
-            reserved(&json!({ "node": node, "devices": devices, "victims": victims, "deadline": deadline }))
+            let deadline =
+                jiff::Timestamp::now() + jiff::SignedDuration::from_millis(left.0 as i64);
+            reserved(
+                &json!({ "node": node, "devices": devices, "victims": victims, "deadline": deadline }),
+            )
         } else if what.starts_with("end hold") {
             json!({ "type": "stowage.dev/Reserved", "status": "False" })
         } else if what.starts_with("evict") {
@@ -167,10 +206,18 @@ impl PlannerFixture {
             return;
         };
         // Some tests forget the pods that they show.
-        let Some(mut pod) = self.pods.iter().find(|pod| pod["metadata"]["name"] == name).cloned() else {
+        let Some(mut pod) = self
+            .pods
+            .iter()
+            .find(|pod| pod["metadata"]["name"] == name)
+            .cloned()
+        else {
             return;
         };
-        let mut conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        let mut conditions = pod["status"]["conditions"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
         conditions.retain(|known| known["type"] != condition["type"]);
         conditions.push(condition);
         pod["status"]["conditions"] = conditions.into();
@@ -197,7 +244,8 @@ pub fn node(name: &str) -> Value {
     let labels = json!({
         "nvidia.com/gpu.count": "1", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100",
     });
-    let allocatable = json!({ "cpu": "64", "memory": "512Gi", "pods": "110", "stowage.dev/vram": "72Gi" });
+    let allocatable =
+        json!({ "cpu": "64", "memory": "512Gi", "pods": "110", "stowage.dev/vram": "72Gi" });
     json!({ "metadata": { "name": name, "labels": labels }, "status": { "allocatable": allocatable } })
 }
 
@@ -211,7 +259,8 @@ pub(crate) fn reservation_observed(victims: &[&str], seconds: i64) -> Value {
 
 pub(crate) fn reservation_until(victims: &[&str], deadline: &str) -> Value {
     let devices = [stowage_scheduling::ids::GpuUuid::from_index(0)];
-    let message = json!({ "node": "n", "devices": devices, "victims": victims, "deadline": deadline });
+    let message =
+        json!({ "node": "n", "devices": devices, "victims": victims, "deadline": deadline });
     json!([reserved(&message)])
 }
 
@@ -255,7 +304,12 @@ pub fn member(name: &str, gib: u64, group: &str, size: u32) -> Value {
 }
 
 pub fn reservation_for(bench: &PlannerFixture, name: &str) -> Reservation {
-    bench.service.cluster().reservation_of(&uid(name)).unwrap().reservation
+    bench
+        .service
+        .cluster()
+        .reservation_of(&uid(name))
+        .unwrap()
+        .reservation
 }
 
 pub(crate) fn hold_as_the_verb_does(bench: &PlannerFixture, name: &str, victim: &str) {
@@ -266,7 +320,12 @@ pub(crate) fn hold_as_the_verb_does(bench: &PlannerFixture, name: &str, victim: 
         victims: [uid(victim)].into(),
         deadline: ledger.now() + Millis::seconds(60),
     };
-    ledger.apply(Reserve { uid: uid(name), reservation }).unwrap();
+    ledger
+        .apply(Reserve {
+            uid: uid(name),
+            reservation,
+        })
+        .unwrap();
 }
 
 /// The pod's next write is under way, and answered when the test answers.

@@ -11,7 +11,9 @@ use stowage_scheduling::verbs::preempt::{OfferedNode, PreemptAsked, PreemptDecis
 use stowage_scheduling::verbs::request::VerbRequest;
 
 fn policy_of(text: &str) -> Policy {
-    policy_file::load(&[SourceText::new("policy.yaml", text)]).expect("the policy is sound").policy
+    policy_file::load(&[SourceText::new("policy.yaml", text)])
+        .expect("the policy is sound")
+        .policy
 }
 
 /// A replica of a Job that Kueue has admitted, on the only GPU of a node.
@@ -29,8 +31,11 @@ fn evicting_kueues_pods(nodes: &[&str]) -> PlannerFixture {
 
 /// Evictions that were written, in order of name.
 fn evicted(written: &[String]) -> Vec<&str> {
-    let mut names: Vec<&str> =
-        written.iter().filter_map(|write| write.split_once(": evict")).map(|(name, _)| name).collect();
+    let mut names: Vec<&str> = written
+        .iter()
+        .filter_map(|write| write.split_once(": evict"))
+        .map(|(name, _)| name)
+        .collect();
     names.sort_unstable();
     names
 }
@@ -59,7 +64,11 @@ async fn a_workload_of_kueue_is_evicted_whole_or_not_at_all() {
     bench.show(of_job("train-1", "m", "train"));
     bench.show(of_job("other-0", "o", "other"));
     bench.show(gated("serving", 50, 100));
-    assert_eq!(bench.tick().await, ["serving: hold o, making room"], "one pod restarts, not two");
+    assert_eq!(
+        bench.tick().await,
+        ["serving: hold o, making room"],
+        "one pod restarts, not two"
+    );
     assert_eq!(bench.tick().await, ["other-0: evict Preempted"]);
     bench.gone("other-0");
     bench.tick().await;
@@ -81,7 +90,10 @@ async fn an_ended_pod_that_kueues_finalizer_keeps_is_neither_waited_for_nor_evic
     ended["metadata"]["deletionGracePeriodSeconds"] = json!(30);
     ended["status"]["phase"] = json!("Failed");
     bench.show(ended.clone());
-    assert_eq!(bench.tick().await, ["serving: nominate n, placed", "serving: lift"]);
+    assert_eq!(
+        bench.tick().await,
+        ["serving: nominate n, placed", "serving: lift"]
+    );
     // It shows itself again while the finalizer keeps it, and another pod looks for room.
     bench.show(ended);
     bench.show(gated("second", 50, 200));
@@ -121,10 +133,14 @@ fn refused_worker(bench: &mut PlannerFixture, name: &str, size: u32) {
     pod["metadata"]["labels"] = json!({
         "leaderworkerset.sigs.k8s.io/name": "llama", "leaderworkerset.sigs.k8s.io/group-index": "0",
     });
-    pod["metadata"]["annotations"] = json!({ "leaderworkerset.sigs.k8s.io/size": size.to_string() });
+    pod["metadata"]["annotations"] =
+        json!({ "leaderworkerset.sigs.k8s.io/size": size.to_string() });
     bench.show(pod);
     let answer = FilterAnswer::Refused { asked: None };
-    bench.service.cluster().apply(FilterDecided { uid: uid(name), answer });
+    bench.service.cluster().apply(FilterDecided {
+        uid: uid(name),
+        answer,
+    });
 }
 
 #[tokio::test]
@@ -146,7 +162,11 @@ async fn a_leader_worker_set_group_without_the_gate_is_placed_as_a_whole() {
     bench.show(bound("job", "n", 60, -10));
     refused_worker(&mut bench, "leader", 2);
     bench.pass(2);
-    assert_eq!(bench.tick().await, Vec::<String>::new(), "its worker is not there yet");
+    assert_eq!(
+        bench.tick().await,
+        Vec::<String>::new(),
+        "its worker is not there yet"
+    );
     refused_worker(&mut bench, "worker", 2);
     let mut written = Vec::new();
     for _ in 0..4 {
@@ -179,7 +199,13 @@ async fn kube_scheduler_preempts_no_pod_for_a_part_of_a_leader_worker_set_group(
     refused_worker(&mut bench, "leader", 2);
     bench.show(waiting("single", 50, 100));
     let asked = |name: &str| {
-        let demand = bench.service.cluster().pod_state(&uid(name)).unwrap().demand.clone();
+        let demand = bench
+            .service
+            .cluster()
+            .pod_state(&uid(name))
+            .unwrap()
+            .demand
+            .clone();
         let key = stowage_scheduling::ids::PodKey::parse("default", name).unwrap();
         let request = VerbRequest {
             uid: uid(name),
@@ -188,10 +214,21 @@ async fn kube_scheduler_preempts_no_pod_for_a_part_of_a_leader_worker_set_group(
             waiting: ObservedWaiting::default(),
             disruption: None,
         };
-        let offered =
-            vec![OfferedNode { node: "n".into(), victims: vec!["uid-job".into()], pdb_violations: 0 }];
+        let offered = vec![OfferedNode {
+            node: "n".into(),
+            victims: vec!["uid-job".into()],
+            pdb_violations: 0,
+        }];
         let wants = Requirements::default();
-        let (_, view) = bench.service.cluster().apply(PreemptAsked { request, wants, offered }).unwrap();
+        let (_, view) = bench
+            .service
+            .cluster()
+            .apply(PreemptAsked {
+                request,
+                wants,
+                offered,
+            })
+            .unwrap();
         preempt(view)
     };
     assert_eq!(asked("leader"), PreemptDecision::NoCandidate);
@@ -200,11 +237,20 @@ async fn kube_scheduler_preempts_no_pod_for_a_part_of_a_leader_worker_set_group(
 
 #[tokio::test]
 async fn a_member_whose_binding_is_under_way_leaves_with_its_group_once_it_is_bound() {
-    let mut bench = PlannerFixture::by(policy_of("planning: {groups: {whenIncomplete: evict}}"), &["n", "m"]);
+    let mut bench = PlannerFixture::by(
+        policy_of("planning: {groups: {whenIncomplete: evict}}"),
+        &["n", "m"],
+    );
     bench.show(member("a", 50, "pair", 2));
     bench.show(member("b", 50, "pair", 2));
     bench.tick().await;
-    let node = bench.service.cluster().reservation_of(&uid("a")).unwrap().reservation.node;
+    let node = bench
+        .service
+        .cluster()
+        .reservation_of(&uid("a"))
+        .unwrap()
+        .reservation
+        .node;
     let asked = BindAsked {
         uid: uid("a"),
         key: stowage_scheduling::ids::PodKey::parse("default", "a").unwrap(),
@@ -225,21 +271,41 @@ async fn a_member_whose_binding_is_under_way_leaves_with_its_group_once_it_is_bo
 
 #[tokio::test]
 async fn a_member_whose_binding_fails_after_its_group_gives_its_reservation_back() {
-    let mut bench = PlannerFixture::by(policy_of("planning: {groups: {whenIncomplete: evict}}"), &["n", "m"]);
+    let mut bench = PlannerFixture::by(
+        policy_of("planning: {groups: {whenIncomplete: evict}}"),
+        &["n", "m"],
+    );
     bench.show(bound("job", "n", 60, -10));
     bench.show(member("a", 50, "pair", 2));
     bench.show(member("b", 50, "pair", 2));
-    let refused = EvictionOutcome::Refused { message: "forbidden".into() };
-    bench.recorder.evictions.lock().insert("job".into(), refused);
+    let refused = EvictionOutcome::Refused {
+        message: "forbidden".into(),
+    };
+    bench
+        .recorder
+        .evictions
+        .lock()
+        .insert("job".into(), refused);
     bench.tick().await;
     let free = bench.service.cluster().reservation_status();
-    let free = free.into_iter().find(|one| one.reservation.victims.is_empty()).unwrap();
-    let asked = BindAsked { uid: free.uid.clone(), key: free.key, node: free.reservation.node };
+    let free = free
+        .into_iter()
+        .find(|one| one.reservation.victims.is_empty())
+        .unwrap();
+    let asked = BindAsked {
+        uid: free.uid.clone(),
+        key: free.key,
+        node: free.reservation.node,
+    };
     bench.service.cluster().apply(asked).unwrap();
     bench.tick().await;
     assert!(bench.recorder.told().contains(&"StowageGroupFailed"));
     bench.service.cluster().apply(BindingFailed(free.uid));
-    assert_eq!(bench.service.cluster().totals().reservations, 1, "it has what it had");
+    assert_eq!(
+        bench.service.cluster().totals().reservations,
+        1,
+        "it has what it had"
+    );
     bench.begin_tick();
     assert_eq!(bench.service.cluster().totals().reservations, 0);
 }

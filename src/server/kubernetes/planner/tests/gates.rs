@@ -48,7 +48,10 @@ async fn a_gate_that_could_not_be_lifted_is_tried_again_with_its_nomination() {
     assert!(bench.tick_unseen().await.is_empty(), "after a pause");
     *bench.recorder.deaf.lock() = false;
     bench.pass(1);
-    assert_eq!(bench.tick_unseen().await, ["a: nominate n, placed", "a: lift"]);
+    assert_eq!(
+        bench.tick_unseen().await,
+        ["a: nominate n, placed", "a: lift"]
+    );
 }
 
 #[tokio::test]
@@ -75,6 +78,9 @@ async fn a_pod_that_is_placed_while_it_is_given_up_keeps_its_gate_until_it_is_no
     bench.run_ends().await;
     assert_eq!(bench.service.cluster().totals().reservations, 1);
     answer.send(()).unwrap();
-    assert_eq!(bench.settle().await, ["a: released", "a: nominate n, placed"]);
+    assert_eq!(
+        bench.settle().await,
+        ["a: released", "a: nominate n, placed"]
+    );
     assert!(!bench.recorder.told().contains(&"StowagePlanFailed"));
 }

@@ -7,9 +7,14 @@ use stowage_scheduling::verbs::wait::EvictionsOrdered;
 
 fn one_a_minute(nodes: &[&str]) -> PlannerFixture {
     let mut policy = Policy::default();
-    policy.preemption.evictions_per_minute = EvictionRates { cluster: 1, ..EvictionRates::default() };
+    policy.preemption.evictions_per_minute = EvictionRates {
+        cluster: 1,
+        ..EvictionRates::default()
+    };
     let mut bench = PlannerFixture::by(policy, nodes);
-    nodes.iter().for_each(|node| bench.show(bound(&format!("job-{node}"), node, 60, -10)));
+    nodes
+        .iter()
+        .for_each(|node| bench.show(bound(&format!("job-{node}"), node, 60, -10)));
     bench
 }
 
@@ -18,28 +23,42 @@ async fn b1_a_refused_pod_that_eviction_limits_keep_pending_gets_an_event_that_d
     let mut bench = one_a_minute(&["m", "n"]);
     for name in ["y", "z"] {
         bench.show(waiting(name, 50, 100));
-        bench
-            .service
-            .cluster()
-            .apply(FilterDecided { uid: uid(name), answer: FilterAnswer::Refused { asked: None } });
+        bench.service.cluster().apply(FilterDecided {
+            uid: uid(name),
+            answer: FilterAnswer::Refused { asked: None },
+        });
     }
     bench.pass(2);
     assert_eq!(bench.tick().await, ["y: hold m"]);
-    assert_eq!(bench.recorder.told(), ["StowageReserved", "StowageEvictionLimit"]);
+    assert_eq!(
+        bench.recorder.told(),
+        ["StowageReserved", "StowageEvictionLimit"]
+    );
     assert_eq!(bench.tick().await, ["job-m: evict Preempted"]);
     bench.pass(65);
     let written = bench.tick().await;
-    assert!(written.iter().any(|write| write.starts_with("z: hold ")), "its minute has come: {written:?}");
+    assert!(
+        written.iter().any(|write| write.starts_with("z: hold ")),
+        "its minute has come: {written:?}"
+    );
 }
 
 #[tokio::test]
 async fn a_plan_takes_no_effect_beyond_what_the_eviction_limits_have_left_by_then() {
     let mut none = Policy::default();
-    none.preemption.evictions_per_minute = EvictionRates { cluster: 0, ..EvictionRates::default() };
-    let used_up: [&dyn Fn(&PlannerFixture); 2] =
-        [&|bench| bench.service.cluster().apply(EvictionsOrdered(vec![uid("job-n")])), &|bench| {
-            assert!(bench.service.set_policy(none.clone()))
-        }];
+    none.preemption.evictions_per_minute = EvictionRates {
+        cluster: 0,
+        ..EvictionRates::default()
+    };
+    let used_up: [&dyn Fn(&PlannerFixture); 2] = [
+        &|bench| {
+            bench
+                .service
+                .cluster()
+                .apply(EvictionsOrdered(vec![uid("job-n")]))
+        },
+        &|bench| assert!(bench.service.set_policy(none.clone())),
+    ];
     for use_up in used_up {
         let mut bench = one_a_minute(&["m", "n"]);
         bench.show(gated("y", 50, 100));
@@ -61,7 +80,9 @@ async fn b1_the_condition_of_a_gated_pod_names_the_eviction_limit_that_keeps_it_
     let told = written.iter().find(|write| write.starts_with("z: waits: "));
     let told = told.unwrap_or_else(|| panic!("{written:?}"));
     assert!(
-        told.contains("the eviction allowance of this minute is used up: 1 a minute in the cluster"),
+        told.contains(
+            "the eviction allowance of this minute is used up: 1 a minute in the cluster"
+        ),
         "{told}"
     );
 }
@@ -75,7 +96,15 @@ async fn b13_more_reasons_than_can_be_written_at_once_are_put_off_and_counted() 
     bench.begin_tick();
     let planned = bench.planner.run.end().await;
     bench.planner.put_into_force(planned, bench.planner.now());
-    let postponed = || bench.service.metrics.planner.postponed.with_label_values(&["reason"]).get();
+    let postponed = || {
+        bench
+            .service
+            .metrics
+            .planner
+            .postponed
+            .with_label_values(&["reason"])
+            .get()
+    };
     assert_eq!(postponed(), 1100 - 1024);
     let mut told = bench.tick().await;
     for _ in 0..4 {

@@ -5,7 +5,9 @@ use stowage_scheduling::policy::EvictionRates;
 use stowage_scheduling::testkit::{gpu_at, h100, lending, node as node_named};
 use stowage_scheduling::units::Bytes;
 use stowage_scheduling::verbs::observe::{DevicesReported, ReadingReported};
-use stowage_scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, SleepState};
+use stowage_scheduling::vocabulary::node_reading::{
+    EngineLoad, GpuReading, NodeReading, SleepState,
+};
 
 /// An engine that was granted 60 GiB sleeps, and a job borrows 30 of them.
 fn lent() -> PlannerFixture {
@@ -15,7 +17,11 @@ fn lent() -> PlannerFixture {
 fn lent_by(policy: Policy) -> PlannerFixture {
     let mut bench = PlannerFixture::by(policy, &["n"]);
     let devices = vec![h100("n", 0)].into();
-    let reported = DevicesReported { node: node_named("n"), devices, are_all: true };
+    let reported = DevicesReported {
+        node: node_named("n"),
+        devices,
+        are_all: true,
+    };
     bench.service.cluster().apply(reported).unwrap();
     let granted = |name: &str, gib: u64, priority: i32| {
         let mut pod = bound(name, "n", gib, priority);
@@ -42,8 +48,16 @@ fn report_asleep(bench: &mut PlannerFixture) {
     };
     let mut ledger = bench.service.cluster();
     let sleep = [(uid("engine"), SleepState::Asleep)].into();
-    let reading = NodeReading { sampled: ledger.now(), gpus: vec![gpu], sleep, ..NodeReading::default() };
-    ledger.apply(ReadingReported { node: node_named("n"), reading: reading.into() });
+    let reading = NodeReading {
+        sampled: ledger.now(),
+        gpus: vec![gpu],
+        sleep,
+        ..NodeReading::default()
+    };
+    ledger.apply(ReadingReported {
+        node: node_named("n"),
+        reading: reading.into(),
+    });
 }
 
 /// The engine's owner asks that it wakes.
@@ -63,18 +77,39 @@ async fn written_while_asleep(bench: &mut PlannerFixture, seconds: u64) -> Vec<S
 }
 
 #[tokio::test]
-async fn a_borrower_whose_eviction_is_tried_again_is_told_that_it_stays_once_its_lender_sleeps_on() {
+async fn a_borrower_whose_eviction_is_tried_again_is_told_that_it_stays_once_its_lender_sleeps_on()
+{
     let mut bench = lent();
-    bench.recorder.evictions.lock().insert("job".into(), EvictionOutcome::TryLater { after: None });
-    assert_eq!(written_while_asleep(&mut bench, 20).await, Vec::<String>::new());
+    bench
+        .recorder
+        .evictions
+        .lock()
+        .insert("job".into(), EvictionOutcome::TryLater { after: None });
+    assert_eq!(
+        written_while_asleep(&mut bench, 20).await,
+        Vec::<String>::new()
+    );
     let engine = bench.pod("engine");
     ask_to_wake(&mut bench);
     let written = written_while_asleep(&mut bench, 30).await;
-    assert!(written.contains(&"job: evict LoanEnded".to_owned()), "{written:?}");
-    assert!(!written.contains(&"job: stays".to_owned()), "it is to leave: {written:?}");
+    assert!(
+        written.contains(&"job: evict LoanEnded".to_owned()),
+        "{written:?}"
+    );
+    assert!(
+        !written.contains(&"job: stays".to_owned()),
+        "it is to leave: {written:?}"
+    );
     bench.show(engine);
     let written = written_while_asleep(&mut bench, 30).await;
-    assert_eq!(written.iter().filter(|write| *write == "job: stays").count(), 1, "{written:?}");
+    assert_eq!(
+        written
+            .iter()
+            .filter(|write| *write == "job: stays")
+            .count(),
+        1,
+        "{written:?}"
+    );
 }
 
 #[tokio::test]
@@ -86,29 +121,54 @@ async fn a_borrower_deleted_with_a_grace_of_a_year_is_told_to_end_sooner_when_it
         job["metadata"]["deletionTimestamp"] = json!(ends.to_string());
         job["metadata"]["deletionGracePeriodSeconds"] = json!(grace);
         bench.show(job.clone());
-        assert_eq!(written_while_asleep(&mut bench, 5).await, Vec::<String>::new());
+        assert_eq!(
+            written_while_asleep(&mut bench, 5).await,
+            Vec::<String>::new()
+        );
         ask_to_wake(&mut bench);
         let written = written_while_asleep(&mut bench, 5).await;
-        assert!(written.contains(&"job: evict LoanEnded".to_owned()), "{grace} s: {written:?}");
+        assert!(
+            written.contains(&"job: evict LoanEnded".to_owned()),
+            "{grace} s: {written:?}"
+        );
         job["metadata"]["deletionTimestamp"] = json!(jiff::Timestamp::now().to_string());
         job["metadata"]["deletionGracePeriodSeconds"] = json!(30);
         bench.show(job);
-        assert!(!written_while_asleep(&mut bench, 25).await.contains(&"job: evict LoanEnded".to_owned()));
+        assert!(
+            !written_while_asleep(&mut bench, 25)
+                .await
+                .contains(&"job: evict LoanEnded".to_owned())
+        );
     }
 }
 
 #[tokio::test]
-async fn a_borrower_whose_eviction_is_not_allowed_at_the_moment_does_not_use_up_the_eviction_rates() {
+async fn a_borrower_whose_eviction_is_not_allowed_at_the_moment_does_not_use_up_the_eviction_rates()
+{
     let mut policy = lending();
-    policy.preemption.evictions_per_minute = EvictionRates { cluster: 1, node: 1, tenant: 1 };
+    policy.preemption.evictions_per_minute = EvictionRates {
+        cluster: 1,
+        node: 1,
+        tenant: 1,
+    };
     let mut bench = lent_by(policy);
-    bench.recorder.evictions.lock().insert("job".into(), EvictionOutcome::TryLater { after: None });
+    bench
+        .recorder
+        .evictions
+        .lock()
+        .insert("job".into(), EvictionOutcome::TryLater { after: None });
     ask_to_wake(&mut bench);
     let written = written_while_asleep(&mut bench, 30).await;
-    let tried = written.iter().filter(|write| *write == "job: evict LoanEnded").count();
+    let tried = written
+        .iter()
+        .filter(|write| *write == "job: evict LoanEnded")
+        .count();
     assert!(tried > 2, "{written:?}");
     assert!(bench.service.cluster().may_order(&[uid("engine")]));
     bench.recorder.evictions.lock().clear();
     written_while_asleep(&mut bench, 15).await;
-    assert!(!bench.service.cluster().may_order(&[uid("engine")]), "it was evicted");
+    assert!(
+        !bench.service.cluster().may_order(&[uid("engine")]),
+        "it was evicted"
+    );
 }

@@ -14,11 +14,17 @@ async fn a_new_leader_continues_where_the_previous_one_stopped() {
     let mut pod = gated("serving", 50, 100);
     pod["status"]["conditions"] = reservation_observed(&["uid-job"], 60);
     bench.take_over(pod);
-    assert!(bench.tick().await.is_empty(), "the maker of the reservation may still be evicting");
+    assert!(
+        bench.tick().await.is_empty(),
+        "the maker of the reservation may still be evicting"
+    );
     bench.pass(4);
     assert_eq!(bench.tick().await, ["job: evict Preempted"]);
     bench.gone("job");
-    assert_eq!(bench.tick().await, ["serving: nominate n, placed", "serving: lift"]);
+    assert_eq!(
+        bench.tick().await,
+        ["serving: nominate n, placed", "serving: lift"]
+    );
 }
 
 #[tokio::test]
@@ -31,7 +37,13 @@ async fn a_forged_reservation_with_a_protected_victim_is_ended_and_evicts_no_pod
     bench.pass(0);
     assert_eq!(bench.tick().await, ["greedy: end hold"]);
     bench.pass(10);
-    assert!(bench.tick().await.iter().all(|write| !write.contains("evict")));
+    assert!(
+        bench
+            .tick()
+            .await
+            .iter()
+            .all(|write| !write.contains("evict"))
+    );
 }
 
 /// A pod whose condition reserves the node's only GPU, without victims.
@@ -49,7 +61,12 @@ async fn b5_of_two_reservations_of_one_gpu_a_new_leader_adopts_one_and_ends_the_
     bench.take_over(shows_hold("urgent", 100));
     bench.pass(0);
     assert_eq!(
-        bench.tick().await.iter().filter(|write| write.contains("meek")).collect::<Vec<_>>(),
+        bench
+            .tick()
+            .await
+            .iter()
+            .filter(|write| write.contains("meek"))
+            .collect::<Vec<_>>(),
         ["meek: end hold"]
     );
     let preemptor = |name: &str| bench.service.cluster().reservation_of(&uid(name));
@@ -66,7 +83,11 @@ async fn b5_a_late_reservation_of_a_dead_leader_reserves_nothing_and_is_ended_by
     bench.planner.end_unknown(unknown);
     assert_eq!(bench.tick().await, ["late: end hold"]);
     assert!(
-        bench.service.cluster().apply(TakeUnknownReservations).is_empty(),
+        bench
+            .service
+            .cluster()
+            .apply(TakeUnknownReservations)
+            .is_empty(),
         "once for each time that it shows"
     );
 }
@@ -88,9 +109,17 @@ async fn a_stale_condition_of_an_ended_reservation_evicts_no_pod() {
     bench.show(bound("job", "n", 60, -10));
     bench.show(gated("serving", 50, 100));
     bench.tick().await;
-    let reservation = bench.service.cluster().reservation_status()[0].reservation.clone();
-    let refused = EvictionOutcome::Refused { message: "forbidden".into() };
-    bench.recorder.evictions.lock().insert("job".into(), refused);
+    let reservation = bench.service.cluster().reservation_status()[0]
+        .reservation
+        .clone();
+    let refused = EvictionOutcome::Refused {
+        message: "forbidden".into(),
+    };
+    bench
+        .recorder
+        .evictions
+        .lock()
+        .insert("job".into(), refused);
     bench.tick().await;
     // The watch is late: it shows the condition as it was written.
     let mut late = bench.pod("serving");
@@ -114,12 +143,21 @@ async fn a_stale_condition_of_an_ended_reservation_evicts_no_pod() {
 async fn a_binding_is_followed_by_a_write_only_where_a_condition_may_show_the_reservation() {
     let is_ended = |bench: &PlannerFixture| {
         let ledger = bench.service.cluster();
-        assert!(ledger.pod_state(&uid("serving")).unwrap().reservation().is_some());
+        assert!(
+            ledger
+                .pod_state(&uid("serving"))
+                .unwrap()
+                .reservation()
+                .is_some()
+        );
         ledger.may_show_reservation(&uid("serving"))
     };
     let mut planned = PlannerFixture::new(&["n"]);
     planned.show(gated("serving", 50, 100));
-    assert_eq!(planned.tick().await, ["serving: nominate n, placed", "serving: lift"]);
+    assert_eq!(
+        planned.tick().await,
+        ["serving: nominate n, placed", "serving: lift"]
+    );
     assert!(!is_ended(&planned));
 
     let mut evicting = PlannerFixture::new(&["n"]);
@@ -137,8 +175,17 @@ async fn a_binding_is_followed_by_a_write_only_where_a_condition_may_show_the_re
 fn filter(bench: &PlannerFixture, name: &str) {
     let mut cluster = bench.service.cluster();
     let demand = cluster.pod_state(&uid(name)).unwrap().demand.clone();
-    let (key, waiting) = (PodKey::parse("default", name).unwrap(), ObservedWaiting::default());
-    cluster.apply(FilterAsked(VerbRequest { uid: uid(name), key, demand, waiting, disruption: None }));
+    let (key, waiting) = (
+        PodKey::parse("default", name).unwrap(),
+        ObservedWaiting::default(),
+    );
+    cluster.apply(FilterAsked(VerbRequest {
+        uid: uid(name),
+        key,
+        demand,
+        waiting,
+        disruption: None,
+    }));
 }
 
 /// Ticks for so many seconds, one a second, each after a request of kube-scheduler, and returns what was written.
@@ -187,8 +234,16 @@ async fn a_bound_pod_that_shows_a_reservation_gets_it_ended() {
     placed["status"]["conditions"] = reservation_observed(&[], 60);
     let mut bench = PlannerFixture::new(&["n"]);
     bench.take_over(placed);
-    assert_eq!(bench.written_within(2).await, Vec::<String>::new(), "it may be on its way");
-    assert_eq!(bench.written_within(120).await, ["late: end hold"], "and then the watch shows it");
+    assert_eq!(
+        bench.written_within(2).await,
+        Vec::<String>::new(),
+        "it may be on its way"
+    );
+    assert_eq!(
+        bench.written_within(120).await,
+        ["late: end hold"],
+        "and then the watch shows it"
+    );
 }
 
 /// Its message is of another version, or was edited.
@@ -199,7 +254,14 @@ async fn a_reservation_that_cannot_be_read_is_ended() {
         let mut bench = PlannerFixture::new(&["n"]);
         bench.take_over(pod);
         let written = bench.written_within(60).await;
-        assert_eq!(written.iter().filter(|write| write.contains("end hold")).count(), 1, "{written:?}");
+        assert_eq!(
+            written
+                .iter()
+                .filter(|write| write.contains("end hold"))
+                .count(),
+            1,
+            "{written:?}"
+        );
     }
 }
 
@@ -215,7 +277,10 @@ async fn nothing_stays_reserved_for_a_pod_that_only_a_request_has_shown_and_that
     };
     for (pods, expected) in [
         (vec![waiting("a", 50, 100)], vec!["a: nominate m, touch"]),
-        (vec![of_a_group("a"), of_a_group("b")], vec!["a: nominate m, touch", "b: nominate n, touch"]),
+        (
+            vec![of_a_group("a"), of_a_group("b")],
+            vec!["a: nominate m, touch", "b: nominate n, touch"],
+        ),
     ] {
         let mut bench = PlannerFixture::new(&["n", "m"]);
         bench.recorder.gone.lock().extend(["a".into(), "b".into()]);
@@ -227,6 +292,10 @@ async fn nothing_stays_reserved_for_a_pod_that_only_a_request_has_shown_and_that
         }
         assert_eq!(written, expected);
         let totals = bench.service.cluster().totals();
-        assert_eq!((totals.reservations, totals.waiting), (0, 0), "{expected:?}");
+        assert_eq!(
+            (totals.reservations, totals.waiting),
+            (0, 0),
+            "{expected:?}"
+        );
     }
 }

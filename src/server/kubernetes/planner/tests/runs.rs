@@ -7,8 +7,11 @@ use std::collections::BTreeSet;
 #[test]
 fn a_planning_run_delays_no_deadline() {
     // One thread for plans, so that a test can occupy it.
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .max_blocking_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
     runtime.block_on(async {
         let mut bench = PlannerFixture::new(&["n", "m"]);
         bench.show(gated("held", 50, 0));
@@ -24,9 +27,17 @@ fn a_planning_run_delays_no_deadline() {
         occupied.await.unwrap().unwrap();
         let outcome = bench.planner.writes.next().await;
         bench.planner.note(outcome, bench.planner.now());
-        assert_eq!(bench.recorder.written(), ["held: end hold, clear nomination"]);
+        assert_eq!(
+            bench.recorder.written(),
+            ["held: end hold, clear nomination"]
+        );
         let written = bench.settle().await;
-        assert!(written.iter().any(|write| write.starts_with("next: nominate")), "{written:?}");
+        assert!(
+            written
+                .iter()
+                .any(|write| write.starts_with("next: nominate")),
+            "{written:?}"
+        );
     });
 }
 
@@ -65,20 +76,34 @@ async fn no_more_gated_pods_are_placed_than_the_scheduler_can_bind() {
     (0..850).for_each(|n| bench.show(gated(&format!("pod-{n:03}"), 1, -10)));
     let mut told = BTreeSet::new();
     for _ in 0..5 {
-        told.extend(bench.tick().await.into_iter().filter(|write| write.ends_with("lift")));
+        told.extend(
+            bench
+                .tick()
+                .await
+                .into_iter()
+                .filter(|write| write.ends_with("lift")),
+        );
     }
-    assert_eq!(told.len(), 768, "the third look was the first with too many");
+    assert_eq!(
+        told.len(),
+        768,
+        "the third look was the first with too many"
+    );
     let names: Vec<String> = (0..300).map(|n| format!("pod-{n:03}")).collect();
     for name in names {
         bench.gone(&name);
     }
-    assert!(!bench.tick().await.is_empty(), "it goes on when they are bound, or gone");
+    assert!(
+        !bench.tick().await.is_empty(),
+        "it goes on when they are bound, or gone"
+    );
 }
 
 #[tokio::test]
 async fn a_pod_on_which_planning_fails_keeps_no_other_from_being_planned() {
     for priority in [1000, 0, -10] {
-        let mut bench = PlannerFixture::new(&["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"]);
+        let mut bench =
+            PlannerFixture::new(&["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"]);
         bench.planner.poison = Some("poison");
         bench.show(gated("poison", 1, priority));
         (0..10).for_each(|n| bench.show(gated(&format!("pod-{n:02}"), 1, 0)));
@@ -87,10 +112,24 @@ async fn a_pod_on_which_planning_fails_keeps_no_other_from_being_planned() {
             written.extend(bench.tick().await);
             bench.pass(1);
         }
-        let lifted: BTreeSet<&String> = written.iter().filter(|write| write.ends_with(": lift")).collect();
+        let lifted: BTreeSet<&String> = written
+            .iter()
+            .filter(|write| write.ends_with(": lift"))
+            .collect();
         assert_eq!(lifted.len(), 10, "priority {priority}: {written:?}");
-        let failed = || bench.service.metrics.panics.with_label_values(&["plan"]).get();
-        assert!((2..=6).contains(&failed()), "it is found by halves: {}", failed());
+        let failed = || {
+            bench
+                .service
+                .metrics
+                .panics
+                .with_label_values(&["plan"])
+                .get()
+        };
+        assert!(
+            (2..=6).contains(&failed()),
+            "it is found by halves: {}",
+            failed()
+        );
         let before = failed();
         bench.show(gated("late", 1, -10));
         let late = bench.tick().await;
@@ -102,8 +141,19 @@ async fn a_pod_on_which_planning_fails_keeps_no_other_from_being_planned() {
             poisons.extend(bench.tick().await);
         }
         poisons.retain(|write| write.starts_with("poison: "));
-        assert!(poisons.iter().any(|write| write.contains("lift")), "{poisons:?}");
-        assert_eq!(bench.service.metrics.panics.with_label_values(&["plan"]).get(), before);
+        assert!(
+            poisons.iter().any(|write| write.contains("lift")),
+            "{poisons:?}"
+        );
+        assert_eq!(
+            bench
+                .service
+                .metrics
+                .panics
+                .with_label_values(&["plan"])
+                .get(),
+            before
+        );
     }
 }
 
@@ -119,13 +169,26 @@ async fn a_pod_on_which_planning_failed_is_tried_again_alone() {
         bench.pass(1);
         written.extend(bench.tick_unseen().await);
     }
-    assert!(written.iter().any(|write| write.starts_with("other: nominate a")), "{written:?}");
-    assert!(!written.iter().any(|write| write.starts_with("poison")), "{written:?}");
+    assert!(
+        written
+            .iter()
+            .any(|write| write.starts_with("other: nominate a")),
+        "{written:?}"
+    );
+    assert!(
+        !written.iter().any(|write| write.starts_with("poison")),
+        "{written:?}"
+    );
     bench.planner.poison = None;
     written.clear();
     for _ in 0..30 {
         bench.pass(10);
         written.extend(bench.tick_unseen().await);
     }
-    assert!(written.iter().any(|write| write.starts_with("poison: nominate a")), "{written:?}");
+    assert!(
+        written
+            .iter()
+            .any(|write| write.starts_with("poison: nominate a")),
+        "{written:?}"
+    );
 }

@@ -22,7 +22,9 @@ fn with_gpus(gpus: &[(&str, u64)]) -> PlannerFixture {
         "nvidia.com/gpu.product": product, "nvidia.com/gpu.family": "ampere", "nvidia.com/gpu.compute.major": "8",
     });
     labelled["status"]["allocatable"]["stowage.dev/vram"] = json!("400Gi");
-    bench.index.apply_node(&bench.service, &serde_json::from_value(labelled).unwrap());
+    bench
+        .index
+        .apply_node(&bench.service, &serde_json::from_value(labelled).unwrap());
     let device = |(index, (model, mib)): (u32, &(&str, u64))| Device {
         uuid: GpuUuid::parse(&format!("GPU-{index}")).unwrap(),
         index,
@@ -35,7 +37,11 @@ fn with_gpus(gpus: &[(&str, u64)]) -> PlannerFixture {
         island: None,
     };
     let devices = (0..).zip(gpus).map(device).collect();
-    let reported = DevicesReported { node: NodeName::parse("n").unwrap(), devices, are_all: true };
+    let reported = DevicesReported {
+        node: NodeName::parse("n").unwrap(),
+        devices,
+        are_all: true,
+    };
     bench.service.cluster().apply(reported).unwrap();
     bench
 }
@@ -63,7 +69,11 @@ fn bound_to(bench: &mut PlannerFixture, pod: Value) -> Option<Vec<String>> {
     let fits = fit(snapshot.node("n").unwrap(), &demand).is_ok();
     let key = stowage_scheduling::ids::PodKey::parse("default", &name).unwrap();
     let node = NodeName::parse("n").unwrap();
-    let answer = cluster.apply(BindAsked { uid: uid(&name), key, node });
+    let answer = cluster.apply(BindAsked {
+        uid: uid(&name),
+        key,
+        node,
+    });
     let devices = match answer {
         Ok(BindAnswer::Write(decision)) => decision.placement.devices,
         _ => {
@@ -95,7 +105,10 @@ async fn a_pod_that_names_a_gpu_by_a_label_gets_that_one_or_none() {
             None,
             "the other one is not asked for"
         );
-        assert_eq!(bound_to(&mut bench, waiting("any", 20, 0)).as_deref(), Some(&["GPU-0".into()][..]));
+        assert_eq!(
+            bound_to(&mut bench, waiting("any", 20, 0)).as_deref(),
+            Some(&["GPU-0".into()][..])
+        );
     }
 }
 
@@ -113,14 +126,21 @@ async fn the_planner_places_a_pod_on_the_gpu_that_it_names_and_evicts_for_that_o
     assert_eq!(bench.tick().await, ["serving: hold n, making room"]);
     assert_eq!(bench.tick().await, ["in-the-way: evict Preempted"]);
     let devices = reservation_for(&bench, "serving").devices;
-    assert_eq!(devices.iter().map(GpuUuid::to_string).collect::<Vec<_>>(), ["GPU-1"]);
+    assert_eq!(
+        devices.iter().map(GpuUuid::to_string).collect::<Vec<_>>(),
+        ["GPU-1"]
+    );
 }
 
 #[tokio::test]
 async fn where_all_gpus_of_a_node_are_alike_its_labels_say_it_all() {
     // What GPU feature discovery says of the node is not what its agent reports.
     let mut bench = with_gpus(&[RTX, RTX]);
-    let pod = selecting(waiting("a", 20, 0), "nvidia.com/gpu.product", "NVIDIA-GeForce-RTX-4090");
+    let pod = selecting(
+        waiting("a", 20, 0),
+        "nvidia.com/gpu.product",
+        "NVIDIA-GeForce-RTX-4090",
+    );
     assert!(bound_to(&mut bench, pod).is_some());
 }
 
@@ -128,7 +148,11 @@ async fn where_all_gpus_of_a_node_are_alike_its_labels_say_it_all() {
 async fn a_pod_over_several_gpus_gets_only_such_as_it_names() {
     let mut bench = with_gpus(&[A100, RTX, A100]);
     let two = |name: &str| {
-        let mut pod = selecting(waiting(name, 40, 0), "nvidia.com/gpu.product", "NVIDIA-A100-80GB");
+        let mut pod = selecting(
+            waiting(name, 40, 0),
+            "nvidia.com/gpu.product",
+            "NVIDIA-A100-80GB",
+        );
         pod["metadata"]["annotations"] = json!({ "stowage.dev/gpus": "2" });
         pod
     };
@@ -141,11 +165,26 @@ async fn a_pod_over_several_gpus_gets_only_such_as_it_names() {
 #[tokio::test]
 async fn a_refusal_says_that_the_pod_names_other_gpus() {
     let bench = with_gpus(&[RTX, A100]);
-    let pod = selecting(waiting("a", 20, 0), "nvidia.com/gpu.product", "NVIDIA-H100-80GB-HBM3");
+    let pod = selecting(
+        waiting("a", 20, 0),
+        "nvidia.com/gpu.product",
+        "NVIDIA-H100-80GB-HBM3",
+    );
     let pod = serde_json::from_value(pod).unwrap();
     let demand = objects::classified_demand(&pod, |traits| bench.service.classify(traits)).unwrap();
     let snapshot = bench.service.cluster().snapshot();
     let misfit = fit(snapshot.node("n").unwrap(), &demand).unwrap_err();
-    assert_eq!(misfit, Misfit::OtherGpus { wanted: 0, asked: 1 });
-    assert!(misfit.to_string().ends_with("of this node's unlike GPUs 0 are"), "{misfit}");
+    assert_eq!(
+        misfit,
+        Misfit::OtherGpus {
+            wanted: 0,
+            asked: 1
+        }
+    );
+    assert!(
+        misfit
+            .to_string()
+            .ends_with("of this node's unlike GPUs 0 are"),
+        "{misfit}"
+    );
 }

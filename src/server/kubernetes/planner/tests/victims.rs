@@ -27,8 +27,7 @@ fn mirror(mut pod: Value) -> Value {
 }
 
 fn owned_by(pod: Value, kind: &str) -> Value {
-    let owner =
-        json!({ "apiVersion": "v1", "kind": kind, "name": "owner", "uid": "uid-owner", "controller": true });
+    let owner = json!({ "apiVersion": "v1", "kind": kind, "name": "owner", "uid": "uid-owner", "controller": true });
     with(pod, "/metadata/ownerReferences", json!([owner]))
 }
 
@@ -36,11 +35,19 @@ fn owned_by(pod: Value, kind: &str) -> Value {
 async fn evicted(bench: &mut PlannerFixture) -> Vec<String> {
     let mut written = bench.tick().await;
     written.extend(bench.written_within(5).await);
-    written.iter().filter_map(|line| Some(line.split_once(": evict")?.0.to_owned())).collect()
+    written
+        .iter()
+        .filter_map(|line| Some(line.split_once(": evict")?.0.to_owned()))
+        .collect()
 }
 
 /// The pods that are evicted if kube-scheduler offers all pods of the node.
-fn preempted(bench: &mut PlannerFixture, asks: &Value, node: &str, victims: &[&str]) -> Vec<String> {
+fn preempted(
+    bench: &mut PlannerFixture,
+    asks: &Value,
+    node: &str,
+    victims: &[&str],
+) -> Vec<String> {
     bench.refuse(asks.clone());
     let pod = serde_json::from_value(asks.clone()).unwrap();
     let (uid, key) = objects::identity(&pod).unwrap();
@@ -52,12 +59,22 @@ fn preempted(bench: &mut PlannerFixture, asks: &Value, node: &str, victims: &[&s
         disruption: None,
     };
     let victims = victims.iter().map(|name| format!("uid-{name}")).collect();
-    let offered = vec![OfferedNode { node: node.into(), victims, pdb_violations: 0 }];
+    let offered = vec![OfferedNode {
+        node: node.into(),
+        victims,
+        pdb_violations: 0,
+    }];
     let wants = kube_filters::requirements(&pod);
-    let asked = PreemptAsked { request, wants, offered };
+    let asked = PreemptAsked {
+        request,
+        wants,
+        offered,
+    };
     let (_, view) = bench.service.cluster().apply(asked).unwrap();
     match preempt(view) {
-        PreemptDecision::Evict { victims, .. } => victims.evicted().map(|uid| uid.to_string()).collect(),
+        PreemptDecision::Evict { victims, .. } => {
+            victims.evicted().map(|uid| uid.to_string()).collect()
+        }
         PreemptDecision::NoCandidate | PreemptDecision::FitsNow => Vec::new(),
     }
 }
@@ -92,17 +109,36 @@ async fn no_pod_is_evicted_in_vain_beside_a_static_pod() {
 
 #[tokio::test]
 async fn of_equal_victims_the_one_whose_replacement_can_run_elsewhere_goes() {
-    let hostname = |pod| with(pod, "/spec/nodeSelector", json!({ "kubernetes.io/hostname": "a" }));
+    let hostname = |pod| {
+        with(
+            pod,
+            "/spec/nodeSelector",
+            json!({ "kubernetes.io/hostname": "a" }),
+        )
+    };
     let affinity = |kind: &str, term: Value| {
         let terms = json!({ "nodeSelectorTerms": [{ kind: [term] }] });
         json!({ "nodeAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": terms } })
     };
     let by_name = json!({ "key": "metadata.name", "operator": "In", "values": ["a"] });
     let by_label = json!({ "key": "kubernetes.io/hostname", "operator": "In", "values": ["a"] });
-    let by_field = |pod| with(pod, "/spec/affinity", affinity("matchFields", by_name.clone()));
-    let by_expression = |pod| with(pod, "/spec/affinity", affinity("matchExpressions", by_label.clone()));
-    let pinned: [&dyn Fn(Value) -> Value; 4] =
-        [&hostname, &by_field, &by_expression, &|pod| owned_by(pod, "DaemonSet")];
+    let by_field = |pod| {
+        with(
+            pod,
+            "/spec/affinity",
+            affinity("matchFields", by_name.clone()),
+        )
+    };
+    let by_expression = |pod| {
+        with(
+            pod,
+            "/spec/affinity",
+            affinity("matchExpressions", by_label.clone()),
+        )
+    };
+    let pinned: [&dyn Fn(Value) -> Value; 4] = [&hostname, &by_field, &by_expression, &|pod| {
+        owned_by(pod, "DaemonSet")
+    }];
     for pin in pinned {
         for (on, other) in [("a", "b"), ("b", "a")] {
             let mut bench = PlannerFixture::new(&["a", "b"]);
@@ -121,14 +157,19 @@ async fn a_pod_whose_affinity_names_several_nodes_or_a_zone_costs_no_more_than_a
         let terms = json!({ "nodeSelectorTerms": [{ "matchExpressions": [expression] }] });
         json!({ "nodeAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": terms } })
     };
-    for affinity in
-        [values("kubernetes.io/hostname", &["a", "b"]), values("topology.kubernetes.io/zone", &["a"])]
-    {
+    for affinity in [
+        values("kubernetes.io/hostname", &["a", "b"]),
+        values("topology.kubernetes.io/zone", &["a"]),
+    ] {
         let mut bench = PlannerFixture::new(&["a", "b"]);
         bench.show(with(job("free", "a"), "/spec/affinity", affinity));
         bench.show(job("other", "b"));
         bench.show(gated("serving", 50, 100));
-        assert_eq!(evicted(&mut bench).await, ["free"], "the first node by name");
+        assert_eq!(
+            evicted(&mut bench).await,
+            ["free"],
+            "the first node by name"
+        );
     }
 }
 
@@ -181,9 +222,17 @@ fn budget(policy: Option<&str>, healthy: i32, desired: i32) -> PodDisruptionBudg
 }
 
 fn in_state(name: &str, phase: &str, ready: &str) -> Value {
-    let pod = with(job(name, "n"), "/metadata/labels", json!({ "app": "victim" }));
+    let pod = with(
+        job(name, "n"),
+        "/metadata/labels",
+        json!({ "app": "victim" }),
+    );
     let ready = json!({ "type": "Ready", "status": ready });
-    with(pod, "/status", json!({ "phase": phase, "conditions": [ready] }))
+    with(
+        pod,
+        "/status",
+        json!({ "phase": phase, "conditions": [ready] }),
+    )
 }
 
 #[tokio::test]
@@ -204,11 +253,17 @@ async fn a_pod_that_is_not_ready_may_be_evicted_as_its_budget_says_of_unhealthy_
     ] {
         let case = format!("{policy:?}, {healthy} of {desired}, {phase}, {ready}");
         let mut bench = PlannerFixture::new(&["n"]);
-        bench.index.apply_budget(&bench.service, &budget(policy, healthy, desired));
+        bench
+            .index
+            .apply_budget(&bench.service, &budget(policy, healthy, desired));
         bench.show(in_state("victim", phase, ready));
         let asks = waiting("asks", 50, 100);
         let expected: &[&str] = if may_go { &["uid-victim"] } else { &[] };
-        assert_eq!(preempted(&mut bench, &asks, "n", &["victim"]), expected, "{case}");
+        assert_eq!(
+            preempted(&mut bench, &asks, "n", &["victim"]),
+            expected,
+            "{case}"
+        );
         bench.show(gated("serving", 50, 200));
         assert_eq!(evicted(&mut bench).await.len(), expected.len(), "{case}");
     }
@@ -230,7 +285,9 @@ async fn a_pod_that_two_budgets_cover_stays_whatever_they_say_of_unhealthy_pods(
 #[tokio::test]
 async fn a_budget_that_protects_a_pod_is_named_with_the_disruptions_that_it_allows() {
     let mut bench = PlannerFixture::new(&["n"]);
-    bench.index.apply_budget(&bench.service, &budget(None, 1, 1));
+    bench
+        .index
+        .apply_budget(&bench.service, &budget(None, 1, 1));
     bench.show(in_state("victim", "Running", "True"));
     bench.refuse(waiting("asks", 50, 100));
     let ledger = bench.service.cluster();
@@ -252,44 +309,73 @@ async fn a_pod_that_only_names_a_node_as_its_owner_is_a_victim_as_any_other() {
 }
 
 fn refuse_for_good(bench: &PlannerFixture, name: &str) {
-    let refused = EvictionOutcome::Refused { message: "admission webhook \"keeper\" denied it".into() };
+    let refused = EvictionOutcome::Refused {
+        message: "admission webhook \"keeper\" denied it".into(),
+    };
     bench.recorder.evictions.lock().insert(name.into(), refused);
 }
 
 fn evictions_in(written: &[String]) -> Vec<&str> {
-    written.iter().filter(|line| line.contains(": evict")).map(String::as_str).collect()
+    written
+        .iter()
+        .filter(|line| line.contains(": evict"))
+        .map(String::as_str)
+        .collect()
 }
 
 #[tokio::test]
 async fn a_victim_whose_eviction_is_refused_is_gone_round_at_once() {
     let mut bench = PlannerFixture::new(&["a", "b", "c"]);
-    ["a", "b", "c"].into_iter().for_each(|node| bench.show(job(&format!("on-{node}"), node)));
+    ["a", "b", "c"]
+        .into_iter()
+        .for_each(|node| bench.show(job(&format!("on-{node}"), node)));
     bench.show(gated("serving", 50, 100));
     refuse_for_good(&bench, "on-a");
     refuse_for_good(&bench, "on-b");
     let mut written = bench.tick().await;
     written.extend(bench.written_within(5).await);
-    let tried = ["on-a: evict Preempted", "on-b: evict Preempted", "on-c: evict Preempted"];
+    let tried = [
+        "on-a: evict Preempted",
+        "on-b: evict Preempted",
+        "on-c: evict Preempted",
+    ];
     assert_eq!(evictions_in(&written), tried, "{written:?}");
     let key = stowage_scheduling::ids::PodKey::parse("default", "serving").unwrap();
     let ledger = bench.service.cluster();
-    let demand = &ledger.pod_state(&ledger.uid_of(&key).unwrap()).unwrap().demand;
+    let demand = &ledger
+        .pod_state(&ledger.uid_of(&key).unwrap())
+        .unwrap()
+        .demand;
     let kept = ledger.keep_reason_of(&ledger.preemptor(&uid("serving")), demand, &uid("on-a"));
-    assert!(kept.unwrap().to_string().contains("admission webhook \"keeper\" denied it"));
+    assert!(
+        kept.unwrap()
+            .to_string()
+            .contains("admission webhook \"keeper\" denied it")
+    );
 }
 
 #[tokio::test]
 async fn refused_evictions_do_not_use_up_the_eviction_rates() {
     let mut policy = Policy::default();
-    policy.preemption.evictions_per_minute = EvictionRates { cluster: 1, node: 1, tenant: 1 };
+    policy.preemption.evictions_per_minute = EvictionRates {
+        cluster: 1,
+        node: 1,
+        tenant: 1,
+    };
     let mut bench = PlannerFixture::by(policy, &["n"]);
-    ["a", "b", "c"].into_iter().for_each(|name| bench.show(bound(name, "n", 24, -10)));
+    ["a", "b", "c"]
+        .into_iter()
+        .for_each(|name| bench.show(bound(name, "n", 24, -10)));
     bench.show(gated("serving", 20, 100));
     refuse_for_good(&bench, "a");
     refuse_for_good(&bench, "b");
     let mut written = bench.tick().await;
     written.extend(bench.written_within(5).await);
-    let tried = ["a: evict Preempted", "b: evict Preempted", "c: evict Preempted"];
+    let tried = [
+        "a: evict Preempted",
+        "b: evict Preempted",
+        "c: evict Preempted",
+    ];
     assert_eq!(evictions_in(&written), tried, "{written:?}");
 }
 
@@ -305,19 +391,35 @@ async fn a_refused_victim_is_tried_again_with_growing_pauses_if_no_other_would_d
     assert!((4..=7).contains(&times), "{times} within ten minutes");
     bench.recorder.evictions.lock().clear();
     let later = bench.written_within(600).await;
-    assert_eq!(evictions_in(&later)[..1], ["job: evict Preempted"], "and in the end it may go");
+    assert_eq!(
+        evictions_in(&later)[..1],
+        ["job: evict Preempted"],
+        "and in the end it may go"
+    );
 }
 
 #[tokio::test]
 async fn a_victim_whose_eviction_gets_no_answer_in_time_is_gone_round() {
     let mut bench = PlannerFixture::new(&["a", "b"]);
-    ["a", "b"].into_iter().for_each(|node| bench.show(job(&format!("on-{node}"), node)));
+    ["a", "b"]
+        .into_iter()
+        .for_each(|node| bench.show(job(&format!("on-{node}"), node)));
     bench.show(gated("serving", 50, 100));
-    let unanswered = EvictionOutcome::Unknown { message: "failed calling webhook".into() };
-    bench.recorder.evictions.lock().insert("on-a".into(), unanswered);
+    let unanswered = EvictionOutcome::Unknown {
+        message: "failed calling webhook".into(),
+    };
+    bench
+        .recorder
+        .evictions
+        .lock()
+        .insert("on-a".into(), unanswered);
     let mut written = bench.tick().await;
     written.extend(bench.written_within(45).await);
-    assert_eq!(evictions_in(&written).last(), Some(&"on-b: evict Preempted"), "{written:?}");
+    assert_eq!(
+        evictions_in(&written).last(),
+        Some(&"on-b: evict Preempted"),
+        "{written:?}"
+    );
 }
 
 /// The pod, deleted with so many seconds to end.
@@ -336,9 +438,18 @@ async fn a_pod_deleted_with_a_longer_grace_than_its_class_may_have_is_a_victim_l
         bench.show(gated("serving", 50, 100));
         assert_eq!(evicted(&mut bench).await, ["job"], "{grace} s");
         bench.show(deleted(job("job", "n"), 30));
-        assert!(evicted(&mut bench).await.is_empty(), "it leaves in time now");
+        assert!(
+            evicted(&mut bench).await.is_empty(),
+            "it leaves in time now"
+        );
         bench.gone("job");
-        assert!(bench.tick().await.contains(&"serving: nominate n, placed".to_owned()), "{grace} s");
+        assert!(
+            bench
+                .tick()
+                .await
+                .contains(&"serving: nominate n, placed".to_owned()),
+            "{grace} s"
+        );
     }
 }
 
@@ -349,7 +460,11 @@ async fn a_pod_that_leaves_in_time_by_itself_is_waited_for() {
         bench.show(deleted(job("job", "n"), grace));
         bench.show(gated("serving", 50, 100));
         assert!(evicted(&mut bench).await.is_empty(), "{grace} s");
-        assert_eq!(bench.service.cluster().totals().reservations, 1, "{grace} s");
+        assert_eq!(
+            bench.service.cluster().totals().reservations,
+            1,
+            "{grace} s"
+        );
     }
 }
 
@@ -367,13 +482,23 @@ async fn a_pod_deleted_for_good_by_its_owner_keeps_no_budget_and_no_group_from_i
     bench.show(deleted(leaving, 31_536_000));
     bench.show(staying);
     bench.show(gated("serving", 50, 100));
-    assert_eq!(evicted(&mut bench).await, ["leaving"], "the Eviction API asks no budget about it");
+    assert_eq!(
+        evicted(&mut bench).await,
+        ["leaving"],
+        "the Eviction API asks no budget about it"
+    );
 }
 
 #[tokio::test]
 async fn a_victim_that_kube_scheduler_deletes_with_its_own_long_grace_is_told_to_end_sooner() {
     let mut bench = PlannerFixture::new(&["n"]);
-    let year = |pod| with(pod, "/spec/terminationGracePeriodSeconds", json!(31_536_000));
+    let year = |pod| {
+        with(
+            pod,
+            "/spec/terminationGracePeriodSeconds",
+            json!(31_536_000),
+        )
+    };
     bench.show(year(job("job", "n")));
     bench.show(waiting("serving", 50, 100));
     bench.refuse(waiting("serving", 50, 100));
@@ -381,7 +506,10 @@ async fn a_victim_that_kube_scheduler_deletes_with_its_own_long_grace_is_told_to
     let ledger = bench.service.cluster();
     let until = ledger.now() + Millis::seconds(630);
     drop(ledger);
-    bench.service.cluster().apply(ExtendReservation { uid: uid("serving"), until });
+    bench.service.cluster().apply(ExtendReservation {
+        uid: uid("serving"),
+        until,
+    });
     let mut shown = waiting("serving", 50, 100);
     shown["status"]["conditions"] = reservation_observed(&["uid-job"], 640);
     bench.show(shown);
@@ -404,13 +532,22 @@ fn refusal_of(bench: &PlannerFixture, name: &str) -> Option<(String, u64)> {
 async fn a_refusal_that_another_eviction_met_is_counted_once() {
     for others in [&["on-a"][..], &["on-a", "on-a"], &["on-a", "on-b"]] {
         let mut bench = PlannerFixture::new(&["a", "b"]);
-        ["a", "b"].into_iter().for_each(|node| bench.show(job(&format!("on-{node}"), node)));
+        ["a", "b"]
+            .into_iter()
+            .for_each(|node| bench.show(job(&format!("on-{node}"), node)));
         bench.show(gated("serving", 50, 100));
-        bench.recorder.evictions.lock().insert("on-a".into(), EvictionOutcome::TryLater { after: None });
+        bench
+            .recorder
+            .evictions
+            .lock()
+            .insert("on-a".into(), EvictionOutcome::TryLater { after: None });
         bench.tick().await;
         assert_eq!(bench.service.cluster().totals().reservations, 1);
         for name in others {
-            bench.service.cluster().apply(EvictionRefused::new(uid(name), "a webhook"));
+            bench
+                .service
+                .cluster()
+                .apply(EvictionRefused::new(uid(name), "a webhook"));
         }
         bench.written_within(3).await;
         let told = Some(("a webhook".to_owned(), 27));
@@ -432,15 +569,35 @@ fn protected(mut pod: Value) -> Value {
 async fn an_eviction_that_was_asked_for_counts_whatever_its_victim_shows_after_it() {
     for (outcome, counts) in [
         (EvictionOutcome::Evicted, true),
-        (EvictionOutcome::Unknown { message: "no answer".into() }, true),
-        (EvictionOutcome::Refused { message: "a webhook".into() }, false),
+        (
+            EvictionOutcome::Unknown {
+                message: "no answer".into(),
+            },
+            true,
+        ),
+        (
+            EvictionOutcome::Refused {
+                message: "a webhook".into(),
+            },
+            false,
+        ),
     ] {
         let mut policy = Policy::default();
-        policy.preemption.evictions_per_minute = EvictionRates { cluster: 1, node: 1, tenant: 1 };
+        policy.preemption.evictions_per_minute = EvictionRates {
+            cluster: 1,
+            node: 1,
+            tenant: 1,
+        };
         let mut bench = PlannerFixture::by(policy, &["a", "b"]);
-        ["a", "b"].into_iter().for_each(|node| bench.show(job(&format!("on-{node}"), node)));
+        ["a", "b"]
+            .into_iter()
+            .for_each(|node| bench.show(job(&format!("on-{node}"), node)));
         bench.show(gated("serving", 50, 100));
-        bench.recorder.evictions.lock().insert("on-a".into(), outcome.clone());
+        bench
+            .recorder
+            .evictions
+            .lock()
+            .insert("on-a".into(), outcome.clone());
         let mut written = bench.tick().await;
         written.extend(bench.tick().await);
         bench.show(protected(job("on-a", "a")));
@@ -451,7 +608,10 @@ async fn an_eviction_that_was_asked_for_counts_whatever_its_victim_shows_after_i
         asked.dedup();
         assert_eq!(asked, all[..if counts { 1 } else { 2 }], "{outcome:?}");
         written.extend(bench.written_within(45).await);
-        assert!(evictions_in(&written).contains(&all[1]), "{outcome:?}: {written:?}");
+        assert!(
+            evictions_in(&written).contains(&all[1]),
+            "{outcome:?}: {written:?}"
+        );
     }
 }
 
@@ -464,14 +624,21 @@ async fn a_victim_that_was_never_asked_to_leave_in_time_is_not_blamed() {
     hold_as_the_verb_does(&bench, "serving", "job");
     *bench.recorder.deaf.lock() = true;
     let written = bench.written_within(45).await;
-    assert_eq!((evictions_in(&written), refusal_of(&bench, "job")), (vec![], None));
+    assert_eq!(
+        (evictions_in(&written), refusal_of(&bench, "job")),
+        (vec![], None)
+    );
     assert_eq!(bench.service.cluster().totals().reservations, 0);
 }
 
 #[tokio::test]
 async fn a_new_leader_waits_for_a_victim_that_its_predecessor_told_to_end_sooner() {
-    for (ended_ago, grace, waits) in [(3_600, 30, true), (5, 600, true), (-20, 30, true), (3_600, 700, false)]
-    {
+    for (ended_ago, grace, waits) in [
+        (3_600, 30, true),
+        (5, 600, true),
+        (-20, 30, true),
+        (3_600, 700, false),
+    ] {
         let mut bench = PlannerFixture::new(&["n"]);
         let mut leaving = deleted(job("job", "n"), -ended_ago);
         leaving["metadata"]["deletionGracePeriodSeconds"] = json!(grace);
@@ -479,6 +646,10 @@ async fn a_new_leader_waits_for_a_victim_that_its_predecessor_told_to_end_sooner
         bench.show(gated("serving", 50, 100));
         let asked = evicted(&mut bench).await;
         assert_eq!(asked.is_empty(), waits, "{ended_ago}, {grace}");
-        assert_eq!(bench.service.cluster().totals().reservations, 1, "{ended_ago}, {grace}");
+        assert_eq!(
+            bench.service.cluster().totals().reservations,
+            1,
+            "{ended_ago}, {grace}"
+        );
     }
 }

@@ -31,7 +31,11 @@ fn show_claim(bench: &mut PlannerFixture) {
 async fn a_pod_whose_claim_is_not_shown_yet_keeps_its_gate_and_is_placed_when_it_is() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(with_claim("a"));
-    assert_eq!(bench.tick().await, Vec::<String>::new(), "the watch of claims may be behind");
+    assert_eq!(
+        bench.tick().await,
+        Vec::<String>::new(),
+        "the watch of claims may be behind"
+    );
     show_claim(&mut bench);
     bench.pass(5);
     assert_eq!(bench.tick().await, ["a: nominate n, placed", "a: lift"]);
@@ -47,14 +51,20 @@ async fn a_pod_whose_claim_is_never_shown_is_left_to_the_scheduler_in_the_end() 
         bench.pass(5);
     }
     assert_eq!(written.len(), 3, "{written:?}");
-    assert!(written[0].starts_with("a: waits: the planner does not support"), "{written:?}");
+    assert!(
+        written[0].starts_with("a: waits: the planner does not support"),
+        "{written:?}"
+    );
     assert_eq!(written[1..], ["a: released", "a: lift"]);
 }
 
 #[tokio::test]
 async fn a_pod_with_a_claim_does_not_wait_for_volumes_that_may_not_be_read() {
     let mut bench = PlannerFixture::new(&["n"]);
-    bench.service.refused_reads.note("persistentvolumes", Some(403), bench.service.now());
+    bench
+        .service
+        .refused_reads
+        .note("persistentvolumes", Some(403), bench.service.now());
     bench.show(with_claim("a"));
     assert_eq!(bench.tick().await, ["a: released", "a: lift"]);
 }

@@ -20,12 +20,24 @@ const IMAGE: Bytes = Bytes(20_000_000_000);
 /// A fleet of which each node has something else of one model, and of which the GPUs that are busy are left out.
 pub fn drawn(index: usize, draws: &mut Random) -> Machines {
     let states: Vec<(u32, usize)> = (0..DRAWN_NODES)
-        .map(|_| ((0..GPUS).filter(|_| draws.below(5) >= 3).count() as u32, draws.below(5)))
+        .map(|_| {
+            (
+                (0..GPUS).filter(|_| draws.below(5) >= 3).count() as u32,
+                draws.below(5),
+            )
+        })
         .collect();
-    let mut machines =
-        Machines::new(states.iter().enumerate().map(|(n, (free, _))| spec(n, *free)), speeds());
+    let mut machines = Machines::new(
+        states
+            .iter()
+            .enumerate()
+            .map(|(n, (free, _))| spec(n, *free)),
+        speeds(),
+    );
     for (n, (free, state)) in states.into_iter().enumerate() {
-        let machine = machines.get_mut(&spec(n, free).name).expect("it was just made");
+        let machine = machines
+            .get_mut(&spec(n, free).name)
+            .expect("it was just made");
         machine.images.insert(pause());
         if state > 0 {
             machine.images.insert(image());
@@ -41,7 +53,9 @@ pub fn drawn(index: usize, draws: &mut Random) -> Machines {
         let are_free = (0..wanted).all(|_| draws.below(5) >= 3);
         if state > 3 && are_free && free >= wanted {
             let first = draws.below((free - wanted + 1) as usize);
-            machine.sleepers.push(sleeper(&format!("asleep-{n}"), index, first));
+            machine
+                .sleepers
+                .push(sleeper(&format!("asleep-{n}"), index, first));
         }
     }
     machines
@@ -70,12 +84,18 @@ fn spec(n: usize, gpus: u32) -> MachineSpec {
 
 /// Slower than the policy's default for images: those of engines are large, and many nodes pull at once.
 fn speeds() -> LoadingSpeeds {
-    LoadingSpeeds { image_pull: Bytes(100_000_000), ..LoadingSpeeds::default() }
+    LoadingSpeeds {
+        image_pull: Bytes(100_000_000),
+        ..LoadingSpeeds::default()
+    }
 }
 
 /// A kubelet lists what it has, and every node has something.
 fn pause() -> Image {
-    Image { name: "pause:3.10".into(), size: Bytes(700_000) }
+    Image {
+        name: "pause:3.10".into(),
+        size: Bytes(700_000),
+    }
 }
 
 /// The fleet at the beginning of the six hours.
@@ -83,7 +103,9 @@ pub fn machines(seed: u64) -> Machines {
     let mut draws = Random::seeded(seed, 3);
     let mut machines = Machines::new((0..NODES).map(|n| spec(n, GPUS)), speeds());
     for n in 0..NODES {
-        let machine = machines.get_mut(&spec(n, GPUS).name).expect("it was just made");
+        let machine = machines
+            .get_mut(&spec(n, GPUS).name)
+            .expect("it was just made");
         for index in 0..MODELS {
             if draws.below(4) == 0 {
                 machine.disk.insert(model(index), weights(index));
@@ -101,7 +123,9 @@ pub fn machines(seed: u64) -> Machines {
             gpu += gpus_of(index) as usize;
             if gpu <= GPUS as usize {
                 machine.disk.insert(model(index), weights(index));
-                machine.sleepers.push(sleeper(&format!("asleep-{n}-{first}"), index, first));
+                machine
+                    .sleepers
+                    .push(sleeper(&format!("asleep-{n}-{first}"), index, first));
             }
         }
     }
@@ -120,7 +144,10 @@ pub fn pod(index: usize) -> PodSpec {
 }
 
 fn image() -> Image {
-    Image { name: "engine:v1".into(), size: IMAGE }
+    Image {
+        name: "engine:v1".into(),
+        size: IMAGE,
+    }
 }
 
 fn model(index: usize) -> ModelId {

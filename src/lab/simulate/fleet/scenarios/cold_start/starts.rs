@@ -27,15 +27,31 @@ impl CountedStart {
 
 /// The pod ends, and its engine sleeps on.
 pub(crate) fn end_asleep(stage: &mut Stage<'_, Timer>, uid: &PodUid) {
-    let Some(pod) = stage.pod(uid).cloned() else { return };
+    let Some(pod) = stage.pod(uid).cloned() else {
+        return;
+    };
     stage.finish(uid);
-    let (Some(bound), Some(model)) = (pod.bound, pod.spec.model.clone()) else { return };
-    let Some(machine) = stage.machines.get_mut(&bound.node) else { return };
-    let mut gpus: Vec<usize> = bound.devices.iter().filter_map(|device| machine.place_of(device)).collect();
+    let (Some(bound), Some(model)) = (pod.bound, pod.spec.model.clone()) else {
+        return;
+    };
+    let Some(machine) = stage.machines.get_mut(&bound.node) else {
+        return;
+    };
+    let mut gpus: Vec<usize> = bound
+        .devices
+        .iter()
+        .filter_map(|device| machine.place_of(device))
+        .collect();
     gpus.sort_unstable();
     let namespace = pod.spec.namespace.as_str().into();
     machine.put_to_sleep(
-        Sleeper { pod: uid.clone(), model, weights: pod.spec.weights, gpus, namespace },
+        Sleeper {
+            pod: uid.clone(),
+            model,
+            weights: pod.spec.weights,
+            gpus,
+            namespace,
+        },
         HOST_MEMORY,
     );
 }

@@ -34,8 +34,15 @@ impl App {
     pub fn of(spec: &PodSpec) -> Self {
         let label = spec.labels.get("app").map_or("", String::as_str);
         let all = [Self::Chatbot, Self::Credit, Self::Fraud];
-        let app = all.into_iter().find(|app| app.label() == label).unwrap_or(Self::Pretender);
-        if app == Self::Fraud && spec.priority < Self::Fraud.priority() { Self::Pretender } else { app }
+        let app = all
+            .into_iter()
+            .find(|app| app.label() == label)
+            .unwrap_or(Self::Pretender);
+        if app == Self::Fraud && spec.priority < Self::Fraud.priority() {
+            Self::Pretender
+        } else {
+            app
+        }
     }
 
     pub fn pod(self, vram: Bytes) -> PodSpec {

@@ -64,7 +64,11 @@ pub fn played(hours: u64, seed: u64, replica: Bytes, scheduler: Box<dyn FleetSch
     let all = hours as f64 / 100.0;
     day.utilization /= hours as f64;
     day.up.iter_mut().for_each(|up| *up /= all);
-    day.curves.push(Curve { name: "VRAM in use, %", x: "hours", points });
+    day.curves.push(Curve {
+        name: "VRAM in use, %",
+        x: "hours",
+        points,
+    });
     day.broken.append(&mut stage.broken);
     day
 }
@@ -117,7 +121,11 @@ fn busy(draws: &mut Random) -> (Moment, Moment) {
 /// Replicas of credit scoring that are wanted.
 fn credit(now: Moment, busy: &[(Moment, Moment)]) -> usize {
     let is_busy = busy.iter().any(|(from, to)| (*from..*to).contains(&now));
-    if is_busy || NIGHTLY.contains(&hour(now)) { 2 } else { 1 }
+    if is_busy || NIGHTLY.contains(&hour(now)) {
+        2
+    } else {
+        1
+    }
 }
 
 fn chatbot(now: Moment) -> usize {
@@ -130,9 +138,12 @@ fn hour(now: Moment) -> u64 {
 
 /// As a ReplicaSet does: pods that are missing are created, and of those that are too many the pending ones go first.
 fn reconcile(stage: &mut Stage<'_, ()>, app: App, wanted: usize, vram: Bytes) {
-    let there = stage.pods().filter(|(_, pod)| App::of(&pod.spec) == app && pod.leaving.is_none());
-    let mut there: Vec<(bool, Moment, PodUid)> =
-        there.map(|(uid, pod)| (pod.bound.is_some(), pod.submitted, uid.clone())).collect();
+    let there = stage
+        .pods()
+        .filter(|(_, pod)| App::of(&pod.spec) == app && pod.leaving.is_none());
+    let mut there: Vec<(bool, Moment, PodUid)> = there
+        .map(|(uid, pod)| (pod.bound.is_some(), pod.submitted, uid.clone()))
+        .collect();
     there.sort_unstable();
     for (.., uid) in there.iter().take(there.len().saturating_sub(wanted)) {
         stage.finish(uid);
@@ -141,6 +152,10 @@ fn reconcile(stage: &mut Stage<'_, ()>, app: App, wanted: usize, vram: Bytes) {
         let (labels, priority) = (app.pod(vram).labels, app.priority());
         let model = ModelId::parse(ModelShape::LLAMA_8B.name).expect("it is a name");
         let engine = PodSpec::serving("bank", model, ModelShape::LLAMA_8B.weights, vram);
-        stage.submit(PodSpec { labels, priority, ..engine });
+        stage.submit(PodSpec {
+            labels,
+            priority,
+            ..engine
+        });
     }
 }

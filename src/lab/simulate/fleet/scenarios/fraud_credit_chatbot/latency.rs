@@ -32,7 +32,11 @@ pub(crate) fn quantiles(company: &BTreeMap<usize, f64>, inferences: usize, seed:
     let hours: f64 = company.values().sum();
     let mut took = Vec::new();
     for (engines, time) in company {
-        took.extend(answered(*engines, (inferences as f64 * time / hours) as usize, &mut draws));
+        took.extend(answered(
+            *engines,
+            (inferences as f64 * time / hours) as usize,
+            &mut draws,
+        ));
     }
     [0.5, 0.99].map(|share| quantile(&mut took, share))
 }
@@ -50,14 +54,22 @@ fn answered(engines: usize, inferences: usize, draws: &mut Random) -> Vec<f64> {
             waiting.push_back(next);
             next += exponential(INFERENCE_EVERY, draws);
         }
-        engines.iter_mut().for_each(|engine| engine.arrive(now, draws));
+        engines
+            .iter_mut()
+            .for_each(|engine| engine.arrive(now, draws));
         let places = engines.len() + 1;
         let has_work = |place: &usize| match place.checked_sub(1) {
             None => !waiting.is_empty(),
             Some(engine) => engines[engine].has_work(),
         };
-        let Some(place) = (turn..turn + places).map(|place| place % places).find(has_work) else {
-            now = engines.iter().map(|engine| engine.next).fold(next, f64::min);
+        let Some(place) = (turn..turn + places)
+            .map(|place| place % places)
+            .find(has_work)
+        else {
+            now = engines
+                .iter()
+                .map(|engine| engine.next)
+                .fold(next, f64::min);
             continue;
         };
         turn = (place + 1) % places;
@@ -136,7 +148,10 @@ mod tests {
         let of = |engines: usize| quantiles(&BTreeMap::from([(engines, 1.0)]), 20_000, 42);
         let ([p50, p99], [_, beside], [_, beside_two]) = (of(0), of(1), of(2));
         assert!((12.0..14.0).contains(&p50) && p99 < 45.0, "{p50} {p99}");
-        assert!(beside > 2.0 * p99 && beside_two > beside, "{beside} {beside_two}");
+        assert!(
+            beside > 2.0 * p99 && beside_two > beside,
+            "{beside} {beside_two}"
+        );
     }
 
     #[test]

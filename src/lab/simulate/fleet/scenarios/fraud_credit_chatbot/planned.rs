@@ -17,21 +17,45 @@ use stowage_sizing::capacity_plan::question::{
 
 /// GPUs that suffice, and what the plan says of them.
 pub fn gpus(variant: usize, replica: Bytes, bank: &Policy) -> (u32, String) {
-    let policy = if variant == 0 { bank.clone() } else { Policy::default() };
-    let pods = [(App::Fraud, FRAUD), (App::Credit, replica), (App::Chatbot, replica)];
+    let policy = if variant == 0 {
+        bank.clone()
+    } else {
+        Policy::default()
+    };
+    let pods = [
+        (App::Fraud, FRAUD),
+        (App::Credit, replica),
+        (App::Chatbot, replica),
+    ];
     // Without Stowage, a pod that asks for a GPU has all of it, unless GPUs are sliced.
-    let pod = |(app, vram): (App, Bytes)| PodSpec { exclusive: variant == 1, ..app.pod(vram) };
-    let pods = pods.map(pod).into_iter().enumerate().map(|(workload, pod)| to_place(workload, &pod, &policy));
-    let question =
-        CapacityQuestion { pods: pods.collect(), policy: Arc::new(policy), node_kinds: vec![node()] };
+    let pod = |(app, vram): (App, Bytes)| PodSpec {
+        exclusive: variant == 1,
+        ..app.pod(vram)
+    };
+    let pods = pods
+        .map(pod)
+        .into_iter()
+        .enumerate()
+        .map(|(workload, pod)| to_place(workload, &pod, &policy));
+    let question = CapacityQuestion {
+        pods: pods.collect(),
+        policy: Arc::new(policy),
+        node_kinds: vec![node()],
+    };
     let planned = plan(&question);
     let more = planned.one_more.map_or(String::new(), |more| {
-        format!("; with {} they would stand {} % idle", more.gpus, more.idle_percent_then)
+        format!(
+            "; with {} they would stand {} % idle",
+            more.gpus, more.idle_percent_then
+        )
     });
     let (held, lower) = (planned.held, planned.lower_bound.gpus);
     (
         planned.gpus,
-        format!("{} A100 suffice for {held} pods, and no fewer than {lower} do{more}", planned.gpus),
+        format!(
+            "{} A100 suffice for {held} pods, and no fewer than {lower} do{more}",
+            planned.gpus
+        ),
     )
 }
 
@@ -56,7 +80,10 @@ fn to_place(workload: usize, pod: &PodSpec, policy: &Policy) -> PodToPlace {
         workload,
         source: format!("Pod {}/{label}", pod.namespace).into(),
         demand: pod.demand(policy).expect("its request is valid"),
-        requirements: Requirements { namespace: pod.namespace.clone(), ..Requirements::default() },
+        requirements: Requirements {
+            namespace: pod.namespace.clone(),
+            ..Requirements::default()
+        },
     }
 }
 
@@ -65,12 +92,20 @@ fn node() -> NodeTemplate {
     NodeTemplate {
         name: "bank".into(),
         gpus: 4,
-        gpu: TemplateGpu { name: known.name.into(), model: known.model(), total: GPU, known: Some(known) },
+        gpu: TemplateGpu {
+            name: known.name.into(),
+            model: known.model(),
+            total: GPU,
+            known: Some(known),
+        },
         geometry: None,
         plugin_devices: None,
         labels: [("gpu-pool".into(), "bank".into())].into(),
         taints: Vec::new(),
-        host: TemplateHost::Described { cpu: None, memory: None },
+        host: TemplateHost::Described {
+            cpu: None,
+            memory: None,
+        },
         at_most: None,
     }
 }
@@ -85,6 +120,9 @@ mod tests {
         assert_eq!(gpus(0, REPLICA, &policy()).0, 2);
         assert_eq!(gpus(1, REPLICA, &policy()).0, 3, "whole GPUs");
         let [accepted, refused] = mig();
-        assert!(accepted.contains("can be cut into") && refused.contains("cannot be cut into"), "{refused}");
+        assert!(
+            accepted.contains("can be cut into") && refused.contains("cannot be cut into"),
+            "{refused}"
+        );
     }
 }

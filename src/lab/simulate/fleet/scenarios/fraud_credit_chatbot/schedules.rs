@@ -49,7 +49,10 @@ impl Schedules {
         let mut sums = Self::default();
         let mut draws = Random::seeded(seed, 7);
         for n in 0..count as u64 {
-            sums.play(Stage::new(machines(), new(seed.wrapping_add(n)), n), &mut draws);
+            sums.play(
+                Stage::new(machines(), new(seed.wrapping_add(n)), n),
+                &mut draws,
+            );
         }
         sums
     }
@@ -93,7 +96,12 @@ impl Schedules {
     }
 
     /// The pods that leave since then for that pod, all at once.
-    fn compare(&mut self, stage: &Stage<'_, Timer>, set: Option<&(Moment, PodUid)>, kept: &KeptGpus) {
+    fn compare(
+        &mut self,
+        stage: &Stage<'_, Timer>,
+        set: Option<&(Moment, PodUid)>,
+        kept: &KeptGpus,
+    ) {
         self.evictions += 1;
         let leaves = |uid: &PodUid| {
             let pod = stage.pod(uid)?;
@@ -102,24 +110,41 @@ impl Schedules {
         let apps: Vec<App> = stage.pods().filter_map(|(uid, _)| leaves(uid)).collect();
         self.fraud_evicted += apps.iter().filter(|app| **app == App::Fraud).count() as u64;
         let Some((at, preemptor)) = set else { return };
-        let Some(spec) = stage.pod(preemptor).map(|pod| &pod.spec) else { return };
+        let Some(spec) = stage.pod(preemptor).map(|pod| &pod.spec) else {
+            return;
+        };
         // Other pods that wait for what others have left to them.
-        let is_kept = |of: &PodUid, since: Moment| of != preemptor && stage.now() < since + KEPT_FOR;
+        let is_kept =
+            |of: &PodUid, since: Moment| of != preemptor && stage.now() < since + KEPT_FOR;
         let coming = |gpu: &PhysicalGpu, from: i32| {
-            let here = kept.iter().filter(|(of, (uuid, since))| *uuid == gpu.uuid && is_kept(of, *since));
-            let pods = here.filter_map(|(of, _)| stage.pod(of)).map(|pod| &pod.spec);
-            pods.filter(move |spec| spec.priority >= from).cloned().collect::<Vec<_>>()
+            let here = kept
+                .iter()
+                .filter(|(of, (uuid, since))| *uuid == gpu.uuid && is_kept(of, *since));
+            let pods = here
+                .filter_map(|(of, _)| stage.pod(of))
+                .map(|pod| &pod.spec);
+            pods.filter(move |spec| spec.priority >= from)
+                .cloned()
+                .collect::<Vec<_>>()
         };
         let would_do = |gpu: &PhysicalGpu, kept_from: i32| {
-            let others = gpu.pods.keys().filter_map(|uid| Some((uid, stage.pod(uid)?)));
-            let is_free_to_go =
-                others.clone().all(|(uid, pod)| pod.leaving.is_none() || leaves(uid).is_some());
+            let others = gpu
+                .pods
+                .keys()
+                .filter_map(|uid| Some((uid, stage.pod(uid)?)));
+            let is_free_to_go = others
+                .clone()
+                .all(|(uid, pod)| pod.leaving.is_none() || leaves(uid).is_some());
             // The Binding of a pod that came in this moment was on its way: there was no pod to evict.
             let is_bound = |pod: &StagePod| pod.submitted < *at;
-            let stay = others.filter(|(_, pod)| App::of(&pod.spec) != App::Chatbot || !is_bound(pod));
+            let stay =
+                others.filter(|(_, pod)| App::of(&pod.spec) != App::Chatbot || !is_bound(pod));
             // An engine that starts keeps others from starting on its GPU.
             let starts = stay.clone().any(|(_, pod)| pod.ready.is_none());
-            let stay: Vec<_> = stay.map(|(_, pod)| pod.spec.clone()).chain(coming(gpu, kept_from)).collect();
+            let stay: Vec<_> = stay
+                .map(|(_, pod)| pod.spec.clone())
+                .chain(coming(gpu, kept_from))
+                .collect();
             let taken: Bytes = stay.iter().map(|spec| spec.vram).sum();
             let is_alone = |spec: &PodSpec| matches!(App::of(spec), App::Fraud | App::Pretender);
             let keeps_off = match App::of(spec) {
@@ -147,7 +172,9 @@ impl Schedules {
 
 fn pod(draws: &mut Random) -> PodSpec {
     use App::{Chatbot, Credit, Fraud, Pretender};
-    let app = [Fraud, Fraud, Pretender, Credit, Credit, Credit, Chatbot, Chatbot, Chatbot, Chatbot];
+    let app = [
+        Fraud, Fraud, Pretender, Credit, Credit, Credit, Chatbot, Chatbot, Chatbot, Chatbot,
+    ];
     let app = app[draws.below(10)];
     let gib = VRAM_GIB.0 + draws.below(VRAM_GIB.1 - VRAM_GIB.0 + 1);
     let pod = app.pod(Bytes::gib(gib as u64));
@@ -157,13 +184,29 @@ fn pod(draws: &mut Random) -> PodSpec {
         Pretender => draws.below(1000) as i32,
         Credit | Chatbot => pod.priority,
     };
-    PodSpec { priority, grace: Millis(1000 + draws.below(20_000) as u64), ..pod }
+    PodSpec {
+        priority,
+        grace: Millis(1000 + draws.below(20_000) as u64),
+        ..pod
+    }
 }
 
 /// Pods that share a GPU with fraud detection since this one was bound.
 fn company(stage: &Stage<'_, Timer>, uid: &PodUid) -> u64 {
-    let is_fraud = |uid: &PodUid| stage.pod(uid).is_some_and(|pod| App::of(&pod.spec) == App::Fraud);
+    let is_fraud = |uid: &PodUid| {
+        stage
+            .pod(uid)
+            .is_some_and(|pod| App::of(&pod.spec) == App::Fraud)
+    };
     let gpus = stage.machines.iter().flat_map(|machine| &machine.gpus);
     let shared = gpus.filter(|gpu| gpu.pods.contains_key(uid) && gpu.pods.keys().any(is_fraud));
-    shared.map(|gpu| if is_fraud(uid) { gpu.pods.len() as u64 - 1 } else { 1 }).sum()
+    shared
+        .map(|gpu| {
+            if is_fraud(uid) {
+                gpu.pods.len() as u64 - 1
+            } else {
+                1
+            }
+        })
+        .sum()
 }

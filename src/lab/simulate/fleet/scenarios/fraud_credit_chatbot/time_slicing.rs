@@ -19,7 +19,11 @@ pub(crate) struct TimeSlicing {
 
 impl TimeSlicing {
     pub fn new(seed: u64) -> Self {
-        Self { pending: Vec::new(), draws: Random::seeded(seed, 10), is_due: false }
+        Self {
+            pending: Vec::new(),
+            draws: Random::seeded(seed, 10),
+            is_due: false,
+        }
     }
 }
 
@@ -42,17 +46,28 @@ impl FleetScheduler for TimeSlicing {
 
     fn round(&mut self, _: Moment, machines: &Machines) -> Vec<Act> {
         self.is_due = false;
-        let gpus = machines.iter().flat_map(|machine| machine.gpus.iter().map(move |gpu| (machine, gpu)));
-        let mut left: Vec<(&Machine, &PhysicalGpu, Bytes)> =
-            gpus.map(|(machine, gpu)| (machine, gpu, machine.spec.vram.minus(gpu.charged()))).collect();
+        let gpus = machines
+            .iter()
+            .flat_map(|machine| machine.gpus.iter().map(move |gpu| (machine, gpu)));
+        let mut left: Vec<(&Machine, &PhysicalGpu, Bytes)> = gpus
+            .map(|(machine, gpu)| (machine, gpu, machine.spec.vram.minus(gpu.charged())))
+            .collect();
         let mut acts = Vec::new();
         for (uid, spec) in &self.pending {
-            let fitting: Vec<usize> = (0..left.len()).filter(|place| spec.vram <= left[*place].2).collect();
-            let Some(place) = fitting.get(self.draws.below(fitting.len())) else { continue };
+            let fitting: Vec<usize> = (0..left.len())
+                .filter(|place| spec.vram <= left[*place].2)
+                .collect();
+            let Some(place) = fitting.get(self.draws.below(fitting.len())) else {
+                continue;
+            };
             let (machine, gpu, free) = &mut left[*place];
             *free = free.minus(spec.vram);
             let (node, devices) = (machine.spec.name.clone(), [gpu.uuid.clone()].into());
-            acts.push(Act::Bind { uid: uid.clone(), node, devices });
+            acts.push(Act::Bind {
+                uid: uid.clone(),
+                node,
+                devices,
+            });
         }
         acts
     }

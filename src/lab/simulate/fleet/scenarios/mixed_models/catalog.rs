@@ -69,7 +69,11 @@ pub fn catalog(seed: u64, models: usize, minutes: usize, grants: Grants) -> Vec<
 
 /// As few as hold the weights beside the headroom.
 fn gpus_of(model: &CatalogModel) -> u32 {
-    if model.shape.weights > Bytes::gib(64) { 2 } else { 1 }
+    if model.shape.weights > Bytes::gib(64) {
+        2
+    } else {
+        1
+    }
 }
 
 /// What the policy's headroom leaves of a GPU.
@@ -98,7 +102,9 @@ fn right_sized(model: &CatalogModel, gpus: u32) -> (u32, Bytes) {
     let tokens = (running * kv_tokens(model.size.prompt, model.size.output)).max(LONGEST);
     let kv = Bytes((tokens * model.shape.kv_per_token.0 as f64) as u64);
     let profile_run = engine(model, gpus, most()).profile_run;
-    let gib = ((model.shape.weights + kv).split(gpus) + profile_run).0.div_ceil(Bytes::gib(1).0);
+    let gib = ((model.shape.weights + kv).split(gpus) + profile_run)
+        .0
+        .div_ceil(Bytes::gib(1).0);
     (engines, Bytes::gib(gib).min(most()))
 }
 
@@ -106,7 +112,10 @@ fn right_sized(model: &CatalogModel, gpus: u32) -> (u32, Bytes) {
 fn stretches(draws: &mut Random, model: &CatalogModel, minutes: usize) -> DayOfTraffic {
     let mut is_busy = draws.share() < BUSY_MINUTES / (BUSY_MINUTES + QUIET_MINUTES);
     let length = |is_busy, draws: &mut Random| {
-        draws.gap(60_000.0 * if is_busy { BUSY_MINUTES } else { QUIET_MINUTES }).0 / 60_000
+        draws
+            .gap(60_000.0 * if is_busy { BUSY_MINUTES } else { QUIET_MINUTES })
+            .0
+            / 60_000
     };
     let mut left = length(is_busy, draws);
     let minute = |_| {
@@ -116,7 +125,11 @@ fn stretches(draws: &mut Random, model: &CatalogModel, minutes: usize) -> DayOfT
         }
         left -= 1;
         let requests = 60.0 * model.per_s * if is_busy { BUSY } else { QUIET };
-        Minute { requests, prompt: model.size.prompt, output: model.size.output }
+        Minute {
+            requests,
+            prompt: model.size.prompt,
+            output: model.size.output,
+        }
     };
     DayOfTraffic::new((0..minutes).map(minute).collect()).expect("it has minutes")
 }
@@ -134,7 +147,10 @@ pub fn machines(gpus: usize, models: &[ServedModel]) -> Machines {
     let nodes = gpus.div_ceil(NODE_GPUS);
     let mut machines = Machines::new((0..nodes).map(spec), LoadingSpeeds::default());
     for n in 0..nodes {
-        let disk = &mut machines.get_mut(&spec(n).name).expect("it was just made").disk;
+        let disk = &mut machines
+            .get_mut(&spec(n).name)
+            .expect("it was just made")
+            .disk;
         disk.extend(models.iter().map(|model| (model.id.clone(), model.weights)));
     }
     machines

@@ -6,7 +6,11 @@ use crate::simulate::fleet::scenarios::running_jobs::{Job, Saving};
 use stowage_scheduling::testkit::random::Random;
 use stowage_scheduling::units::{Bytes, Millis};
 
-pub(crate) const JOBS: JobKind = JobKind { pending: 8, draw, pod };
+pub(crate) const JOBS: JobKind = JobKind {
+    pending: 8,
+    draw,
+    pod,
+};
 
 const VRAM: Bytes = Bytes::gib(8);
 /// They write their results as they come, and have little to save.
@@ -18,5 +22,9 @@ fn draw(draws: &mut Random) -> Job {
 }
 
 fn pod(_: &Job) -> PodSpec {
-    PodSpec { priority: -10, grace: GRACE, ..PodSpec::plain("evaluations", VRAM) }
+    PodSpec {
+        priority: -10,
+        grace: GRACE,
+        ..PodSpec::plain("evaluations", VRAM)
+    }
 }

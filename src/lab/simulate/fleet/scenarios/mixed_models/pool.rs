@@ -44,14 +44,24 @@ impl<'m> Pool<'m> {
         compute: Compute,
     ) -> Self {
         let begins = START + COMES_EVERY.times(served.len() as u64) + WARM_UP;
-        Self { stage, served, jobs, decided: BTreeMap::new(), reports_load, compute, begins, sums }
+        Self {
+            stage,
+            served,
+            jobs,
+            decided: BTreeMap::new(),
+            reports_load,
+            compute,
+            begins,
+            sums,
+        }
     }
 
     /// Plays so many minutes of traffic, with the rollouts in this order spread over them. Whether all models had a place when
     /// traffic began and no more than `most_late` requests were late; where there is a bound, it ends as soon as they are not.
     pub fn play(&mut self, minutes: usize, rollouts: &[usize], most_late: Option<f64>) -> bool {
         for model in 0..self.served.len() {
-            self.stage.at(START + COMES_EVERY.times(model as u64), Timer::Comes(model));
+            self.stage
+                .at(START + COMES_EVERY.times(model as u64), Timer::Comes(model));
         }
         let begins = self.begins;
         self.stage.at(begins, Timer::Step);
@@ -60,7 +70,8 @@ impl<'m> Pool<'m> {
             let at = length.0 * (n as u64 + 1) / (rollouts.len() as u64 + 1);
             self.stage.at(begins + Millis(at), Timer::Rollout(*model));
         }
-        let fails = |pool: &Self, late| most_late.is_some_and(|most| late > most || !pool.has_all_models());
+        let fails =
+            |pool: &Self, late| most_late.is_some_and(|most| late > most || !pool.has_all_models());
         while let Some(happened) = self.stage.next(begins + length) {
             let now = self.stage.now();
             match happened {
@@ -70,14 +81,20 @@ impl<'m> Pool<'m> {
                         return false;
                     }
                 }
-                ScenarioEvent::Timer(Timer::Comes(model)) => self.served[model].create(&mut self.stage),
-                ScenarioEvent::Timer(Timer::Rollout(model)) => self.served[model].replicas.roll_out(),
+                ScenarioEvent::Timer(Timer::Comes(model)) => {
+                    self.served[model].create(&mut self.stage)
+                }
+                ScenarioEvent::Timer(Timer::Rollout(model)) => {
+                    self.served[model].replicas.roll_out()
+                }
                 ScenarioEvent::Timer(Timer::Job(timer)) => {
                     drop(self.jobs.running.tell(timer, &mut self.stage))
                 }
                 ScenarioEvent::Bound(uid) if now >= begins => self.note_bound(&uid),
                 ScenarioEvent::Ready(uid) => {
-                    self.served.iter_mut().for_each(|served| served.replicas.replace(&uid, now));
+                    self.served
+                        .iter_mut()
+                        .for_each(|served| served.replicas.replace(&uid, now));
                     self.jobs.begin(&uid, &mut self.stage);
                 }
                 ScenarioEvent::Leaving(uid) => {
@@ -107,7 +124,9 @@ impl<'m> Pool<'m> {
     /// Of all models' requests that an engine took.
     pub(crate) fn ttft(&self) -> LatencyHistogram {
         let mut all = LatencyHistogram::default();
-        self.served.iter().for_each(|served| all.merge(&served.day.tally.latencies.ttft));
+        self.served
+            .iter()
+            .for_each(|served| all.merge(&served.day.tally.latencies.ttft));
         all
     }
 
@@ -118,14 +137,26 @@ impl<'m> Pool<'m> {
     fn step(&mut self, now: Moment) {
         let used = self.use_by_gpu();
         self.sums.count(now.since(self.begins), &self.stage, &used);
-        let neighbors = if self.compute == Compute::Shared { used } else { BTreeMap::new() };
+        let neighbors = if self.compute == Compute::Shared {
+            used
+        } else {
+            BTreeMap::new()
+        };
         let at = Moment(now.since(self.begins).0);
-        self.served.iter_mut().for_each(|served| served.step(&mut self.stage, at, &neighbors));
+        self.served
+            .iter_mut()
+            .for_each(|served| served.step(&mut self.stage, at, &neighbors));
         if self.reports_load {
-            self.served.iter().for_each(|served| served.report(&mut self.stage));
+            self.served
+                .iter()
+                .for_each(|served| served.report(&mut self.stage));
         }
         if now == self.begins {
-            self.sums.placed = self.served.iter().filter(|served| served.has_place(&self.stage)).count();
+            self.sums.placed = self
+                .served
+                .iter()
+                .filter(|served| served.has_place(&self.stage))
+                .count();
         }
         self.stage.at(now + STEP, Timer::Step);
     }
@@ -135,12 +166,16 @@ impl<'m> Pool<'m> {
         let mut sums: BTreeMap<GpuUuid, GpuUse> = BTreeMap::new();
         for (uid, engine) in self.served.iter().flat_map(Served::engines) {
             for device in devices(&self.stage, uid) {
-                sums.entry(device.clone()).or_default().add(GpuUse::of(engine));
+                sums.entry(device.clone())
+                    .or_default()
+                    .add(GpuUse::of(engine));
             }
         }
         for uid in self.jobs.running.uids() {
             for device in devices(&self.stage, uid) {
-                sums.entry(device.clone()).or_default().add(GpuUse::OF_A_JOB);
+                sums.entry(device.clone())
+                    .or_default()
+                    .add(GpuUse::OF_A_JOB);
             }
         }
         sums
@@ -148,14 +183,23 @@ impl<'m> Pool<'m> {
 
     /// The pod leaves for another: where that goes was decided now.
     fn note_decided(&mut self, victim: &PodUid) {
-        let Some(preemptor) = self.stage.pod(victim).and_then(|pod| pod.evicted_for.clone()) else { return };
+        let Some(preemptor) = self
+            .stage
+            .pod(victim)
+            .and_then(|pod| pod.evicted_for.clone())
+        else {
+            return;
+        };
         let fullest = self.fullest_beside(victim);
         let decided = self.decided.entry(preemptor).or_insert(0.0);
         *decided = decided.max(fullest);
     }
 
     fn note_bound(&mut self, uid: &PodUid) {
-        let fullest = self.decided.remove(uid).unwrap_or_else(|| self.fullest_beside(uid));
+        let fullest = self
+            .decided
+            .remove(uid)
+            .unwrap_or_else(|| self.fullest_beside(uid));
         self.sums.note_placement(fullest);
     }
 
@@ -163,9 +207,18 @@ impl<'m> Pool<'m> {
     fn fullest_beside(&self, uid: &PodUid) -> f64 {
         let bound = devices(&self.stage, uid);
         let is_there = |other: &PodUid| {
-            other != uid && devices(&self.stage, other).iter().any(|device| bound.contains(device))
+            other != uid
+                && devices(&self.stage, other)
+                    .iter()
+                    .any(|device| bound.contains(device))
         };
-        let there = self.served.iter().flat_map(Served::engines).filter(|(other, _)| is_there(other));
-        there.map(|(_, engine)| engine.kv_occupancy()).fold(0.0, f64::max)
+        let there = self
+            .served
+            .iter()
+            .flat_map(Served::engines)
+            .filter(|(other, _)| is_there(other));
+        there
+            .map(|(_, engine)| engine.kv_occupancy())
+            .fold(0.0, f64::max)
     }
 }

@@ -21,13 +21,35 @@ pub struct Served<'m> {
 
 impl<'m> Served<'m> {
     pub fn new(model: &'m ServedModel, rules: AutoscalingRules, exclusive: bool) -> Self {
-        let day =
-            ServingDay::new(model.engine, model.traffic.clone(), SLO, ShippedScaler::new(rules), Moment(0));
-        let ServedModel { id, weights, gpus, grant, .. } = model;
+        let day = ServingDay::new(
+            model.engine,
+            model.traffic.clone(),
+            SLO,
+            ShippedScaler::new(rules),
+            Moment(0),
+        );
+        let ServedModel {
+            id,
+            weights,
+            gpus,
+            grant,
+            ..
+        } = model;
         let vram = grant.times(u64::from(*gpus));
         let pod = PodSpec::serving("models", id.clone(), *weights, vram);
-        let replicas = ReplicaSet::new(PodSpec { gpus: *gpus, exclusive, ..pod }, TIMING);
-        Self { model, day, replicas }
+        let replicas = ReplicaSet::new(
+            PodSpec {
+                gpus: *gpus,
+                exclusive,
+                ..pod
+            },
+            TIMING,
+        );
+        Self {
+            model,
+            day,
+            replicas,
+        }
     }
 
     /// Submits as many pods as its busy stretches need.
@@ -36,7 +58,12 @@ impl<'m> Served<'m> {
     }
 
     /// Traffic goes on to `at`, and then the autoscaler has as many pods as it wants.
-    pub fn step(&mut self, stage: &mut Stage<'_, Timer>, at: Moment, used: &BTreeMap<GpuUuid, GpuUse>) {
+    pub fn step(
+        &mut self,
+        stage: &mut Stage<'_, Timer>,
+        at: Moment,
+        used: &BTreeMap<GpuUuid, GpuUse>,
+    ) {
         // Those with something to do take turns.
         let share = |stage: &Stage<'_, Timer>, uid: &PodUid, engine: Option<&Engine>| {
             let own = engine.map_or(0.0, |engine| GpuUse::of(engine).busy);
@@ -50,16 +77,23 @@ impl<'m> Served<'m> {
     pub fn report(&self, stage: &mut Stage<'_, Timer>) {
         for (uid, engine) in self.engines() {
             let kv_cache = Percent::from_share(engine.kv_occupancy());
-            stage.set_load(uid, EngineLoad::of(kv_cache, Some(engine.waiting().round() as u32)));
+            stage.set_load(
+                uid,
+                EngineLoad::of(kv_cache, Some(engine.waiting().round() as u32)),
+            );
         }
     }
 
     pub fn engines(&self) -> impl Iterator<Item = (&PodUid, &Engine)> {
-        self.replicas.pods().filter_map(|(uid, id)| Some((uid, self.day.engine(id)?)))
+        self.replicas
+            .pods()
+            .filter_map(|(uid, id)| Some((uid, self.day.engine(id)?)))
     }
 
     pub fn has_place(&self, stage: &Stage<'_, Timer>) -> bool {
-        self.replicas.pods().any(|(uid, _)| !devices(stage, uid).is_empty())
+        self.replicas
+            .pods()
+            .any(|(uid, _)| !devices(stage, uid).is_empty())
     }
 
     /// Requests that broke a bound, or are too long for their engine.

@@ -8,7 +8,9 @@ use super::sums::Sums;
 use super::{MORE_REPLICAS, MOST_LATE};
 use crate::simulate::fleet::scenarios::endless_jobs::EndlessJobs;
 use crate::simulate::fleet::scenarios::shipped;
-use crate::simulate::fleet::schedulers::{FleetScheduler, Placing, Preempting, StockScheduler, Stowage};
+use crate::simulate::fleet::schedulers::{
+    FleetScheduler, Placing, Preempting, StockScheduler, Stowage,
+};
 use crate::simulate::fleet::stage::Stage;
 use stowage_scheduling::policy::AutoscalingRules;
 use stowage_scheduling::testkit::random::Random;
@@ -37,8 +39,10 @@ pub(crate) struct Sizing {
 impl Sizing {
     pub fn new(placer: Placer, seed: u64, models: usize, minutes: usize) -> Self {
         let shared = catalog(seed, models, minutes, Grants::RightSized);
-        let granted: Bytes =
-            shared.iter().map(|model| model.grant.times((model.gpus * model.engines).into())).sum();
+        let granted: Bytes = shared
+            .iter()
+            .map(|model| model.grant.times((model.gpus * model.engines).into()))
+            .sum();
         let least = granted.0.div_ceil(most().0) as usize;
         let models = match placer {
             Placer::WholeGpus => catalog(seed, models, minutes, Grants::WholeGpus),
@@ -46,11 +50,21 @@ impl Sizing {
         };
         let mut rollouts: Vec<usize> = (0..models.len()).collect();
         Random::seeded(seed, 7).shuffle(&mut rollouts);
-        Self { placer, seed, minutes, models, rollouts, least }
+        Self {
+            placer,
+            seed,
+            minutes,
+            models,
+            rollouts,
+            least,
+        }
     }
 
     pub fn requests(&self) -> f64 {
-        self.models.iter().map(|model| model.traffic.requests()).sum()
+        self.models
+            .iter()
+            .map(|model| model.traffic.requests())
+            .sum()
     }
 
     /// A pool of so many GPUs, played to the end, with jobs in what the engines leave of it.
@@ -66,7 +80,11 @@ impl Sizing {
         let most_late = MOST_LATE * self.requests();
         let suffices = |gpus| {
             let no_jobs = EndlessJobs::new(None, self.seed);
-            self.pool(gpus, Compute::Shared, no_jobs).play(self.minutes, &self.rollouts, Some(most_late))
+            self.pool(gpus, Compute::Shared, no_jobs).play(
+                self.minutes,
+                &self.rollouts,
+                Some(most_late),
+            )
         };
         let gpus = |model: &ServedModel| (model.gpus * model.engines) as usize;
         let least = match self.placer {
@@ -83,14 +101,20 @@ impl Sizing {
         }
         while enough - too_few > 1 {
             let middle = (too_few + enough) / 2;
-            if suffices(middle) { enough = middle } else { too_few = middle }
+            if suffices(middle) {
+                enough = middle
+            } else {
+                too_few = middle
+            }
         }
         Ok(enough)
     }
 
     fn pool(&self, gpus: usize, compute: Compute, jobs: EndlessJobs) -> Pool<'_> {
-        let policy =
-            shipped("mixed-models", include_str!("../../../../../../policies/mixed-models/policy.yaml"));
+        let policy = shipped(
+            "mixed-models",
+            include_str!("../../../../../../policies/mixed-models/policy.yaml"),
+        );
         let rules = |model: &ServedModel| AutoscalingRules {
             min_replicas: model.engines,
             max_replicas: model.engines + MORE_REPLICAS,
@@ -98,9 +122,11 @@ impl Sizing {
         };
         let scheduler: Box<dyn FleetScheduler> = match self.placer {
             Placer::Stowage | Placer::KvBlind => Box::new(Stowage::new(policy.clone())),
-            Placer::WholeGpus => {
-                Box::new(StockScheduler::new(Placing::MostAllocated, Preempting::Never, self.seed))
-            }
+            Placer::WholeGpus => Box::new(StockScheduler::new(
+                Placing::MostAllocated,
+                Preempting::Never,
+                self.seed,
+            )),
         };
         let stage = Stage::new(machines(gpus, &self.models), scheduler, self.seed);
         let served = self.models.iter().map(|model| {
@@ -108,6 +134,13 @@ impl Sizing {
             Served::new(model, rules(model), is_alone)
         });
         let sums = Sums::of(&self.models);
-        Pool::new(stage, served.collect(), jobs, sums, self.placer == Placer::Stowage, compute)
+        Pool::new(
+            stage,
+            served.collect(),
+            jobs,
+            sums,
+            self.placer == Placer::Stowage,
+            compute,
+        )
     }
 }

@@ -39,10 +39,16 @@ pub(crate) struct GpuUse {
 
 impl GpuUse {
     /// It always has something to do, and has no requests.
-    pub(crate) const OF_A_JOB: Self = Self { busy: 1.0, running: 0.0 };
+    pub(crate) const OF_A_JOB: Self = Self {
+        busy: 1.0,
+        running: 0.0,
+    };
 
     pub fn of(engine: &Engine) -> Self {
-        Self { busy: busy(engine.running()), running: engine.running() }
+        Self {
+            busy: busy(engine.running()),
+            running: engine.running(),
+        }
     }
 
     pub fn add(&mut self, other: Self) {
@@ -57,18 +63,38 @@ fn busy(running: f64) -> f64 {
 
 impl Sums {
     pub fn of(models: &[ServedModel]) -> Self {
-        let least_grant = models.iter().map(|model| model.grant).min().unwrap_or_default();
-        Self { least_grant, ..Self::default() }
+        let least_grant = models
+            .iter()
+            .map(|model| model.grant)
+            .min()
+            .unwrap_or_default();
+        Self {
+            least_grant,
+            ..Self::default()
+        }
     }
 
-    pub fn count(&mut self, at: Millis, stage: &Stage<'_, Timer>, used: &BTreeMap<GpuUuid, GpuUse>) {
+    pub fn count(
+        &mut self,
+        at: Millis,
+        stage: &Stage<'_, Timer>,
+        used: &BTreeMap<GpuUuid, GpuUse>,
+    ) {
         let mut in_use = 0.0;
-        for gpu in stage.machines.iter().flat_map(|machine| &machine.gpus).filter(|gpu| !gpu.pods.is_empty())
+        for gpu in stage
+            .machines
+            .iter()
+            .flat_map(|machine| &machine.gpus)
+            .filter(|gpu| !gpu.pods.is_empty())
         {
             let free = most().minus(gpu.charged());
             in_use += 1.0;
             self.busy += used.get(&gpu.uuid).map_or(0.0, |used| busy(used.running));
-            self.stranded += if free < self.least_grant { free } else { Bytes::ZERO };
+            self.stranded += if free < self.least_grant {
+                free
+            } else {
+                Bytes::ZERO
+            };
         }
         self.in_use += in_use;
         if at.0.is_multiple_of(CURVE_EVERY.0) {

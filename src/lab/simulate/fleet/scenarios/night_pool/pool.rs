@@ -9,7 +9,10 @@ use crate::simulate::fleet::stage::{START, ScenarioEvent, Stage};
 use stowage_scheduling::ids::{ModelId, PodUid};
 use stowage_scheduling::units::{Bytes, Millis, Moment};
 
-const TIMING: ReplicaTiming = ReplicaTiming { ready_in: Millis::seconds(90), drain: DRAIN };
+const TIMING: ReplicaTiming = ReplicaTiming {
+    ready_in: Millis::seconds(90),
+    drain: DRAIN,
+};
 const FIRST_REPLICAS: u32 = 6;
 
 pub struct Pool<S> {
@@ -27,10 +30,25 @@ pub struct Pool<S> {
 }
 
 impl<S: Scaler> Pool<S> {
-    pub fn new(stage: Stage<'static, Timer>, jobs: EndlessJobs, day: ServingDay<S>, begins: Moment) -> Self {
+    pub fn new(
+        stage: Stage<'static, Timer>,
+        jobs: EndlessJobs,
+        day: ServingDay<S>,
+        begins: Moment,
+    ) -> Self {
         let (waits, curves) = (Vec::new(), Default::default());
         let replicas = ReplicaSet::new(template(), TIMING);
-        Self { stage, jobs, day, begins, replicas, waits, idle: 0.0, serving: 0.0, curves }
+        Self {
+            stage,
+            jobs,
+            day,
+            begins,
+            replicas,
+            waits,
+            idle: 0.0,
+            serving: 0.0,
+            curves,
+        }
     }
 
     pub fn play(mut self, hours: u64) -> Played {
@@ -59,33 +77,53 @@ impl<S: Scaler> Pool<S> {
     fn step(&mut self, now: Moment) {
         self.count(now);
         let at = self.begins + now.since(START);
-        self.replicas.follow(&mut self.stage, &mut self.day, at, |_, _, _| 1.0);
+        self.replicas
+            .follow(&mut self.stage, &mut self.day, at, |_, _, _| 1.0);
         self.stage.at(now + STEP, Timer::Step);
     }
 
     fn note_bound(&mut self, uid: &PodUid) {
         let pod = self.stage.pod(uid).expect("it was just bound");
-        self.waits.push(self.stage.now().since(pod.submitted).0 as f64 / 1000.0);
+        self.waits
+            .push(self.stage.now().since(pod.submitted).0 as f64 / 1000.0);
     }
 
     /// The time since the last step, by what had the GPUs.
     fn count(&mut self, now: Moment) {
         let all = (NODES as u32 * GPUS) as f64;
-        let held: usize = self.replicas.pods().map(|(uid, _)| devices(&self.stage, uid).len()).sum();
+        let held: usize = self
+            .replicas
+            .pods()
+            .map(|(uid, _)| devices(&self.stage, uid).len())
+            .sum();
         let held = held as f64;
         let hours = STEP.0 as f64 / 3.6e6;
         self.serving += held * hours;
         self.idle += (all - held) * hours;
         let at = now.since(START).0 as f64 / 3.6e6;
         if (now.since(START).0 / STEP.0).is_multiple_of(24) {
-            let free: usize = self.stage.machines.iter().map(|machine| machine.free_gpus().count()).sum();
+            let free: usize = self
+                .stage
+                .machines
+                .iter()
+                .map(|machine| machine.free_gpus().count())
+                .sum();
             self.curves[0].push((at, held));
             self.curves[1].push((at, all - held - free as f64));
         }
     }
 
     fn played(self, hours: f64) -> Played {
-        let Self { stage, jobs, day, mut waits, idle, serving, curves, .. } = self;
+        let Self {
+            stage,
+            jobs,
+            day,
+            mut waits,
+            idle,
+            serving,
+            curves,
+            ..
+        } = self;
         let headroom = HEADROOM * (NODES as u32 * GPUS) as f64 * hours;
         let jobs = jobs.running;
         let latencies = &day.tally.latencies;
@@ -105,7 +143,11 @@ impl<S: Scaler> Pool<S> {
             curves: names
                 .into_iter()
                 .zip(curves)
-                .map(|(name, points)| Curve { name, x: "hours", points })
+                .map(|(name, points)| Curve {
+                    name,
+                    x: "hours",
+                    points,
+                })
                 .collect(),
             broken: stage.broken,
             notes: Vec::new(),
@@ -117,5 +159,9 @@ fn template() -> PodSpec {
     let model = ModelId::parse(super::MODEL).expect("it is a name");
     let vram = Bytes::gib(72).times(u64::from(GPUS));
     let pod = PodSpec::serving("serving", model, super::weights(), vram);
-    PodSpec { gpus: GPUS, exclusive: true, ..pod }
+    PodSpec {
+        gpus: GPUS,
+        exclusive: true,
+        ..pod
+    }
 }

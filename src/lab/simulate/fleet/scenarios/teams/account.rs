@@ -56,7 +56,10 @@ pub(crate) struct Account {
 
 impl Account {
     pub fn new(quotas: [Quota; 3], gpus: u32, now: Moment) -> Self {
-        let standing = Standing { free: gpus, ..Standing::default() };
+        let standing = Standing {
+            free: gpus,
+            ..Standing::default()
+        };
         Self {
             quotas,
             since: now,
@@ -79,10 +82,16 @@ impl Account {
             self.idle += hours * f64::from(before.free);
         }
         let beyond = |gpus: [u32; 3]| {
-            Team::ALL.map(|team| gpus[team as usize].saturating_sub(self.quotas[team as usize].guarantee))
+            Team::ALL.map(|team| {
+                gpus[team as usize].saturating_sub(self.quotas[team as usize].guarantee)
+            })
         };
         let weights = self.quotas.map(|quota| quota.weight);
-        let loans = Loans { borrowed: beyond(before.used), settled: beyond(before.settled), weights };
+        let loans = Loans {
+            borrowed: beyond(before.used),
+            settled: beyond(before.settled),
+            weights,
+        };
         self.for_any.count(before.competing, hours, &loans);
         self.for_one.count(before.competing_for_one, hours, &loans);
     }
@@ -104,13 +113,24 @@ impl Competition {
             return;
         }
         let sums = self.by_teams.entry(teams).or_default();
-        add(&mut sums.had, hours, over(of_those(teams, loans.borrowed), loans.weights));
-        add(&mut sums.most_even, hours, over(loans.most_even(teams), loans.weights));
+        add(
+            &mut sums.had,
+            hours,
+            over(of_those(teams, loans.borrowed), loans.weights),
+        );
+        add(
+            &mut sums.most_even,
+            hours,
+            over(loans.most_even(teams), loans.weights),
+        );
     }
 
     /// GPU-hours over weight that the teams borrow while they compete.
     pub fn borrowed(&self) -> f64 {
-        self.by_teams.values().map(|borrowed| borrowed.had.iter().sum::<f64>()).sum()
+        self.by_teams
+            .values()
+            .map(|borrowed| borrowed.had.iter().sum::<f64>())
+            .sum()
     }
 
     /// Of these, what is borrowed evenly: for each set of teams that compete, times its Jain's index.
@@ -125,7 +145,10 @@ impl Competition {
 
     fn times_jain(&self, split: impl Fn(&Borrowed) -> &[f64; 3]) -> f64 {
         let of = |(teams, borrowed): (&[bool; 3], &Borrowed)| {
-            let shares = split(borrowed).iter().zip(teams).filter(|(_, competes)| **competes);
+            let shares = split(borrowed)
+                .iter()
+                .zip(teams)
+                .filter(|(_, competes)| **competes);
             let shares: Vec<f64> = shares.map(|(sum, _)| *sum).collect();
             borrowed.had.iter().sum::<f64>() * jain(&shares)
         };
@@ -136,7 +159,11 @@ impl Competition {
     /// 1 if teams never compete.
     pub(crate) fn jain(&self) -> f64 {
         let borrowed = self.borrowed();
-        if borrowed > 0.0 { self.evenly() / borrowed } else { 1.0 }
+        if borrowed > 0.0 {
+            self.evenly() / borrowed
+        } else {
+            1.0
+        }
     }
 }
 
@@ -149,7 +176,9 @@ fn over(gpus: [u32; 3], weights: [u32; 3]) -> [f64; 3] {
 }
 
 fn add(sums: &mut [f64; 3], hours: f64, shares: [f64; 3]) {
-    sums.iter_mut().zip(shares).for_each(|(sum, share)| *sum += hours * share);
+    sums.iter_mut()
+        .zip(shares)
+        .for_each(|(sum, share)| *sum += hours * share);
 }
 
 /// What teams have beyond their guarantees, in GPUs.
@@ -165,15 +194,26 @@ impl Loans {
         let gpus: u32 = of_those(teams, self.borrowed).iter().sum();
         let index = |split: &[u32; 3]| {
             let shares = over(*split, self.weights);
-            let shares: Vec<f64> = (0..3).filter(|team| teams[*team]).map(|team| shares[team]).collect();
+            let shares: Vec<f64> = (0..3)
+                .filter(|team| teams[*team])
+                .map(|team| shares[team])
+                .collect();
             jain(&shares)
         };
-        let may_have =
-            |team: usize, gpus: u32| if teams[team] { gpus >= self.settled[team] } else { gpus == 0 };
-        let splits = (0..=gpus).flat_map(|first| (0..=gpus - first).map(move |second| (first, second)));
+        let may_have = |team: usize, gpus: u32| {
+            if teams[team] {
+                gpus >= self.settled[team]
+            } else {
+                gpus == 0
+            }
+        };
+        let splits =
+            (0..=gpus).flat_map(|first| (0..=gpus - first).map(move |second| (first, second)));
         let splits = splits.map(|(first, second)| [first, second, gpus - first - second]);
         let among = splits.filter(|split| (0..3).all(|team| may_have(team, split[team])));
-        among.max_by(|a, b| index(a).total_cmp(&index(b))).unwrap_or(of_those(teams, self.borrowed))
+        among
+            .max_by(|a, b| index(a).total_cmp(&index(b)))
+            .unwrap_or(of_those(teams, self.borrowed))
     }
 }
 
@@ -183,9 +223,14 @@ fn compete(teams: [bool; 3]) -> bool {
 
 /// (Σx)² ÷ (n·Σx²): 1 if all have the same, 1/n if one has all.
 fn jain(shares: &[f64]) -> f64 {
-    let (sum, squares): (f64, f64) =
-        shares.iter().fold((0.0, 0.0), |(sum, squares), share| (sum + share, squares + share * share));
-    if squares > 0.0 { sum * sum / (shares.len() as f64 * squares) } else { 1.0 }
+    let (sum, squares): (f64, f64) = shares.iter().fold((0.0, 0.0), |(sum, squares), share| {
+        (sum + share, squares + share * share)
+    });
+    if squares > 0.0 {
+        sum * sum / (shares.len() as f64 * squares)
+    } else {
+        1.0
+    }
 }
 
 #[cfg(test)]
@@ -202,8 +247,14 @@ mod tests {
 
     #[test]
     fn whole_gpus_are_split_as_evenly_as_weights_allow_and_what_is_settled_stays() {
-        let split =
-            |teams, borrowed, settled| Loans { borrowed, settled, weights: [2, 2, 1] }.most_even(teams);
+        let split = |teams, borrowed, settled| {
+            Loans {
+                borrowed,
+                settled,
+                weights: [2, 2, 1],
+            }
+            .most_even(teams)
+        };
         assert_eq!(split([false, true, true], [3, 2, 5], [0; 3]), [0, 5, 2]);
         assert_eq!(split([true, true, false], [0, 4, 3], [0; 3]), [2, 2, 0]);
         assert_eq!(split([true; 3], [0, 0, 5], [0; 3]), [2, 2, 1]);
@@ -213,7 +264,11 @@ mod tests {
 
     #[test]
     fn only_time_in_which_work_waits_or_teams_compete_counts() {
-        let quota = Quota { guarantee: 2, limit: 8, weight: 2 };
+        let quota = Quota {
+            guarantee: 2,
+            limit: 8,
+            weight: 2,
+        };
         let mut account = Account::new([quota; 3], 8, Moment(0));
         let hour = |n: u64| Moment(0) + Millis::seconds(n * 3600);
         let competes = Standing {
@@ -224,8 +279,23 @@ mod tests {
             ..Standing::default()
         };
         account.stands(hour(1), competes);
-        account.stands(hour(2), Standing { free: 4, used: [4, 0, 0], waits: true, ..Standing::default() });
+        account.stands(
+            hour(2),
+            Standing {
+                free: 4,
+                used: [4, 0, 0],
+                waits: true,
+                ..Standing::default()
+            },
+        );
         account.stands(hour(3), Standing::default());
-        assert_eq!((account.idle(), account.for_any.borrowed(), account.for_any.jain()), (25.0, 2.0, 1.0));
+        assert_eq!(
+            (
+                account.idle(),
+                account.for_any.borrowed(),
+                account.for_any.jain()
+            ),
+            (25.0, 2.0, 1.0)
+        );
     }
 }

@@ -43,26 +43,51 @@ impl Demand {
             let at = late(hour, &mut draws);
             for _ in 0..jobs {
                 let gpus = [1, 1, 1, 1, 1, 2, 2, 2, 4, 4][draws.below(10)];
-                let job = Job::new(gpus, draws.log_uniform(TRAINING.0, TRAINING.1), Saving::Regularly);
-                arrivals.push(Arrival { at, team: Team::Training, job });
+                let job = Job::new(
+                    gpus,
+                    draws.log_uniform(TRAINING.0, TRAINING.1),
+                    Saving::Regularly,
+                );
+                arrivals.push(Arrival {
+                    at,
+                    team: Team::Training,
+                    job,
+                });
             }
         }
         for hour in SWEEPS {
             let at = late(hour, &mut draws);
             for _ in 0..SWEEP.0 + draws.below(SWEEP.1 - SWEEP.0 + 1) {
-                let job = Job::new(1, draws.log_uniform(EXPERIMENT.0, EXPERIMENT.1), Saving::Regularly);
-                arrivals.push(Arrival { at, team: Team::Experiments, job });
+                let job = Job::new(
+                    1,
+                    draws.log_uniform(EXPERIMENT.0, EXPERIMENT.1),
+                    Saving::Regularly,
+                );
+                arrivals.push(Arrival {
+                    at,
+                    team: Team::Experiments,
+                    job,
+                });
             }
         }
         arrivals.sort_by_key(|arrival| arrival.at);
-        Self { day: built_in::working_day(seed, 1.0, RequestSize::CONVERSATION), arrivals }
+        Self {
+            day: built_in::working_day(seed, 1.0, RequestSize::CONVERSATION),
+            arrivals,
+        }
     }
 
     /// Engines that inference wants at that time of day.
     pub fn engines(&self, at: Moment) -> u32 {
-        let minute = |ago: u64| self.day.at(Moment((at.0 + self.day.length().0) - ago * 60_000)).requests;
+        let minute = |ago: u64| {
+            self.day
+                .at(Moment((at.0 + self.day.length().0) - ago * 60_000))
+                .requests
+        };
         let busiest = (0..SCALE_DOWN_AFTER).map(minute).fold(0.0, f64::max);
-        (MOST_ENGINES * busiest / (60.0 * self.day.peak_per_s())).ceil().clamp(1.0, MOST_ENGINES) as u32
+        (MOST_ENGINES * busiest / (60.0 * self.day.peak_per_s()))
+            .ceil()
+            .clamp(1.0, MOST_ENGINES) as u32
     }
 }
 

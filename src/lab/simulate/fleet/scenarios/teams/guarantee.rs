@@ -49,14 +49,20 @@ impl Guarantees {
 
     /// A pod is asked to leave these GPUs.
     pub(crate) fn vacates(&mut self, devices: &[GpuUuid], asked: Moment, gone: Moment) {
-        self.vacated.extend(devices.iter().map(|device| (device.clone(), (asked, gone))));
+        self.vacated
+            .extend(devices.iter().map(|device| (device.clone(), (asked, gone))));
     }
 
     /// The pod is bound: it waited until the GPUs' pods were asked to leave, or until now if they were free.
     pub fn binds(&mut self, uid: &PodUid, devices: &[GpuUuid], now: Moment) {
-        let Some(created) = self.waiting.remove(uid) else { return };
+        let Some(created) = self.waiting.remove(uid) else {
+            return;
+        };
         let asked = devices.iter().filter_map(|device| self.vacated.get(device));
-        let asked = asked.filter(|(_, gone)| *gone > created).map(|(asked, _)| *asked).max();
+        let asked = asked
+            .filter(|(_, gone)| *gone > created)
+            .map(|(asked, _)| *asked)
+            .max();
         self.note(uid, asked.unwrap_or(now).since(created).0);
     }
 
@@ -69,7 +75,8 @@ impl Guarantees {
 
     fn note(&mut self, uid: &PodUid, millis: u64) {
         let excused = self.excused.remove(uid).unwrap_or_default();
-        self.seconds.push(millis.saturating_sub(excused.0) as f64 / 1000.0);
+        self.seconds
+            .push(millis.saturating_sub(excused.0) as f64 / 1000.0);
     }
 
     pub fn waits(&self, uid: &PodUid) -> bool {
@@ -93,13 +100,25 @@ impl Guarantees {
 
     /// Those that were met within a cycle, in hundredths; the 99th percentile and the longest, in seconds.
     pub fn figures(&mut self) -> [f64; 3] {
-        let met = self.seconds.iter().filter(|seconds| **seconds * 1000.0 <= CYCLE.0 as f64).count() as f64;
+        let met = self
+            .seconds
+            .iter()
+            .filter(|seconds| **seconds * 1000.0 <= CYCLE.0 as f64)
+            .count() as f64;
         let share = 100.0 * met / self.seconds.len().max(1) as f64;
-        [share, quantile(&mut self.seconds, 0.99), quantile(&mut self.seconds, 1.0)]
+        [
+            share,
+            quantile(&mut self.seconds, 0.99),
+            quantile(&mut self.seconds, 1.0),
+        ]
     }
 
     pub fn said(&self) -> String {
-        let of = |obstacle| self.obstacles.get(&obstacle).map_or(0, |time| time.0 / 60_000);
+        let of = |obstacle| {
+            self.obstacles
+                .get(&obstacle)
+                .map_or(0, |time| time.0 / 60_000)
+        };
         format!(
             "{} pods within a guarantee waited, in minutes: {} for borrowers younger than minRuntime, {} for borrowers that are \
              never evicted, {} because what was free or borrowed was not on one node, {} although there was room, {} although \
@@ -121,15 +140,29 @@ pub fn obstacle(
     policy: &Policy,
     borrowing: &BTreeSet<PodUid>,
 ) -> Obstacle {
-    let Some(pod) = stage.pod(uid) else { return Obstacle::None };
+    let Some(pod) = stage.pod(uid) else {
+        return Obstacle::None;
+    };
     let of = |other: &PodUid| {
-        let Some(resident) = stage.pod(other) else { return Obstacle::None };
-        let class = resident.spec.demand(policy).ok().map(|demand| policy.class(demand.class));
+        let Some(resident) = stage.pod(other) else {
+            return Obstacle::None;
+        };
+        let class = resident
+            .spec
+            .demand(policy)
+            .ok()
+            .map(|demand| policy.class(demand.class));
         let is_never = class.is_none_or(|class| class.eviction == Preemptibility::Never);
         let least = class.map(|class| class.min_runtime).unwrap_or_default();
-        let ran = resident.bound.as_ref().map(|bound| stage.now().since(bound.since)).unwrap_or_default();
+        let ran = resident
+            .bound
+            .as_ref()
+            .map(|bound| stage.now().since(bound.since))
+            .unwrap_or_default();
         match () {
-            () if resident.leaving.is_some() && resident.evicted_for.as_ref() == Some(uid) => Obstacle::None,
+            () if resident.leaving.is_some() && resident.evicted_for.as_ref() == Some(uid) => {
+                Obstacle::None
+            }
             () if resident.leaving.is_some() => Obstacle::Scattered,
             () if !borrowing.contains(other) => Obstacle::Scattered,
             () if is_never || resident.spec.priority >= pod.spec.priority => Obstacle::NeverEvicted,
@@ -138,12 +171,22 @@ pub fn obstacle(
         }
     };
     let on_node = stage.machines.iter().map(|machine| {
-        let mut gpus: Vec<Obstacle> =
-            machine.gpus.iter().map(|gpu| gpu.pods.keys().map(of).max().unwrap_or(Obstacle::None)).collect();
-        let free = machine.gpus.iter().zip(&mut gpus).filter(|(gpu, _)| gpu.pods.is_empty());
-        free.take(kept(machine, uid, stage)).for_each(|(_, obstacle)| *obstacle = Obstacle::Scattered);
+        let mut gpus: Vec<Obstacle> = machine
+            .gpus
+            .iter()
+            .map(|gpu| gpu.pods.keys().map(of).max().unwrap_or(Obstacle::None))
+            .collect();
+        let free = machine
+            .gpus
+            .iter()
+            .zip(&mut gpus)
+            .filter(|(gpu, _)| gpu.pods.is_empty());
+        free.take(kept(machine, uid, stage))
+            .for_each(|(_, obstacle)| *obstacle = Obstacle::Scattered);
         gpus.sort_unstable();
-        gpus.get(pod.spec.gpus as usize - 1).copied().unwrap_or(Obstacle::Scattered)
+        gpus.get(pod.spec.gpus as usize - 1)
+            .copied()
+            .unwrap_or(Obstacle::Scattered)
     });
     on_node.min().unwrap_or(Obstacle::Scattered)
 }
@@ -153,8 +196,14 @@ fn kept(machine: &Machine, uid: &PodUid, stage: &Stage<'_, Timer>) -> usize {
     let mut cleared: BTreeMap<&PodUid, usize> = BTreeMap::new();
     for gpu in &machine.gpus {
         let leaves_for = |pod: &PodUid| stage.pod(pod)?.evicted_for.as_ref();
-        let waiting = gpu.pods.keys().find_map(leaves_for).filter(|pod| *pod != uid);
-        waiting.into_iter().for_each(|pod| *cleared.entry(pod).or_default() += 1);
+        let waiting = gpu
+            .pods
+            .keys()
+            .find_map(leaves_for)
+            .filter(|pod| *pod != uid);
+        waiting
+            .into_iter()
+            .for_each(|pod| *cleared.entry(pod).or_default() += 1);
     }
     let left = |(pod, cleared): (&PodUid, usize)| {
         let waiting = stage.pod(pod).filter(|pod| pod.bound.is_none())?;

@@ -61,7 +61,9 @@ impl TeamPod {
     /// GPU-hours of an engine that answers.
     pub fn served(&self, now: Moment) -> f64 {
         let since = self.ready.filter(|_| self.job.is_none());
-        since.map_or(0.0, |since| f64::from(self.gpus) * now.since(since).0 as f64 / 3.6e6)
+        since.map_or(0.0, |since| {
+            f64::from(self.gpus) * now.since(since).0 as f64 / 3.6e6
+        })
     }
 }
 
@@ -72,7 +74,10 @@ pub(crate) struct TeamPods {
 
 impl TeamPods {
     pub fn new(policy: &Policy) -> Self {
-        Self { all: BTreeMap::new(), quotas: Team::ALL.map(|team| quota(policy, team)) }
+        Self {
+            all: BTreeMap::new(),
+            quotas: Team::ALL.map(|team| quota(policy, team)),
+        }
     }
 
     fn of(&self, team: Team) -> impl Iterator<Item = (&PodUid, &TeamPod)> {
@@ -81,35 +86,54 @@ impl TeamPods {
 
     /// GPUs of the team's pods that have some.
     pub fn used(&self, team: Team) -> u32 {
-        self.of(team).filter(|(_, pod)| pod.bound.is_some()).map(|(_, pod)| pod.gpus).sum()
+        self.of(team)
+            .filter(|(_, pod)| pod.bound.is_some())
+            .map(|(_, pod)| pod.gpus)
+            .sum()
     }
 
     fn settled(&self, team: Team) -> u32 {
-        self.of(team).filter(|(_, pod)| pod.bound.is_some() && pod.is_settled).map(|(_, pod)| pod.gpus).sum()
+        self.of(team)
+            .filter(|(_, pod)| pod.bound.is_some() && pod.is_settled)
+            .map(|(_, pod)| pod.gpus)
+            .sum()
     }
 
     pub(crate) fn pending_jobs(&self, team: Team) -> usize {
-        self.of(team).filter(|(_, pod)| pod.job.is_some() && pod.waits()).count()
+        self.of(team)
+            .filter(|(_, pod)| pod.job.is_some() && pod.waits())
+            .count()
     }
 
     /// Of the team's guarantee, beside its pods that have GPUs and those that wait for it.
     pub(crate) fn guarantee_left(&self, team: Team) -> u32 {
-        let waiting = self.of(team).filter(|(_, pod)| pod.waits() && pod.is_within);
+        let waiting = self
+            .of(team)
+            .filter(|(_, pod)| pod.waits() && pod.is_within);
         let promised: u32 = waiting.map(|(_, pod)| pod.gpus).sum();
-        self.quotas[team as usize].guarantee.saturating_sub(self.used(team) + promised)
+        self.quotas[team as usize]
+            .guarantee
+            .saturating_sub(self.used(team) + promised)
     }
 
     /// The oldest pod that waits to borrow although it fits into the guarantee by now.
     pub(crate) fn to_promote(&self, team: Team) -> Option<PodUid> {
         let left = self.guarantee_left(team);
-        let waiting = self.of(team).filter(|(_, pod)| pod.waits() && !pod.is_within);
+        let waiting = self
+            .of(team)
+            .filter(|(_, pod)| pod.waits() && !pod.is_within);
         let fitting = waiting.filter(|(_, pod)| pod.gpus <= left);
-        fitting.min_by_key(|(_, pod)| pod.number).map(|(uid, _)| uid.clone())
+        fitting
+            .min_by_key(|(_, pod)| pod.number)
+            .map(|(uid, _)| uid.clone())
     }
 
     /// Engines in the order in which they are let go: those that wait, then those that borrow, the youngest first.
     pub fn engines(&self) -> Vec<PodUid> {
-        let engines = self.all.iter().filter(|(_, pod)| pod.job.is_none() && !pod.is_leaving);
+        let engines = self
+            .all
+            .iter()
+            .filter(|(_, pod)| pod.job.is_none() && !pod.is_leaving);
         let mut engines: Vec<(&PodUid, &TeamPod)> = engines.collect();
         engines.sort_by_key(|(_, pod)| (pod.bound.is_some(), pod.is_within, Reverse(pod.number)));
         engines.into_iter().map(|(uid, _)| uid.clone()).collect()
@@ -122,7 +146,10 @@ impl TeamPods {
         let mut bound: Vec<(Reverse<i32>, Moment, PodUid)> = Vec::new();
         for (uid, pod) in self.all.iter().filter(|(_, pod)| !pod.is_leaving) {
             let priority = stage.pod(uid).map_or(0, |pod| pod.spec.priority);
-            bound.extend(pod.bound.map(|since| (Reverse(priority), since, uid.clone())));
+            bound.extend(
+                pod.bound
+                    .map(|since| (Reverse(priority), since, uid.clone())),
+            );
         }
         bound.sort_unstable();
         let mut borrows = |uid: &PodUid| {
@@ -132,16 +159,32 @@ impl TeamPods {
             *left = rest.unwrap_or(*left);
             rest.is_none()
         };
-        bound.into_iter().map(|(.., uid)| uid).filter(|uid| borrows(uid)).collect()
+        bound
+            .into_iter()
+            .map(|(.., uid)| uid)
+            .filter(|uid| borrows(uid))
+            .collect()
     }
 
     pub fn standing(&self, stage: &Stage<'_, Timer>) -> Standing {
-        let free = stage.machines.iter().map(|machine| machine.free_gpus().count() as u32).sum();
+        let free = stage
+            .machines
+            .iter()
+            .map(|machine| machine.free_gpus().count() as u32)
+            .sum();
         let used = Team::ALL.map(|team| self.used(team));
         let settled = Team::ALL.map(|team| self.settled(team));
-        let mut standing = Standing { free, used, settled, ..Standing::default() };
+        let mut standing = Standing {
+            free,
+            used,
+            settled,
+            ..Standing::default()
+        };
         for pod in self.all.values().filter(|pod| pod.waits()) {
-            let (quota, with) = (self.quotas[pod.team as usize], used[pod.team as usize] + pod.gpus);
+            let (quota, with) = (
+                self.quotas[pod.team as usize],
+                used[pod.team as usize] + pod.gpus,
+            );
             if with <= quota.limit {
                 standing.waits = true;
                 let borrows = with > quota.guarantee;
@@ -155,7 +198,10 @@ impl TeamPods {
 
 /// The tenant's quota in the policy.
 fn quota(policy: &Policy, team: Team) -> Quota {
-    let tenant = policy.tenants().iter().find(|tenant| tenant.name == team.name());
+    let tenant = policy
+        .tenants()
+        .iter()
+        .find(|tenant| tenant.name == team.name());
     let tenant = tenant.expect("the policy has a tenant for each team");
     Quota {
         guarantee: (tenant.guarantee.milli_gpus / 1000) as u32,
@@ -171,5 +217,9 @@ pub fn manifest(team: Team, gpus: u32, priority: i32, is_job: bool) -> PodSpec {
         true => PodSpec::plain(team.name(), vram),
         false => PodSpec::serving(team.name(), model(), ModelShape::QWEN_32B.weights, vram),
     };
-    PodSpec { priority, gpus, ..plain }
+    PodSpec {
+        priority,
+        gpus,
+        ..plain
+    }
 }

@@ -38,7 +38,12 @@ struct QueuedJob {
 }
 
 impl Pool {
-    pub fn new(stage: Stage<'static, Timer>, policy: Policy, priorities: Priorities, seed: u64) -> Self {
+    pub fn new(
+        stage: Stage<'static, Timer>,
+        policy: Policy,
+        priorities: Priorities,
+        seed: u64,
+    ) -> Self {
         let pods = TeamPods::new(&policy);
         Self {
             sums: Sums::new(pods.quotas, stage.machines.gpus()),
@@ -58,7 +63,8 @@ impl Pool {
         let end = START + Millis::seconds(hours * 3600);
         for (place, arrival) in self.demand.arrivals.iter().enumerate() {
             if arrival.at >= self.begins {
-                self.stage.at(START + arrival.at.since(self.begins), Timer::Comes(place));
+                self.stage
+                    .at(START + arrival.at.since(self.begins), Timer::Comes(place));
             }
         }
         self.stage.at(START, Timer::Minute);
@@ -78,7 +84,10 @@ impl Pool {
             ScenarioEvent::Timer(Timer::Minute) => self.minute(now),
             ScenarioEvent::Timer(Timer::Comes(place)) => {
                 let arrival = self.demand.arrivals[place];
-                let queued = QueuedJob { job: arrival.job, came: Some(now) };
+                let queued = QueuedJob {
+                    job: arrival.job,
+                    came: Some(now),
+                };
                 self.queues[arrival.team as usize].push_back(queued);
             }
             ScenarioEvent::Timer(Timer::Job(timer)) => {
@@ -95,7 +104,9 @@ impl Pool {
             ScenarioEvent::Timer(Timer::Waits(_)) => {}
             ScenarioEvent::Bound(uid) => self.bound(&uid, now),
             ScenarioEvent::Ready(uid) => {
-                let Some(pod) = self.pods.all.get_mut(&uid) else { return };
+                let Some(pod) = self.pods.all.get_mut(&uid) else {
+                    return;
+                };
                 pod.ready = Some(now);
                 if let Some(job) = pod.job {
                     self.sums.running.begin(&uid, job, &mut self.stage);
@@ -107,15 +118,22 @@ impl Pool {
     }
 
     fn bound(&mut self, uid: &PodUid, now: Moment) {
-        let devices =
-            self.stage.pod(uid).and_then(|pod| pod.bound.as_ref()).map(|bound| bound.devices.clone());
-        let Some(pod) = self.pods.all.get_mut(uid) else { return };
+        let devices = self
+            .stage
+            .pod(uid)
+            .and_then(|pod| pod.bound.as_ref())
+            .map(|bound| bound.devices.clone());
+        let Some(pod) = self.pods.all.get_mut(uid) else {
+            return;
+        };
         pod.bound = Some(now);
         pod.is_settled = !self.sums.account.is_contested();
         if let Some(came) = pod.came.take() {
             self.sums.waited(pod.team, came, now);
         }
-        self.sums.guarantees.binds(uid, &devices.unwrap_or_default(), now);
+        self.sums
+            .guarantees
+            .binds(uid, &devices.unwrap_or_default(), now);
     }
 
     /// Its job comes first again; an engine is created again by the next minute.
@@ -123,12 +141,19 @@ impl Pool {
         if let Some(pod) = self.stage.pod(uid)
             && let Some(bound) = &pod.bound
         {
-            self.sums.guarantees.vacates(&bound.devices, now, now + pod.spec.grace);
+            self.sums
+                .guarantees
+                .vacates(&bound.devices, now, now + pod.spec.grace);
         }
-        let Some(pod) = self.pods.all.get_mut(uid) else { return };
+        let Some(pod) = self.pods.all.get_mut(uid) else {
+            return;
+        };
         pod.is_leaving = true;
         if let Some(job) = self.sums.running.evict(uid, now).or(pod.job) {
-            self.queues[pod.team as usize].push_front(QueuedJob { job, came: pod.came });
+            self.queues[pod.team as usize].push_front(QueuedJob {
+                job,
+                came: pod.came,
+            });
         }
         self.sums.served += pod.served(now);
         pod.ready = None;
@@ -162,7 +187,9 @@ impl Pool {
     fn submit(&mut self) {
         for team in Team::ALL {
             for _ in self.pods.pending_jobs(team)..PENDING {
-                let Some(QueuedJob { job, came }) = self.queues[team as usize].pop_front() else { break };
+                let Some(QueuedJob { job, came }) = self.queues[team as usize].pop_front() else {
+                    break;
+                };
                 self.create(team, Some(job), came);
             }
             while self.priorities == Priorities::OfGuarantees
@@ -179,7 +206,9 @@ impl Pool {
         let gpus = job.map_or(1, |job| job.gpus);
         let is_within = gpus <= self.pods.guarantee_left(team);
         let priority = self.priorities.of(team, is_within);
-        let uid = self.stage.submit(manifest(team, gpus, priority, job.is_some()));
+        let uid = self
+            .stage
+            .submit(manifest(team, gpus, priority, job.is_some()));
         if is_within {
             self.sums.guarantees.opens(&uid, now);
             self.stage.at(now + LOOK, Timer::Waits(uid.clone()));
@@ -205,19 +234,31 @@ impl Pool {
         self.sums.account.stands(end, Standing::default());
         self.sums.running.close(end);
         self.sums.guarantees.close(end);
-        self.sums.served += self.pods.all.values().map(|pod| pod.served(end)).sum::<f64>();
+        self.sums.served += self
+            .pods
+            .all
+            .values()
+            .map(|pod| pod.served(end))
+            .sum::<f64>();
         // What has not run by the end has waited until then.
         let queued = Team::ALL.into_iter().zip(&self.queues);
-        let queued = queued.flat_map(|(team, queue)| queue.iter().map(move |queued| (team, queued.came)));
+        let queued =
+            queued.flat_map(|(team, queue)| queue.iter().map(move |queued| (team, queued.came)));
         let pending = self.pods.all.values().map(|pod| (pod.team, pod.came));
         for (team, came) in queued.chain(pending) {
-            came.into_iter().for_each(|came| self.sums.waited(team, came, end));
+            came.into_iter()
+                .for_each(|came| self.sums.waited(team, came, end));
         }
     }
 
     fn played(mut self) -> Played {
         let figures = self.sums.figures(self.stage.evictions);
         let notes = vec![self.sums.guarantees.said()];
-        Played { figures, notes, curves: self.sums.curves(), broken: self.stage.broken }
+        Played {
+            figures,
+            notes,
+            curves: self.sums.curves(),
+            broken: self.stage.broken,
+        }
     }
 }

@@ -67,8 +67,16 @@ impl Sums {
     }
 
     pub fn curves(self) -> Vec<Curve> {
-        let names = ["GPUs of inference", "GPUs of training", "GPUs of experiments"];
-        let curve = |(name, points)| Curve { name, x: "hour of the day", points };
+        let names = [
+            "GPUs of inference",
+            "GPUs of training",
+            "GPUs of experiments",
+        ];
+        let curve = |(name, points)| Curve {
+            name,
+            x: "hour of the day",
+            points,
+        };
         names.into_iter().zip(self.curves).map(curve).collect()
     }
 }

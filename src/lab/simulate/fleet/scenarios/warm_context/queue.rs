@@ -18,8 +18,11 @@ pub struct Slot {
 pub fn work(slots: &[Slot], batch: u64, total: u64) -> (f64, Vec<f64>) {
     // In microseconds, so that times have an order.
     let micros = |seconds: f64| (seconds * 1e6).round() as u64;
-    let mut free: BinaryHeap<Reverse<(u64, usize)>> =
-        slots.iter().enumerate().map(|(n, slot)| Reverse((micros(slot.from), n))).collect();
+    let mut free: BinaryHeap<Reverse<(u64, usize)>> = slots
+        .iter()
+        .enumerate()
+        .map(|(n, slot)| Reverse((micros(slot.from), n)))
+        .collect();
     let (mut done, mut left) = (Vec::new(), total.div_ceil(batch));
     while left > 0
         && let Some(Reverse((from, n))) = free.pop()

@@ -64,17 +64,41 @@ fn a_pod_on_another_gpu_than_its_binding_says_counts_on_both() {
 fn indices_recorded_before_any_agent_spoke_mean_the_cards_of_its_first_report() {
     let mut ledger = Ledger::new(Arc::new(Policy::default()));
     let device = |index, uuid: &str| whole_gpu(gpu(uuid), index, Bytes::gib(100));
-    ledger.set_node(&node(), NodeKind::Stowage, Some(vec![device(0, "index-0"), device(1, "index-1")]));
+    ledger.set_node(
+        &node(),
+        NodeKind::Stowage,
+        Some(vec![device(0, "index-0"), device(1, "index-1")]),
+    );
     let demand = demand(30, 0, ledger.policy());
     let devices = Some(Arc::from([GpuUuid::from_index(1)]));
-    let state = ObservedPhase::Bound { node: node(), devices, starting: false, ran: None };
-    ledger.see(PodObservation { uid: uid("early"), key: key("early"), demand, state, observed: None });
-    ledger.report_devices(&node(), [device(0, "GPU-a"), device(1, "GPU-b")].into()).unwrap();
+    let state = ObservedPhase::Bound {
+        node: node(),
+        devices,
+        starting: false,
+        ran: None,
+    };
+    ledger.see(PodObservation {
+        uid: uid("early"),
+        key: key("early"),
+        demand,
+        state,
+        observed: None,
+    });
+    ledger
+        .report_devices(&node(), [device(0, "GPU-a"), device(1, "GPU-b")].into())
+        .unwrap();
     // The driver numbers the cards again.
-    ledger.report_devices(&node(), [device(0, "GPU-b"), device(1, "GPU-a")].into()).unwrap();
+    ledger
+        .report_devices(&node(), [device(0, "GPU-b"), device(1, "GPU-a")].into())
+        .unwrap();
     let snapshot = ledger.snapshot();
     let view = snapshot.node("n").unwrap();
-    let charged = view.devices.iter().zip(view.gpus.iter()).find(|(d, _)| d.uuid == gpu("GPU-b")).unwrap();
+    let charged = view
+        .devices
+        .iter()
+        .zip(view.gpus.iter())
+        .find(|(d, _)| d.uuid == gpu("GPU-b"))
+        .unwrap();
     assert_eq!(charged.1.charged, Bytes::gib(30));
 }
 
@@ -101,7 +125,11 @@ fn a_figure_that_is_missing_once_takes_back_nothing_that_was_known() {
         unread: Vec::new(),
     };
     bench.ledger.read(&node(), reading.into());
-    assert_eq!(bench.free(), [30, 85], "and where nothing was known, a margin");
+    assert_eq!(
+        bench.free(),
+        [30, 85],
+        "and where nothing was known, a margin"
+    );
     bench.read([(60, &[]), (0, &[])]);
     assert_eq!(bench.free(), [30, 90]);
 }

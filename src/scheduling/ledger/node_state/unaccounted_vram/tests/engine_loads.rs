@@ -27,7 +27,10 @@ fn figures_that_jitter_change_nothing_that_decisions_see() {
     read(&mut bench, load(50, 4));
     let before = generation(&mut bench);
     for second in 0..100u32 {
-        read(&mut bench, load(46 + (second * 7 % 9) as u8, 3 + second % 3));
+        read(
+            &mut bench,
+            load(46 + (second * 7 % 9) as u8, 3 + second % 3),
+        );
     }
     assert_eq!(generation(&mut bench), before);
     (0..10).for_each(|_| read(&mut bench, load(90, 4)));
@@ -46,9 +49,14 @@ fn a_refused_pod_stays_refused_while_the_cache_jitters_about_its_limit() {
     let refusal = Err("no GPU can take the pod now");
     assert_eq!(read(&mut bench, load(92, 0)), refusal, "the limit is 90 %");
     let jitter = [88, 93, 86, 92, 89, 94, 87, 90, 91, 85];
-    let answers: Vec<_> = (0..100).map(|n| read(&mut bench, load(jitter[n % 10], 0))).collect();
+    let answers: Vec<_> = (0..100)
+        .map(|n| read(&mut bench, load(jitter[n % 10], 0)))
+        .collect();
     assert!(answers.iter().all(|answer| *answer == refusal));
-    assert!((0..60).any(|_| read(&mut bench, load(80, 0)).is_ok()), "when it is really emptier it is not");
+    assert!(
+        (0..60).any(|_| read(&mut bench, load(80, 0)).is_ok()),
+        "when it is really emptier it is not"
+    );
 }
 
 #[test]
@@ -61,7 +69,16 @@ fn an_engine_that_interrupts_its_own_requests_takes_no_pod_whatever_its_gauge_sa
         bench.verdict(&serving).map_err(|misfit| misfit.code())
     };
     assert_eq!(read(&mut bench, load(63, 0)), Ok(()));
-    assert_eq!(read(&mut bench, EngineLoad { preempting: true, ..load(63, 0) }), Err("engines-busy"));
+    assert_eq!(
+        read(
+            &mut bench,
+            EngineLoad {
+                preempting: true,
+                ..load(63, 0)
+            }
+        ),
+        Err("engines-busy")
+    );
     assert_eq!(read(&mut bench, load(63, 0)), Ok(()));
 }
 
@@ -70,7 +87,10 @@ fn of_two_gpus_read_at_66_and_2_percent_bind_takes_the_second() {
     let mut bench = MeasurementFixture::new();
     bench.observe_bound("engine", 30, Some(&["GPU-a"]), false);
     bench.observe_bound("other", 30, Some(&["GPU-b"]), false);
-    bench.read_with([(30, &[("engine", 30)]), (30, &[("other", 30)])], load(66, 0));
+    bench.read_with(
+        [(30, &[("engine", 30)]), (30, &[("other", 30)])],
+        load(66, 0),
+    );
     assert_eq!(bench.bind("newcomer", 20, 0), ["GPU-b"]);
 }
 
@@ -101,10 +121,17 @@ fn beside_unread(
             attributed: vec![(uid(pod), Bytes::gib(30))],
             engine_load,
         };
-        let unread = UnreadPod { pod: uid(pod), gpus: [gpu("GPU-a")].into(), declares_port };
+        let unread = UnreadPod {
+            pod: uid(pod),
+            gpus: [gpu("GPU-a")].into(),
+            declares_port,
+        };
         let reading = NodeReading {
             sampled: bench.now,
-            gpus: vec![gpu_reading("GPU-a", known), gpu_reading("GPU-b", EngineLoad::NONE)],
+            gpus: vec![
+                gpu_reading("GPU-a", known),
+                gpu_reading("GPU-b", EngineLoad::NONE),
+            ],
             unread: vec![unread],
             ..NodeReading::default()
         };
@@ -112,7 +139,11 @@ fn beside_unread(
     }
     let snapshot = bench.ledger.snapshot();
     let gpus = &snapshot.node("n").unwrap().gpus;
-    assert_eq!(gpus[1].engine_load, EngineLoad::NONE, "it is on the other GPU");
+    assert_eq!(
+        gpus[1].engine_load,
+        EngineLoad::NONE,
+        "it is on the other GPU"
+    );
     gpus[0].engine_load
 }
 
@@ -131,7 +162,14 @@ fn a_gpu_whose_pod_may_run_an_engine_that_cannot_be_read_has_an_unknown_load() {
         "nobody knows its class"
     );
     let busy = beside_unread(&mut bench, "engine", false, load(97, 3));
-    assert_eq!(busy, EngineLoad { partial: true, ..load(97, 3) }, "what is known counts");
+    assert_eq!(
+        busy,
+        EngineLoad {
+            partial: true,
+            ..load(97, 3)
+        },
+        "what is known counts"
+    );
 }
 
 #[test]
@@ -139,9 +177,17 @@ fn a_pod_of_a_class_without_engines_that_serves_nothing_has_no_kv_cache() {
     let mut bench = MeasurementFixture::new();
     let batch = demand(30, -1, bench.ledger.policy());
     let devices = Some(vec![gpu("GPU-a")].into());
-    let state = ObservedPhase::Bound { node: node(), devices, starting: false, ran: None };
+    let state = ObservedPhase::Bound {
+        node: node(),
+        devices,
+        starting: false,
+        ran: None,
+    };
     bench.ledger.observe("batch", batch, state, None);
-    assert_eq!(beside_unread(&mut bench, "batch", false, EngineLoad::NONE), EngineLoad::NONE);
+    assert_eq!(
+        beside_unread(&mut bench, "batch", false, EngineLoad::NONE),
+        EngineLoad::NONE
+    );
     assert_eq!(
         beside_unread(&mut bench, "batch", true, EngineLoad::NONE),
         EngineLoad::UNKNOWN,
@@ -154,7 +200,9 @@ fn a_class_may_keep_away_from_engines_that_do_not_say_how_busy_they_are() {
     for rule in [UnknownLoadRule::Accept, UnknownLoadRule::Refuse] {
         let policy = Policy::default();
         let mut classes = policy.classes().to_vec();
-        classes.iter_mut().for_each(|class| class.limits.unknown_load = rule);
+        classes
+            .iter_mut()
+            .for_each(|class| class.limits.unknown_load = rule);
         let mut bench = MeasurementFixture::with(policy.with_classes(classes).unwrap());
         bench.observe_bound("engine", 30, Some(&["GPU-a"]), false);
         bench.observe_bound("other", 85, Some(&["GPU-b"]), false);
@@ -162,7 +210,10 @@ fn a_class_may_keep_away_from_engines_that_do_not_say_how_busy_they_are() {
         beside_unread(&mut bench, "engine", false, EngineLoad::NONE);
         let expected = match rule {
             UnknownLoadRule::Accept => Ok(()),
-            UnknownLoadRule::Refuse => Err(Misfit::UnknownLoad { unknown: 1, asked: 1 }),
+            UnknownLoadRule::Refuse => Err(Misfit::UnknownLoad {
+                unknown: 1,
+                asked: 1,
+            }),
         };
         assert_eq!(bench.verdict(&serving), expected);
         beside_unread(&mut bench, "engine", false, load(97, 0));

@@ -12,7 +12,8 @@ fn a_victim_is_gone_when_no_process_of_it_is_seen_any_more() {
     let reservation = bench.reservation_on_a([uid("job")], 60);
     bench.ledger.reserve(&uid("urgent"), reservation).unwrap();
     bench.ledger.release(&uid("job"));
-    let verdict = |bench: &MeasurementFixture| bench.ledger.reserved_placement(&uid("urgent")).unwrap().1;
+    let verdict =
+        |bench: &MeasurementFixture| bench.ledger.reserved_placement(&uid("urgent")).unwrap().1;
     assert_eq!(
         verdict(&bench),
         Err(Misfit::VictimsLeaving { remaining: 1 }),
@@ -30,11 +31,32 @@ fn a_victim_that_ended_before_this_process_began_has_left_when_a_reading_shows_n
     bench.wait("urgent", 60, 5);
     bench.read([(80, &[("job", 80)]), (0, &[])]);
     let reservation = bench.reservation_on_a([uid("job")], 60);
-    let waiting = ObservedWaiting { reservation: Some(reservation), ..ObservedWaiting::default() };
-    let demand = bench.ledger.pod_state(&uid("urgent")).unwrap().demand.clone();
-    let (uid, key, state) = (uid("urgent"), key("urgent"), ObservedPhase::Waiting(waiting));
-    bench.ledger.see(PodObservation { uid, key, demand, state, observed: None });
-    assert!(!bench.ledger.reservation_status()[0].is_free, "its process lives on");
+    let waiting = ObservedWaiting {
+        reservation: Some(reservation),
+        ..ObservedWaiting::default()
+    };
+    let demand = bench
+        .ledger
+        .pod_state(&uid("urgent"))
+        .unwrap()
+        .demand
+        .clone();
+    let (uid, key, state) = (
+        uid("urgent"),
+        key("urgent"),
+        ObservedPhase::Waiting(waiting),
+    );
+    bench.ledger.see(PodObservation {
+        uid,
+        key,
+        demand,
+        state,
+        observed: None,
+    });
+    assert!(
+        !bench.ledger.reservation_status()[0].is_free,
+        "its process lives on"
+    );
     bench.read([(0, &[]), (0, &[])]);
     assert!(bench.ledger.reservation_status()[0].is_free);
 }
@@ -55,11 +77,17 @@ fn a_victim_of_before_this_process_began_is_waited_for_until_an_agent_should_hav
         state,
         observed: None,
     });
-    assert!(!bench.ledger.reservation_status()[0].is_free, "no reading yet");
+    assert!(
+        !bench.ledger.reservation_status()[0].is_free,
+        "no reading yet"
+    );
     bench.pass(9);
     assert!(!bench.ledger.reservation_status()[0].is_free);
     bench.pass(2);
-    assert!(bench.ledger.reservation_status()[0].is_free, "there is no agent");
+    assert!(
+        bench.ledger.reservation_status()[0].is_free,
+        "there is no agent"
+    );
 }
 
 #[test]
@@ -71,10 +99,16 @@ fn a_victim_that_ends_while_its_agent_is_silent_is_waited_for() {
     let reservation = bench.reservation_on_a([uid("job")], 600);
     bench.ledger.reserve(&uid("urgent"), reservation).unwrap();
     bench.pass(40);
-    assert_eq!(bench.ledger.node(&node()).unwrap().freshness, Freshness::Expired);
+    assert_eq!(
+        bench.ledger.node(&node()).unwrap().freshness,
+        Freshness::Expired
+    );
     bench.ledger.release(&uid("job"));
     bench.pass(60);
-    assert!(!bench.ledger.reservation_status()[0].is_free, "no reading since it ended");
+    assert!(
+        !bench.ledger.reservation_status()[0].is_free,
+        "no reading since it ended"
+    );
     bench.read([(0, &[]), (0, &[])]);
     assert!(bench.ledger.reservation_status()[0].is_free);
 }
@@ -91,11 +125,23 @@ fn a_victim_that_had_no_memory_yet_is_gone_when_somebody_has_looked() {
     bench.pass(1);
     bench.ledger.release(&uid("job"));
     assert!(
-        bench.ledger.reserved_placement(&uid("urgent")).unwrap().1.is_err(),
+        bench
+            .ledger
+            .reserved_placement(&uid("urgent"))
+            .unwrap()
+            .1
+            .is_err(),
         "it may have allocated since"
     );
     bench.read([(0, &[]), (80, &[("other", 80)])]);
-    assert!(bench.ledger.reserved_placement(&uid("urgent")).unwrap().1.is_ok());
+    assert!(
+        bench
+            .ledger
+            .reserved_placement(&uid("urgent"))
+            .unwrap()
+            .1
+            .is_ok()
+    );
 }
 
 #[test]
@@ -105,8 +151,11 @@ fn what_a_victim_has_beyond_its_grant_leaves_with_it() {
     bench.bind("other", 85, -1);
     bench.read([(24, &[("greedy", 24)]), (85, &[("other", 85)])]);
     let whole = bench.wait("whole", 90, 5);
-    let candidate =
-        bench.ledger.candidates_for(&bench.ledger.preemptor(&uid("whole")), [&node()]).pop().unwrap();
+    let candidate = bench
+        .ledger
+        .candidates_for(&bench.ledger.preemptor(&uid("whole")), [&node()])
+        .pop()
+        .unwrap();
     let found = cheapest_victims(&candidate, &whole, BudgetRules::Keep).unwrap();
     assert_eq!(found.victims, [uid("greedy")]);
     let reservation = bench.reservation_on_a(found.victims, 60);
@@ -121,19 +170,33 @@ fn a_reserved_gpu_is_not_free_while_a_pod_that_has_ended_has_what_the_reservatio
     bench.wait("urgent", 60, 5);
     let reservation = bench.reservation_on_a([], 600);
     bench.ledger.reserve(&uid("urgent"), reservation).unwrap();
-    let verdict = |bench: &MeasurementFixture| bench.ledger.reserved_placement(&uid("urgent")).unwrap().1;
+    let verdict =
+        |bench: &MeasurementFixture| bench.ledger.reserved_placement(&uid("urgent")).unwrap().1;
     assert!(verdict(&bench).is_ok());
     for (left, has_room) in [(40, false), (20, true), (31, false)] {
         bench.read([(left, &[("ended", left)]), (0, &[])]);
         assert_eq!(verdict(&bench).is_ok(), has_room, "{left}");
-        assert_eq!(bench.ledger.reservation_status()[0].is_free, has_room, "{left}");
+        assert_eq!(
+            bench.ledger.reservation_status()[0].is_free,
+            has_room,
+            "{left}"
+        );
     }
     assert!(bench.ledger.assume(&uid("urgent"), &node()).is_err());
     bench.pass(40);
-    assert_eq!(bench.ledger.node(&node()).unwrap().freshness, Freshness::Expired);
-    assert!(verdict(&bench).is_ok(), "what nobody shows any more holds nothing back");
+    assert_eq!(
+        bench.ledger.node(&node()).unwrap().freshness,
+        Freshness::Expired
+    );
+    assert!(
+        verdict(&bench).is_ok(),
+        "what nobody shows any more holds nothing back"
+    );
     bench.read([(40, &[("ended", 40)]), (0, &[])]);
     assert!(verdict(&bench).is_err());
     bench.read([(0, &[]), (0, &[])]);
-    assert!(matches!(bench.ledger.assume(&uid("urgent"), &node()), Ok(AssumeResult::New(_))));
+    assert!(matches!(
+        bench.ledger.assume(&uid("urgent"), &node()),
+        Ok(AssumeResult::New(_))
+    ));
 }

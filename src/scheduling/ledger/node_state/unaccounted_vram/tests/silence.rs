@@ -6,16 +6,34 @@ use super::*;
 fn a_silent_agent_costs_a_margin_and_then_the_policy_decides() {
     let mut bench = MeasurementFixture::new();
     let pod = demand(10, 0, &Policy::default());
-    bench.read_with([(0, &[]), (0, &[])], EngineLoad::of(Percent::new(99), Some(0)));
-    assert_eq!((bench.freshness(), bench.free()), (Freshness::Fresh, [90, 90]));
+    bench.read_with(
+        [(0, &[]), (0, &[])],
+        EngineLoad::of(Percent::new(99), Some(0)),
+    );
+    assert_eq!(
+        (bench.freshness(), bench.free()),
+        (Freshness::Fresh, [90, 90])
+    );
     bench.pass(5);
-    assert_eq!((bench.freshness(), bench.free()), (Freshness::Stale, [85, 85]));
-    assert_eq!(bench.ledger.snapshot().node("n").unwrap().gpus[0].engine_load, EngineLoad::default());
+    assert_eq!(
+        (bench.freshness(), bench.free()),
+        (Freshness::Stale, [85, 85])
+    );
+    assert_eq!(
+        bench.ledger.snapshot().node("n").unwrap().gpus[0].engine_load,
+        EngineLoad::default()
+    );
     bench.pass(25);
-    assert_eq!((bench.freshness(), bench.free()), (Freshness::Expired, [85, 85]));
+    assert_eq!(
+        (bench.freshness(), bench.free()),
+        (Freshness::Expired, [85, 85])
+    );
     assert_eq!(bench.verdict(&pod), Ok(()));
     bench.read([(0, &[]), (0, &[])]);
-    assert_eq!((bench.freshness(), bench.free()), (Freshness::Fresh, [90, 90]));
+    assert_eq!(
+        (bench.freshness(), bench.free()),
+        (Freshness::Fresh, [90, 90])
+    );
 }
 
 #[test]
@@ -25,7 +43,10 @@ fn a_policy_may_refuse_a_node_that_nobody_sees() {
     let mut bench = MeasurementFixture::with(policy);
     let pod = bench.wait("pod", 10, 0);
     assert_eq!(bench.verdict(&pod), Err(Misfit::NoFreshReport));
-    assert_eq!(bench.ledger.assume(&uid("pod"), &node()), Err(Misfit::NoFreshReport.into()));
+    assert_eq!(
+        bench.ledger.assume(&uid("pod"), &node()),
+        Err(Misfit::NoFreshReport.into())
+    );
     bench.read([(0, &[]), (0, &[])]);
     assert_eq!(bench.verdict(&pod), Ok(()));
     bench.pass(29);
@@ -39,6 +60,13 @@ fn an_old_report_is_as_old_as_its_sender_says() {
     let mut bench = MeasurementFixture::new();
     let sampled = bench.now.before(Millis::seconds(12));
     bench.ledger.set_now(bench.now);
-    bench.ledger.read(&node(), NodeReading { sampled, ..NodeReading::default() }.into());
+    bench.ledger.read(
+        &node(),
+        NodeReading {
+            sampled,
+            ..NodeReading::default()
+        }
+        .into(),
+    );
     assert_eq!(bench.freshness(), Freshness::Stale);
 }

@@ -6,11 +6,22 @@ use super::*;
 fn two_engines_do_not_start_on_one_gpu_at_once() {
     let mut bench = MeasurementFixture::new();
     assert_eq!(bench.bind("first", 20, 0), ["GPU-a"]);
-    assert_eq!(bench.bind("second", 20, 0), ["GPU-b"], "beside the first it would fit more tightly");
+    assert_eq!(
+        bench.bind("second", 20, 0),
+        ["GPU-b"],
+        "beside the first it would fit more tightly"
+    );
     let third = bench.wait("third", 20, 0);
-    let refused = Misfit::EngineStarting { starting: 2, asked: 1 };
+    let refused = Misfit::EngineStarting {
+        starting: 2,
+        asked: 1,
+    };
     assert_eq!(bench.verdict(&third), Err(refused));
-    assert_eq!(bench.bind("job", 20, -1), ["GPU-a"], "a class that is not of engines may join");
+    assert_eq!(
+        bench.bind("job", 20, -1),
+        ["GPU-a"],
+        "a class that is not of engines may join"
+    );
     bench.observe_bound("first", 20, Some(&["GPU-a"]), false);
     assert_eq!(bench.verdict(&third), Ok(()));
 }
@@ -23,7 +34,10 @@ fn a_start_gate_opens_after_twice_the_time_the_start_should_take() {
     let third = bench.wait("third", 20, 0);
     // 15 GiB: 16.1 s over the network, 5.4 s from disk, 20 s of start.
     bench.pass(82);
-    assert!(matches!(bench.verdict(&third), Err(Misfit::EngineStarting { .. })));
+    assert!(matches!(
+        bench.verdict(&third),
+        Err(Misfit::EngineStarting { .. })
+    ));
     bench.pass(1);
     assert_eq!(bench.verdict(&third), Ok(()));
 }
@@ -54,18 +68,29 @@ fn a_gpu_whose_engines_are_full_takes_no_more_of_a_class_that_minds() {
     let at = |bench: &mut MeasurementFixture, engine_load| {
         // Until the average has come there.
         for _ in 0..60 {
-            bench.read_with([(30, &[("engine", 30)]), (85, &[("other", 85)])], engine_load);
+            bench.read_with(
+                [(30, &[("engine", 30)]), (85, &[("other", 85)])],
+                engine_load,
+            );
         }
     };
     at(&mut bench, full(85, 0));
     assert_eq!(bench.verdict(&serving), Ok(()));
-    assert_eq!(bench.verdict(&job).unwrap_err().code(), "engines-busy", "harvesting keeps further away");
+    assert_eq!(
+        bench.verdict(&job).unwrap_err().code(),
+        "engines-busy",
+        "harvesting keeps further away"
+    );
     at(&mut bench, full(91, 0));
     assert_eq!(bench.verdict(&serving).unwrap_err().code(), "engines-busy");
     at(&mut bench, full(10, 33));
     assert_eq!(bench.verdict(&serving).unwrap_err().code(), "engines-busy");
     at(&mut bench, EngineLoad::default());
-    assert_eq!(bench.verdict(&serving), Ok(()), "what is not known is not held against it");
+    assert_eq!(
+        bench.verdict(&serving),
+        Ok(()),
+        "what is not known is not held against it"
+    );
 }
 
 #[test]
@@ -77,10 +102,20 @@ fn an_engine_that_was_just_offered_a_gpu_keeps_the_next_from_it() {
     let snapshot = bench.ledger.snapshot();
     let view = snapshot.node("n").unwrap();
     let gpu_candidate = fit(view, &first).unwrap();
-    assert_eq!(gpu_candidate.iter().collect::<Vec<_>>(), [0], "beside the tenant it fits most tightly");
-    bench.ledger.offer(&uid("first"), &view.name, &view.uuids(gpu_candidate));
+    assert_eq!(
+        gpu_candidate.iter().collect::<Vec<_>>(),
+        [0],
+        "beside the tenant it fits most tightly"
+    );
+    bench
+        .ledger
+        .offer(&uid("first"), &view.name, &view.uuids(gpu_candidate));
     let next = fit(bench.ledger.snapshot().node("n").unwrap(), &second).unwrap();
-    assert_eq!(next.iter().collect::<Vec<_>>(), [1], "there it would have to wait for the first one's start");
+    assert_eq!(
+        next.iter().collect::<Vec<_>>(),
+        [1],
+        "there it would have to wait for the first one's start"
+    );
 }
 
 #[test]
@@ -95,7 +130,12 @@ fn no_engine_starts_where_room_is_held_for_one() {
     assert_eq!(bench.verdict(&late).unwrap_err().code(), "engine-starting");
     bench.ledger.release(&uid("job"));
     assert!(
-        bench.ledger.reserved_placement(&uid("urgent")).unwrap().1.is_ok(),
+        bench
+            .ledger
+            .reserved_placement(&uid("urgent"))
+            .unwrap()
+            .1
+            .is_ok(),
         "its own start is not in its way"
     );
 }

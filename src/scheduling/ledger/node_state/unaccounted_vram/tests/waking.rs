@@ -11,9 +11,14 @@ fn of_those_who_were_refused_as_many_are_woken_as_would_fit() {
     (0..3).for_each(|_| bench.read([(70, &[]), (85, &[("other", 85)])]));
     for name in ["a", "b", "c"] {
         let demand = bench.wait(name, 40, if name == "c" { 7 } else { 0 });
-        assert_eq!(bench.verdict(&demand).unwrap_err().code(), "insufficient-vram");
+        assert_eq!(
+            bench.verdict(&demand).unwrap_err().code(),
+            "insufficient-vram"
+        );
         let snapshot = bench.ledger.snapshot();
-        bench.ledger.note_refused(&uid(name), Some(snapshot.set_of([0].into_iter())));
+        bench
+            .ledger
+            .note_refused(&uid(name), Some(snapshot.set_of([0].into_iter())));
     }
     let woken = |bench: &mut MeasurementFixture| placed(&mut bench.ledger);
     bench.pass(2);
@@ -24,15 +29,25 @@ fn of_those_who_were_refused_as_many_are_woken_as_would_fit() {
         [uid("c")],
         "two engines cannot start there at once, and the first comes first"
     );
-    assert!(woken(&mut bench).is_empty(), "the free VRAM is for the pod that was woken");
+    assert!(
+        woken(&mut bench).is_empty(),
+        "the free VRAM is for the pod that was woken"
+    );
     bench.ledger.release_reservation(&uid("c"));
     bench.ledger.begin_attempt(&uid("c"));
     bench.pass(4);
     bench.read([(0, &[]), (85, &[("other", 85)])]);
-    assert_eq!(woken(&mut bench), [uid("a")], "a pod that has asked is not on its way any more");
+    assert_eq!(
+        woken(&mut bench),
+        [uid("a")],
+        "a pod that has asked is not on its way any more"
+    );
     bench.ledger.begin_attempt(&uid("a"));
     bench.ledger.begin_attempt(&uid("b"));
-    assert!(woken(&mut bench).is_empty(), "a pod that asks does not wait to be woken");
+    assert!(
+        woken(&mut bench).is_empty(),
+        "a pod that asks does not wait to be woken"
+    );
 }
 
 #[test]
@@ -42,13 +57,33 @@ fn refused_pods_are_looked_at_in_turn() {
     for name in names {
         bench.wait(name, 95, 0);
         let snapshot = bench.ledger.snapshot();
-        bench.ledger.note_refused(&uid(name), Some(snapshot.set_of([0].into_iter())));
+        bench
+            .ledger
+            .note_refused(&uid(name), Some(snapshot.set_of([0].into_iter())));
     }
     bench.pass(2);
-    let mut look = || bench.ledger.pending(2).into_iter().map(|pending| pending.uid).collect::<BTreeSet<_>>();
+    let mut look = || {
+        bench
+            .ledger
+            .pending(2)
+            .into_iter()
+            .map(|pending| pending.uid)
+            .collect::<BTreeSet<_>>()
+    };
     let looks: Vec<BTreeSet<PodUid>> = (0..5).map(|_| look()).collect();
-    let round: Vec<PodUid> = names.iter().cycle().take(10).map(|name| uid(name)).collect();
-    assert_eq!(looks, round.chunks(2).map(|two| two.iter().cloned().collect()).collect::<Vec<_>>());
+    let round: Vec<PodUid> = names
+        .iter()
+        .cycle()
+        .take(10)
+        .map(|name| uid(name))
+        .collect();
+    assert_eq!(
+        looks,
+        round
+            .chunks(2)
+            .map(|two| two.iter().cloned().collect())
+            .collect::<Vec<_>>()
+    );
 }
 
 #[test]
@@ -66,7 +101,10 @@ fn b13_gated_pods_that_find_no_place_leave_their_turn_to_those_behind_them() {
     let names: Vec<String> = (0..60).map(|n| format!("gated-{n:02}")).collect();
     for name in &names {
         let demand = bench.wait(name, 95, 0);
-        let waiting = ObservedWaiting { gate: SchedulingGate::Planned, ..ObservedWaiting::default() };
+        let waiting = ObservedWaiting {
+            gate: SchedulingGate::Planned,
+            ..ObservedWaiting::default()
+        };
         bench.ledger.see(PodObservation {
             uid: uid(name),
             key: key(name),
@@ -84,5 +122,9 @@ fn b13_gated_pods_that_find_no_place_leave_their_turn_to_those_behind_them() {
             observation.insert(pod.uid);
         }
     }
-    assert_eq!(observation.len(), names.len(), "twenty looks at four each are enough for sixty");
+    assert_eq!(
+        observation.len(),
+        names.len(),
+        "twenty looks at four each are enough for sixty"
+    );
 }
