@@ -16,10 +16,10 @@ use proptest::strategy::ValueTree;
 use std::sync::Arc;
 use stowage_scheduling::placing::score_cache::ScoreCache;
 use stowage_scheduling::policy::PackingPolicy;
+use stowage_scheduling::testkit::histories;
 use stowage_scheduling::testkit::lending;
 use stowage_scheduling::units::Moment;
 use stowage_scheduling::verbs::filter::filter;
-use stowage_scheduling::verbs::histories;
 use stowage_scheduling::verbs::{Cluster, Input};
 
 /// Inputs that the core took of a history.

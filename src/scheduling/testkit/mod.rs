@@ -7,6 +7,7 @@ mod cluster;
 mod demands;
 mod filters;
 mod gpus;
+pub mod histories;
 mod lending;
 mod names;
 pub mod random;

@@ -118,7 +118,5 @@ impl std::ops::DerefMut for Cluster {
     }
 }
 
-#[cfg(any(test, feature = "testkit"))]
-pub mod histories;
 #[cfg(test)]
 mod proptests;

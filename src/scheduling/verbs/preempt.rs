@@ -168,7 +168,7 @@ pub fn preempt(view: PreemptView) -> PreemptDecision {
 
 /// The same, with every offered node looked at.
 #[cfg(any(test, feature = "testkit"))]
-pub(super) fn preempt_in_full(view: PreemptView) -> PreemptDecision {
+pub(crate) fn preempt_in_full(view: PreemptView) -> PreemptDecision {
     decide(view, |candidates, _, _| {
         let nothing_known = |node: &NodeName| NodeCostBound {
             floor: EvictionCost::default(),

@@ -1,11 +1,11 @@
 //! The order of the inputs determines everything: inputs that are stored and applied again lead to the same state, and a state
 //! that is stored and loaded goes on as the one it was.
 
-use super::histories::{OutsideEvent, RecordedCluster};
 use super::{Cluster, ClusterState, Input};
 use crate::audit::ledger::audit;
 use crate::explaining::fleet::Fleet;
 use crate::explaining::fleet::history::FleetSums;
+use crate::testkit::histories::{OutsideEvent, RecordedCluster};
 use crate::testkit::lending;
 use proptest::prelude::*;
 use std::sync::Arc;

@@ -2,31 +2,6 @@
 
 mod recorded_cluster;
 
-use super::bind::{BindAnswer, BindAsked};
-use super::binding::{
-    BindingAnswer, BindingAnswered, BindingRead, BindingStage, PodRead, SettlingAsked,
-};
-use super::filter::{FilterAsked, decided, filter};
-use super::namespaces::{
-    NamespaceChange, NamespaceDeleted, NamespaceObserved, NamespacesListed, NamespacesPrepared,
-};
-use super::observe::{
-    DevicesReported, EngineStartObserved, FilterPod, FilterPodObserved, NodeDeleted,
-    NodeImagesObserved, NodeObserved, PodDeleted, PodObserved, ReadingReported,
-};
-use super::preempt::{
-    LeftToPlanner, OfferedNode, PreemptAsked, PreemptDecided, PreemptDecision, preempt,
-    preempt_in_full,
-};
-use super::prioritize::{PrioritizeAsked, prioritize};
-use super::request::VerbRequest;
-use super::slices::{SliceDeleted, SliceObserved};
-use super::storage::{StorageDeleted, StorageObserved};
-use super::tick::{LeadershipBegan, PolicySet, TakeOveruse, Tick};
-use super::wait::{
-    LoansRecalled, NoPlacementFound, PodRequeued, PutBack, ReservePlaces, TakePending,
-};
-use super::{Change, Cluster, Input};
 use crate::ids::{LeaderEpoch, ModelId, PodUid};
 use crate::kube_filters::volumes::{ClaimBinding, VolumeClaim, VolumePlace};
 use crate::kube_filters::{
@@ -45,18 +20,43 @@ use crate::testkit::numbered::{key, node_name, uid};
 use crate::testkit::random::Random;
 use crate::testkit::{demand_of, lending, unit_gpu};
 use crate::units::{Bytes, Millis, Moment, Percent};
+use crate::verbs::bind::{BindAnswer, BindAsked};
+use crate::verbs::binding::{
+    BindingAnswer, BindingAnswered, BindingRead, BindingStage, PodRead, SettlingAsked,
+};
+use crate::verbs::filter::{FilterAsked, decided, filter};
+use crate::verbs::namespaces::{
+    NamespaceChange, NamespaceDeleted, NamespaceObserved, NamespacesListed, NamespacesPrepared,
+};
+use crate::verbs::observe::{
+    DevicesReported, EngineStartObserved, FilterPod, FilterPodObserved, NodeDeleted,
+    NodeImagesObserved, NodeObserved, PodDeleted, PodObserved, ReadingReported,
+};
+use crate::verbs::preempt::{
+    LeftToPlanner, OfferedNode, PreemptAsked, PreemptDecided, PreemptDecision, preempt,
+    preempt_in_full,
+};
+use crate::verbs::prioritize::{PrioritizeAsked, prioritize};
+use crate::verbs::request::VerbRequest;
+use crate::verbs::slices::{SliceDeleted, SliceObserved};
+use crate::verbs::storage::{StorageDeleted, StorageObserved};
+use crate::verbs::tick::{LeadershipBegan, PolicySet, TakeOveruse, Tick};
+use crate::verbs::wait::{
+    LoansRecalled, NoPlacementFound, PodRequeued, PutBack, ReservePlaces, TakePending,
+};
+use crate::verbs::{Change, Cluster, Input};
 use crate::vocabulary::classification::PodTraits;
 use crate::vocabulary::demand::{Demand, Sharing};
 use crate::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
 use crate::vocabulary::image::{ImageId, NodeImage};
 use crate::vocabulary::node::NodeKind;
 use crate::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, OverGrant, SleepState};
-pub(super) use recorded_cluster::RecordedCluster;
+pub use recorded_cluster::RecordedCluster;
 use std::sync::Arc;
 
 /// What happens to a cluster from outside.
 #[derive(Debug, Clone)]
-pub(crate) enum OutsideEvent {
+pub enum OutsideEvent {
     Arrive(u8, u64, i32),
     Schedule(u8),
     Preempt(u8),

@@ -3,11 +3,11 @@
 use super::*;
 
 /// A cluster, and every input that it was given, as text.
-pub(crate) struct RecordedCluster {
-    pub(in crate::verbs) cluster: Cluster,
-    pub(in crate::verbs) inputs: Vec<String>,
+pub struct RecordedCluster {
+    pub(crate) cluster: Cluster,
+    pub(crate) inputs: Vec<String>,
     /// What was decided, as text.
-    pub(in crate::verbs) decisions: Vec<String>,
+    pub(crate) decisions: Vec<String>,
     /// What the next policy is prepared on, and then brought to, one after the other.
     copies: Vec<Ledger>,
 }
