@@ -54,10 +54,13 @@ fn no_level(levels: &str) -> Option<String> {
         LEVELS.iter().any(|level| word.eq_ignore_ascii_case(level))
             || matches!(word, "0" | "1" | "2" | "3" | "4" | "5")
     };
+    // Only the command line is in the package `stowage` itself.
+    let is_there =
+        |target: &str| !target.starts_with("stowage::") || target.starts_with("stowage::cli");
     let is_known = |word: &str| match word.rsplit_once('=') {
         _ if word.contains('[') => true,
-        Some((_, level)) => is_level(level),
-        None => is_level(word) || word.starts_with("stowage"),
+        Some((target, level)) => is_level(level) && is_there(target),
+        None => is_level(word) || word.starts_with("stowage") && is_there(word),
     };
     levels
         .split(',')
@@ -76,7 +79,7 @@ mod tests {
             "info",
             "DEBUG",
             "stowage=trace,warn",
-            "stowage::agent",
+            "stowage_agent",
             "hyper=off",
             "",
         ] {
@@ -85,6 +88,12 @@ mod tests {
         assert_eq!(no_level("debgu").as_deref(), Some("debgu"));
         assert_eq!(no_level("stowage=debgu").as_deref(), Some("stowage=debgu"));
         assert_eq!(no_level("2"), None);
+        let former = "stowage::agent=debug";
+        assert_eq!(
+            no_level(former).as_deref(),
+            Some(former),
+            "it would match nothing"
+        );
         assert_eq!(no_level("stowage=info,wran").as_deref(), Some("wran"));
     }
 }

@@ -53,8 +53,11 @@ pub fn trace(name: &str) -> Option<String> {
         skipped(format_args!("{name}: {TRACES} is none"));
         return None;
     }
-    let beside = || PathBuf::from(env!("CARGO_WORKSPACE_DIR")).join("../shared/traces");
-    let file = folder.map_or_else(beside, PathBuf::from).join(name);
+    // A folder that is not absolute is below the repository, whatever package's test this is.
+    let folder = folder.map_or_else(|| PathBuf::from("../shared/traces"), PathBuf::from);
+    let file = PathBuf::from(env!("CARGO_WORKSPACE_DIR"))
+        .join(folder)
+        .join(name);
     match std::fs::read_to_string(&file) {
         Ok(text) => Some(text),
         Err(error) => {

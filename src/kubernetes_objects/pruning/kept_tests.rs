@@ -120,7 +120,7 @@ fn with_all(full: &Value, set: &Value) -> Value {
     }
 }
 
-/// Keys of labels and annotations that the code of `objects` names.
+/// Keys of labels and annotations that the code beside `pruning` names.
 fn keys() -> BTreeSet<String> {
     let is_key = |text: &&str| {
         let is_key =
@@ -141,9 +141,11 @@ fn sources(folder: &Path) -> Vec<String> {
     let mut texts = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
-        if path.is_dir() {
+        let name = path.file_name().unwrap();
+        if path.is_dir() && name != "pruning" {
             texts.extend(sources(&path));
-        } else if path.file_name().unwrap() != "tests.rs" {
+        } else if path.extension().is_some_and(|extension| extension == "rs") && name != "tests.rs"
+        {
             texts.push(fs::read_to_string(path).unwrap());
         }
     }

@@ -190,7 +190,7 @@ fn image(n: u8) -> ImageId {
 
 /// Inputs that the core took, as text, from a cluster of [`lending`]'s policy on, to which what these words choose has happened.
 pub fn taken_inputs(words: &[u64]) -> Vec<String> {
-    let mut recorded = RecordedCluster::new();
+    let mut recorded = RecordedCluster::of_three_nodes();
     words
         .iter()
         .for_each(|word| recorded.happens(&OutsideEvent::drawn(*word)));

@@ -21,7 +21,7 @@ proptest! {
     fn inputs_that_are_stored_and_applied_again_lead_to_the_same_state(
         events in prop::collection::vec(event(), 1..80),
     ) {
-        let mut recorded = RecordedCluster::new();
+        let mut recorded = RecordedCluster::of_three_nodes();
         events.iter().for_each(|event| recorded.happens(event));
         let mut again = Cluster::new(Arc::new(lending()));
         for input in &recorded.inputs {
@@ -37,7 +37,7 @@ proptest! {
         before in prop::collection::vec(event(), 1..60),
         after in prop::collection::vec(event(), 1..40),
     ) {
-        let mut stored = RecordedCluster::new();
+        let mut stored = RecordedCluster::of_three_nodes();
         before.iter().for_each(|event| stored.happens(event));
         let text = stored.state().to_string();
         let state: ClusterState = serde_json::from_str(&text).unwrap();

@@ -471,7 +471,7 @@ impl Clock {
     }
 
     /// The moment of a wall time; a wall time in the past is now.
-    pub(crate) fn to_moment(&self, wall: jiff::Timestamp) -> Moment {
+    pub(crate) fn to_moment(self, wall: jiff::Timestamp) -> Moment {
         let ahead = wall
             .duration_since((self.source.wall)())
             .as_millis()

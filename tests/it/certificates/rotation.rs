@@ -298,7 +298,12 @@ fn rotate(rotation: Rotation) {
             ));
         }
         let mut signed = std::collections::BTreeSet::new();
+        let began = Instant::now();
         for turn in 0.. {
+            assert!(
+                began.elapsed() < 10 * PATIENCE,
+                "an agent or a kubelet is late for good"
+            );
             // Now the one leads, now the other, now both believe it.
             let leader = turn / 10 % 3;
             replicas

@@ -19,6 +19,7 @@ fn generated(proto: &Path) -> String {
     tonic_prost_build::configure()
         .out_dir(out.path())
         .emit_rerun_if_changed(false)
+        .server_mod_attribute("v1", "#[cfg(any(test, feature = \"testkit\"))]")
         .compile_fds(files)
         .unwrap();
     HEADER.to_owned() + &std::fs::read_to_string(out.path().join("v1.rs")).unwrap()

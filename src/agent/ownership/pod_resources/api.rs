@@ -160,6 +160,7 @@ pub(crate) mod pod_resources_lister_client {
     }
 }
 /// Generated server implementations.
+#[cfg(any(test, feature = "testkit"))]
 pub mod pod_resources_lister_server {
     #![allow(
         unused_variables,

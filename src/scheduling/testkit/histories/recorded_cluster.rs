@@ -22,7 +22,7 @@ impl RecordedCluster {
         }
     }
 
-    pub fn new() -> Self {
+    pub fn of_three_nodes() -> Self {
         let mut recorded = Self::of(Cluster::new(Arc::new(lending())));
         recorded.apply(LeadershipBegan(LeaderEpoch::new("lease", 1, "nonce")));
         (0..3).for_each(|node| recorded.show_node(node));
