@@ -1,4 +1,4 @@
-//! Policy files: turns the YAML that a cluster's owner writes into the [`Policy`](stowage_scheduling::policy::Policy) that the
+//! Policy files: turns the YAML that a cluster's owner writes into the [`Policy`] that the
 //! core uses, or into all its problems, each with its place and the fix. Pure: texts come in, no file is opened here.
 //!
 //! The steps: [`tree`] parses YAML and keeps every place; [`config_map`] takes the files out of a ConfigMap; [`shape`] checks it

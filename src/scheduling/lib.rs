@@ -4,7 +4,7 @@
 //!
 //! In layers: a module imports only from those above it in this list.
 //!
-//! - [`coded`]: enums whose values have codes; [`ids`], [`units`]: names and quantities, parsed once.
+//! - [`mod@coded`]: enums whose values have codes; [`ids`], [`units`]: names and quantities, parsed once.
 //! - [`engines`]: what is known of each inference engine, in one declaration.
 //! - [`sharing`]: containers whose copies share memory.
 //! - [`vocabulary`]: demand, GPU, node, model tier, disruption info.

@@ -56,8 +56,12 @@ fn listed(file: &Path) -> Vec<Vec<Module>> {
                 .split("[`")
                 .skip(1)
                 .filter_map(|link| link.split_once("`]"));
-            let listed_modules =
-                links.map(|(name, _)| name.split("::").map(str::to_owned).collect());
+            let listed_modules = links.map(|(name, _)| {
+                name.trim_start_matches("mod@")
+                    .split("::")
+                    .map(str::to_owned)
+                    .collect()
+            });
             layers.last_mut().unwrap().extend(listed_modules);
         }
     }

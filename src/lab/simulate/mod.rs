@@ -2,8 +2,8 @@
 //! results are those of the production code. Pure: traces come in as text, figures go out; time is simulated, and random
 //! numbers come from a seed.
 //!
-//! [`openb`] reads a production trace, or generates one; [`table`] parses tables of traces; [`events`] is the event queue and
-//! [`random`] the random numbers; `shown` tells the core of nodes and pods. [`fleet`] is a cluster with its hardware, engines and
+//! [`openb`] reads a production trace, or generates one; [`table`] parses tables of traces; [`events`] is the event queue,
+//! and `shown` tells the core of nodes and pods. [`fleet`] is a cluster with its hardware, engines and
 //! traffic, on which scenarios are played. [`packing`] measures the GPU allocation by placement policy; [`decisions`] has every
 //! answer of the core checked by an oracle.
 

@@ -188,7 +188,7 @@ fn image(n: u8) -> ImageId {
     ImageId::of(&format!("engine:{n}")).unwrap()
 }
 
-/// Inputs that the core took, as text, from a cluster of [`lending`]'s policy on, to which what these words choose has happened.
+/// Inputs that the core took, as text, from a cluster of [`lending()`]'s policy on, to which what these words choose has happened.
 pub fn taken_inputs(words: &[u64]) -> Vec<String> {
     let mut recorded = RecordedCluster::of_three_nodes();
     words
