@@ -54,7 +54,7 @@ pub struct CdiDevice {
     pub name: ::prost::alloc::string::String,
 }
 /// Generated client implementations.
-pub(crate) mod pod_resources_lister_client {
+pub mod pod_resources_lister_client {
     #![allow(
         unused_variables,
         dead_code,
@@ -65,7 +65,7 @@ pub(crate) mod pod_resources_lister_client {
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
     #[derive(Debug, Clone)]
-    pub(crate) struct PodResourcesListerClient<T> {
+    pub struct PodResourcesListerClient<T> {
         inner: tonic::client::Grpc<T>,
     }
     impl<T> PodResourcesListerClient<T>
@@ -79,11 +79,11 @@ pub(crate) mod pod_resources_lister_client {
             let inner = tonic::client::Grpc::new(inner);
             Self { inner }
         }
-        pub(crate) fn with_origin(inner: T, origin: Uri) -> Self {
+        pub fn with_origin(inner: T, origin: Uri) -> Self {
             let inner = tonic::client::Grpc::with_origin(inner, origin);
             Self { inner }
         }
-        pub(crate) fn with_interceptor<F>(
+        pub fn with_interceptor<F>(
             inner: T,
             interceptor: F,
         ) -> PodResourcesListerClient<InterceptedService<T, F>>
@@ -107,13 +107,13 @@ pub(crate) mod pod_resources_lister_client {
         /// This requires the server to support it otherwise it might respond with an
         /// error.
         #[must_use]
-        pub(crate) fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
             self.inner = self.inner.send_compressed(encoding);
             self
         }
         /// Enable decompressing responses.
         #[must_use]
-        pub(crate) fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
             self.inner = self.inner.accept_compressed(encoding);
             self
         }
@@ -121,7 +121,7 @@ pub(crate) mod pod_resources_lister_client {
         ///
         /// Default: `4MB`
         #[must_use]
-        pub(crate) fn max_decoding_message_size(mut self, limit: usize) -> Self {
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
             self.inner = self.inner.max_decoding_message_size(limit);
             self
         }
@@ -129,7 +129,7 @@ pub(crate) mod pod_resources_lister_client {
         ///
         /// Default: `usize::MAX`
         #[must_use]
-        pub(crate) fn max_encoding_message_size(mut self, limit: usize) -> Self {
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
@@ -193,7 +193,7 @@ pub mod pod_resources_lister_server {
         pub fn new(inner: T) -> Self {
             Self::from_arc(Arc::new(inner))
         }
-        pub(crate) fn from_arc(inner: Arc<T>) -> Self {
+        pub fn from_arc(inner: Arc<T>) -> Self {
             Self {
                 inner,
                 accept_compression_encodings: Default::default(),
@@ -202,7 +202,7 @@ pub mod pod_resources_lister_server {
                 max_encoding_message_size: None,
             }
         }
-        pub(crate) fn with_interceptor<F>(
+        pub fn with_interceptor<F>(
             inner: T,
             interceptor: F,
         ) -> InterceptedService<Self, F>
@@ -213,13 +213,13 @@ pub mod pod_resources_lister_server {
         }
         /// Enable decompressing requests with the given encoding.
         #[must_use]
-        pub(crate) fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
             self.accept_compression_encodings.enable(encoding);
             self
         }
         /// Compress responses with the given encoding, if the client supports it.
         #[must_use]
-        pub(crate) fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
             self.send_compression_encodings.enable(encoding);
             self
         }
@@ -227,7 +227,7 @@ pub mod pod_resources_lister_server {
         ///
         /// Default: `4MB`
         #[must_use]
-        pub(crate) fn max_decoding_message_size(mut self, limit: usize) -> Self {
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
             self.max_decoding_message_size = Some(limit);
             self
         }
@@ -235,7 +235,7 @@ pub mod pod_resources_lister_server {
         ///
         /// Default: `usize::MAX`
         #[must_use]
-        pub(crate) fn max_encoding_message_size(mut self, limit: usize) -> Self {
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
             self.max_encoding_message_size = Some(limit);
             self
         }
@@ -337,7 +337,7 @@ pub mod pod_resources_lister_server {
         }
     }
     /// Generated gRPC service name
-    pub(crate) const SERVICE_NAME: &str = "v1.PodResourcesLister";
+    pub const SERVICE_NAME: &str = "v1.PodResourcesLister";
     impl<T> tonic::server::NamedService for PodResourcesListerServer<T> {
         const NAME: &'static str = SERVICE_NAME;
     }
