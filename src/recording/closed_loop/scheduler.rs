@@ -129,7 +129,7 @@ impl ClosedLoop<'_> {
             .filter(may_pass)
             .map(|node| node.name.as_str())
             .collect();
-        cluster.offer(request, names.into_iter(), &mut self.scores)
+        cluster.best_node(request, names.into_iter(), &mut self.scores)
     }
 
     /// Whether the pod gets GPUs there: then its Binding is written.

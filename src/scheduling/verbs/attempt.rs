@@ -25,7 +25,7 @@ impl Cluster {
     }
 
     /// Of the named nodes the one that filter ranks first. A pod that fits on none has been refused, and is the planner's.
-    pub fn offer<'a>(
+    pub fn best_node<'a>(
         &mut self,
         request: VerbRequest,
         names: impl ExactSizeIterator<Item = &'a str>,

@@ -179,7 +179,7 @@ impl Stowage {
         let names = self.names.iter().map(String::as_str);
         self.control_loop
             .books
-            .offer(request, names, &mut self.scores)
+            .best_node(request, names, &mut self.scores)
     }
 
     /// If the pod gets GPUs there, its Binding is written. Answers whether it does.
