@@ -32,14 +32,14 @@ use crate::verbs::observe::{
     DevicesReported, EngineStartObserved, FilterPod, FilterPodObserved, NodeDeleted,
     NodeImagesObserved, NodeObserved, PodDeleted, PodObserved, ReadingReported,
 };
+use crate::verbs::observe::{SliceDeleted, SliceObserved};
+use crate::verbs::observe::{StorageDeleted, StorageObserved};
 use crate::verbs::preempt::{
     LeftToPlanner, OfferedNode, PreemptAsked, PreemptDecided, PreemptDecision, preempt,
     preempt_in_full,
 };
 use crate::verbs::prioritize::{PrioritizeAsked, prioritize};
 use crate::verbs::request::VerbRequest;
-use crate::verbs::slices::{SliceDeleted, SliceObserved};
-use crate::verbs::storage::{StorageDeleted, StorageObserved};
 use crate::verbs::tick::{LeadershipBegan, PolicySet, TakeOveruse, Tick};
 use crate::verbs::wait::{
     LoansRecalled, NoPlacementFound, PodRequeued, PutBack, ReservePlaces, TakePending,
