@@ -39,7 +39,6 @@ mod needs;
 mod packing;
 mod plan_capacity;
 mod planner;
-mod planted;
 mod policy_check;
 mod process;
 mod publish;
