@@ -17,7 +17,6 @@ mod concurrency;
 mod conflicts;
 mod container_toolkit;
 mod control_plane;
-mod decisions;
 mod device_plugin;
 mod docs;
 mod dra;
