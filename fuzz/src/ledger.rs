@@ -396,7 +396,7 @@ impl LedgerRace {
                     self.oracle.see(&uid, bound);
                 }
                 self.tell_pod(&uid);
-                if amount % 2 == 0 && !is_late {
+                if amount.is_multiple_of(2) && !is_late {
                     self.answer(by, &uid);
                 }
             }
@@ -411,7 +411,7 @@ impl LedgerRace {
             (node, objects::recorded_devices(pod))
         });
         match bound {
-            None => drop(ledger.apply(PodReleased(uid.clone()))),
+            None => ledger.apply(PodReleased(uid.clone())),
             Some((Some(node), devices)) => {
                 ledger.apply(BindingWritten {
                     uid: uid.clone(),
@@ -505,7 +505,7 @@ impl LedgerRace {
         let uid = self.uid(pod);
         let gpu = |device: &Device| GpuReading {
             uuid: device.uuid.clone(),
-            used: (amount % 7 > 0).then(|| Bytes::gib(u64::from(amount % 90))),
+            used: (!amount.is_multiple_of(7)).then(|| Bytes::gib(u64::from(amount % 90))),
             attributed: vec![(uid.clone(), Bytes::gib(u64::from(amount % 50)))],
             engine_load: EngineLoad::of(Percent::new(amount % 101), Some(u32::from(amount))),
         };
@@ -544,11 +544,11 @@ impl LedgerRace {
         let annotations = pod.metadata.annotations.get_or_insert_default();
         annotations.insert(
             "karpenter.sh/do-not-disrupt".into(),
-            (amount % 4 == 0).to_string(),
+            amount.is_multiple_of(4).to_string(),
         );
         annotations.insert(
             "stowage.dev/exclusive".into(),
-            (amount % 5 == 0).to_string(),
+            amount.is_multiple_of(5).to_string(),
         );
         if amount >= 200 {
             pod.metadata.deletion_timestamp = serde_json::from_str("\"2026-01-01T00:00:00Z\"").ok();
@@ -658,7 +658,7 @@ impl LedgerRace {
         {
             match event {
                 FuzzedEvent::Pod(pod, reservation) => replica.see(&pod, reservation),
-                FuzzedEvent::Gone(uid) => drop(replica.ledger.apply(PodReleased(uid.clone()))),
+                FuzzedEvent::Gone(uid) => replica.ledger.apply(PodReleased(uid.clone())),
             }
         }
     }
