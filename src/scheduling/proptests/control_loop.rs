@@ -1,6 +1,6 @@
 //! The control loop before an API server that loses writes and answers, watches that are late, and a Lease that comes and goes.
 //!
-//! The oracle knows pods as the API server has them, and nothing of the ledger. No standby writes; no pod has two writes in
+//! The oracle knows pods as the API server has them, and nothing of the ledger. No replica that knows that it stands by writes; no pod has two writes in
 //! progress; a victim is evicted only once its preemptor's reservation is written, and is of lower priority and preemptible; no
 //! gate is lifted before the nomination is written; no GPU has more than it holds. When all writes land again, no pod stays behind
 //! the gate.
@@ -114,6 +114,8 @@ struct World {
     stored: BTreeMap<u8, StoredPod>,
     in_progress: Vec<PodWrite>,
     is_leading: bool,
+    /// It has ticked since it stopped leading. Until then whoever sends its writes refuses them.
+    knows: bool,
     epoch: i32,
 }
 
@@ -146,6 +148,7 @@ impl World {
             stored: BTreeMap::new(),
             in_progress: Vec::new(),
             is_leading: true,
+            knows: false,
             epoch: 1,
         }
     }
@@ -183,7 +186,7 @@ impl World {
         if leads == self.is_leading {
             return;
         }
-        self.is_leading = leads;
+        (self.is_leading, self.knows) = (leads, false);
         if leads {
             self.epoch += 1;
             let epoch = LeaderEpoch::new("lease", self.epoch, "nonce");
@@ -198,6 +201,7 @@ impl World {
         let is_leading = self.is_leading;
         self.control_loop
             .tick(now, is_leading, EdgeFacts::default());
+        self.knows = !is_leading;
         self.act();
     }
 
@@ -219,7 +223,10 @@ impl World {
 
     fn begin(&mut self, write: PodWrite) {
         let now = self.cluster().now();
-        assert!(self.is_leading, "a standby writes: {write:?}");
+        if !self.is_leading {
+            assert!(!self.knows, "a standby writes: {write:?}");
+            return self.refuse(write);
+        }
         let is_alone = |one: &PodWrite| one.uid() != write.uid();
         assert!(
             self.in_progress.iter().all(is_alone),
@@ -265,38 +272,41 @@ impl World {
             (Fate::LandsUnanswered | Fate::Lost, write) => {
                 self.control_loop.written(write.broken_off(), now);
             }
-            (Fate::Refused, write) => {
-                let written = Err(ControlPlaneError::Refused("no".into()));
-                let outcome = match write {
-                    PodWrite::Status {
-                        key, uid, purpose, ..
-                    } => WriteOutcome::Status {
-                        key,
-                        uid,
-                        purpose,
-                        written,
-                    },
-                    PodWrite::LiftGate {
-                        key,
-                        uid,
-                        reservation,
-                    } => WriteOutcome::GateLifted {
-                        key,
-                        uid,
-                        reservation,
-                        written,
-                    },
-                    PodWrite::Evict { key, uid, task, .. } => WriteOutcome::Evicted {
-                        key,
-                        uid,
-                        task,
-                        outcome: EvictionOutcome::TryLater { after: None },
-                    },
-                };
-                self.control_loop.written(outcome, now);
-            }
+            (Fate::Refused, write) => self.refuse(write),
         }
         self.act();
+    }
+
+    fn refuse(&mut self, write: PodWrite) {
+        let now = self.cluster().now();
+        let written = Err(ControlPlaneError::Refused("no".into()));
+        let outcome = match write {
+            PodWrite::Status {
+                key, uid, purpose, ..
+            } => WriteOutcome::Status {
+                key,
+                uid,
+                purpose,
+                written,
+            },
+            PodWrite::LiftGate {
+                key,
+                uid,
+                reservation,
+            } => WriteOutcome::GateLifted {
+                key,
+                uid,
+                reservation,
+                written,
+            },
+            PodWrite::Evict { key, uid, task, .. } => WriteOutcome::Evicted {
+                key,
+                uid,
+                task,
+                outcome: EvictionOutcome::TryLater { after: None },
+            },
+        };
+        self.control_loop.written(outcome, now);
     }
 
     fn land(&mut self, write: &PodWrite) {
@@ -427,7 +437,7 @@ impl World {
     /// From now on every write lands, every watch shows, and who is to leave goes.
     fn recover(&mut self) {
         self.lead(true);
-        for _ in 0..300 {
+        for _ in 0..100 {
             self.tick(1000);
             while let Some(write) = self.in_progress.pop() {
                 self.answer(write, Fate::Lands);
