@@ -1,7 +1,7 @@
 //! How a family of metrics is declared: its name, its help, its labels with what bounds each, and its zeros stand in one place.
 //!
 //! To add one, call a method of [`Families`] where the family's subject is declared (one file each in this folder), and run
-//! `STOWAGE_BLESS=1 cargo test --test it metrics`, which writes `docs/metrics.md` again. Two sorts:
+//! `STOWAGE_BLESS=1 cargo test --test it metrics`, which writes `docs/reference/metrics.md` again. Two sorts:
 //!
 //! - *kept* families count what happens, where it happens: [`Families::counter`] and its kin return a handle of the
 //!   `prometheus` crate;

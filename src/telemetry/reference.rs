@@ -1,4 +1,4 @@
-//! `docs/metrics.md`: every family of both pages, generated from their declarations.
+//! `docs/reference/metrics.md`: every family of both pages, generated from their declarations.
 
 use super::Metrics;
 use super::agent::AgentMetrics;
@@ -18,7 +18,7 @@ const HEAD: &str = "<!-- Generated from src/telemetry: STOWAGE_BLESS=1 cargo tes
 # Metrics
 
 Stowage has two pages for Prometheus: `/metrics` of `stowage serve`, on the operators' address of each replica, and `/metrics` of
-`stowage agent`, on each node. [Operations](operations.md#metrics) says how to scrape them and what to alert on.
+`stowage agent`, on each node. [Run day](../use/run-day.md#metrics) says how to scrape them and what to alert on.
 
 - The format is Prometheus' text, version 0.0.4, by the `prometheus` crate. OpenMetrics would add exemplars, which nothing here
   has: a decision is found by its pod, with `stowage explain`, its Events and the log.

@@ -6,9 +6,12 @@ use std::path::Path;
 fn the_manifests_in_the_docs_are_the_shipped_ones() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     for (page, manifest) in [
-        ("docs/pod-contract.md", "examples/pod.yaml"),
-        ("docs/pod-contract.md", "examples/pod-in-full.yaml"),
-        ("docs/kube-scheduler.md", "base/kube-scheduler-config.yaml"),
+        ("docs/use/pod-contract.md", "examples/pod.yaml"),
+        ("docs/use/pod-contract.md", "examples/pod-in-full.yaml"),
+        (
+            "docs/inside/kube-scheduler.md",
+            "base/kube-scheduler-config.yaml",
+        ),
     ] {
         let page_text = std::fs::read_to_string(root.join(page)).unwrap();
         let text = std::fs::read_to_string(root.join("manifests").join(manifest)).unwrap();
@@ -23,7 +26,7 @@ fn the_manifests_in_the_docs_are_the_shipped_ones() {
 #[test]
 fn the_diagnostic_in_the_docs_is_one_that_policy_check_prints() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let page = std::fs::read_to_string(root.join("docs/policies.md")).unwrap();
+    let page = std::fs::read_to_string(root.join("docs/use/policies.md")).unwrap();
     let shown = page
         .split("```text\n")
         .find(|block| block.starts_with("error["))
@@ -50,7 +53,7 @@ fn the_diagnostic_in_the_docs_is_one_that_policy_check_prints() {
 
 #[test]
 fn the_table_of_refusals_has_every_reason_why_a_node_does_not_fit() {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/troubleshooting.md");
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/use/troubleshooting.md");
     let page = std::fs::read_to_string(page).unwrap();
     let table = page
         .split("\n### Refusals\n")
@@ -117,7 +120,7 @@ fn the_docs_have_every_reason_of_an_eviction_every_event_and_every_metric() {
         |line| -> Option<&str> { str::trim(line).strip_prefix("=> (\"")?.split('"').next() };
     let reasons: Vec<&str> = evictions.lines().filter_map(reason).collect();
     assert!(reasons.len() > 8, "{reasons:?}");
-    for page in ["docs/pod-contract.md", "docs/troubleshooting.md"] {
+    for page in ["docs/use/pod-contract.md", "docs/use/troubleshooting.md"] {
         let text = read(page);
         for reason in &reasons {
             assert!(
@@ -128,15 +131,15 @@ fn the_docs_have_every_reason_of_an_eviction_every_event_and_every_metric() {
     }
     let (events, troubleshooting) = (
         read("src/kubernetes_objects/port/mod.rs"),
-        read("docs/troubleshooting.md"),
+        read("docs/use/troubleshooting.md"),
     );
     for event in quoted(&events, "Stowage").filter(|event| !event.contains(' ')) {
         assert!(
             troubleshooting.contains(&format!("`{event}`")),
-            "docs/troubleshooting.md lacks {event}"
+            "docs/use/troubleshooting.md lacks {event}"
         );
     }
-    let pages = read("docs/metrics.md");
+    let pages = read("docs/reference/metrics.md");
     // The folders in it register none.
     let files = std::fs::read_dir(root.join("src/telemetry"))
         .unwrap()
@@ -148,7 +151,7 @@ fn the_docs_have_every_reason_of_an_eviction_every_event_and_every_metric() {
         {
             assert!(
                 pages.contains(&format!("`{metric}")),
-                "docs/metrics.md lacks the metric {metric}"
+                "docs/reference/metrics.md lacks the metric {metric}"
             );
         }
     }

@@ -1,8 +1,8 @@
 //! The oracle's record: what the core was told, what it answered, and what follows by the documented rules for each GPU.
 //!
 //! Nothing here is read from the ledger. A pod's place is the one that was answered or shown, a reading is the one that was
-//! reported, and sums are added up again from the pods of a node. The arithmetic is that of `docs/operations.md` and
-//! `docs/pod-contract.md`, written a second time: a mistake would have to be made twice to pass.
+//! reported, and sums are added up again from the pods of a node. The arithmetic is that of `docs/use/run-day.md` and
+//! `docs/use/pod-contract.md`, written a second time: a mistake would have to be made twice to pass.
 
 use super::gpu_views::GpuView;
 use super::limits::EvictionRecord;

@@ -1,4 +1,4 @@
-//! The model beside published measurements; docs/fleet-simulator.md has the sources and prints the same figures.
+//! The model beside published measurements; docs/inside/fleet-simulator.md has the sources and prints the same figures.
 //!
 //! Times per token and throughputs are held within [`RATES`], times to first token, which depend on the client and on how
 //! requests happen to meet, within [`FIRST_TOKENS`].
@@ -12,7 +12,7 @@ const FIRST_TOKENS: f64 = 0.40;
 
 const PAGE: &str = include_str!(concat!(
     env!("CARGO_WORKSPACE_DIR"),
-    "/docs/fleet-simulator.md"
+    "/docs/inside/fleet-simulator.md"
 ));
 
 /// Requests of ShareGPT in Llama's tokens, as a run of the same benchmark reports them: prompt and output.
@@ -70,7 +70,7 @@ fn check(figures: &[Figure]) {
     );
     assert!(
         missing.is_empty(),
-        "docs/fleet-simulator.md lacks:\n{missing}"
+        "docs/inside/fleet-simulator.md lacks:\n{missing}"
     );
 }
 

@@ -60,7 +60,7 @@ impl Run {
         self.tally.latencies.ttft.quantile_s(share).unwrap()
     }
 
-    /// A row of docs/fleet-simulator.md.
+    /// A row of docs/inside/fleet-simulator.md.
     fn row(&self, traffic: &str, scaler: &str) -> String {
         let tally = &self.tally;
         format!(
@@ -118,7 +118,7 @@ const CODE: RequestSize = RequestSize::CODE;
 fn check_page(rows: &[String]) {
     const PAGE: &str = include_str!(concat!(
         env!("CARGO_WORKSPACE_DIR"),
-        "/docs/fleet-simulator.md"
+        "/docs/inside/fleet-simulator.md"
     ));
     let missing: Vec<&str> = rows
         .iter()
@@ -127,7 +127,7 @@ fn check_page(rows: &[String]) {
         .collect();
     assert!(
         missing.is_empty(),
-        "docs/fleet-simulator.md lacks:\n{}",
+        "docs/inside/fleet-simulator.md lacks:\n{}",
         missing.join("\n")
     );
 }
