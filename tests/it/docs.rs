@@ -6,6 +6,7 @@ mod engines;
 mod excerpts;
 mod links;
 mod markdown;
+mod shown;
 
 use markdown::Page;
 use std::path::{Path, PathBuf};
