@@ -249,23 +249,6 @@ impl Family {
             })
         })
     }
-
-    /// The unit, which by Prometheus' conventions is in the name.
-    pub fn unit(&self) -> &'static str {
-        const UNITS: [(&str, &str); 6] = [
-            ("_seconds", "seconds"),
-            ("_bytes", "bytes"),
-            ("_celsius", "degrees Celsius"),
-            ("_watts", "watts"),
-            ("_ratio", "ratio"),
-            ("_per_second", "per second"),
-        ];
-        let name = self.name.strip_suffix("_total").unwrap_or(&self.name);
-        UNITS
-            .iter()
-            .find(|(suffix, _)| name.ends_with(suffix))
-            .map_or("", |(_, unit)| unit)
-    }
 }
 
 impl FamilyKind {

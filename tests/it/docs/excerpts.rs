@@ -3,22 +3,31 @@
 use std::path::Path;
 
 #[test]
-fn the_manifests_in_the_docs_are_the_shipped_ones() {
+fn the_pod_in_the_contract_is_the_shipped_one() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    for (page, manifest) in [
-        ("docs/use/pod-contract.md", "examples/pod.yaml"),
-        ("docs/use/pod-contract.md", "examples/pod-in-full.yaml"),
-        (
-            "docs/inside/kube-scheduler.md",
-            "base/kube-scheduler-config.yaml",
-        ),
-    ] {
-        let page_text = std::fs::read_to_string(root.join(page)).unwrap();
-        let text = std::fs::read_to_string(root.join("manifests").join(manifest)).unwrap();
-        let shown = format!("```yaml\n{}\n```", text.trim_end());
+    let page = std::fs::read_to_string(root.join("docs/use/pod-contract.md")).unwrap();
+    let pod = std::fs::read_to_string(root.join("manifests/examples/pod.yaml")).unwrap();
+    let shown = format!("```yaml\n{}\n```", pod.trim_end());
+    assert!(page.contains(&shown), "the page does not show it as it is");
+}
+
+#[test]
+fn the_settings_of_the_scheduler_that_must_not_change_are_shipped_so() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = std::fs::read_to_string(root.join("docs/inside/kube-scheduler.md")).unwrap();
+    let shipped = root.join("manifests/base/kube-scheduler-config.yaml");
+    let shipped = std::fs::read_to_string(shipped).unwrap();
+    let table = page.split("Do not change these:").nth(1).unwrap();
+    let table = table.split("\n## ").next().unwrap();
+    let settings: Vec<&str> = table
+        .lines()
+        .filter_map(|row| row.strip_prefix("| `")?.split('`').next())
+        .collect();
+    assert!(settings.len() > 4, "{settings:?}");
+    for setting in settings {
         assert!(
-            page_text.contains(&shown),
-            "{page} does not show manifests/{manifest} as it is"
+            shipped.lines().any(|line| line.trim() == setting),
+            "{setting}"
         );
     }
 }
@@ -53,7 +62,7 @@ fn the_diagnostic_in_the_docs_is_one_that_policy_check_prints() {
 
 #[test]
 fn the_table_of_refusals_has_every_reason_why_a_node_does_not_fit() {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/use/troubleshooting.md");
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reference/reasons.md");
     let page = std::fs::read_to_string(page).unwrap();
     let table = page
         .split("\n### Refusals\n")
@@ -120,23 +129,13 @@ fn the_docs_have_every_reason_of_an_eviction_every_event_and_every_metric() {
         |line| -> Option<&str> { str::trim(line).strip_prefix("=> (\"")?.split('"').next() };
     let reasons: Vec<&str> = evictions.lines().filter_map(reason).collect();
     assert!(reasons.len() > 8, "{reasons:?}");
-    for page in ["docs/use/pod-contract.md", "docs/use/troubleshooting.md"] {
-        let text = read(page);
-        for reason in &reasons {
-            assert!(
-                text.contains(&format!("`{reason}`")),
-                "{page} lacks the reason {reason}"
-            );
-        }
-    }
-    let (events, troubleshooting) = (
-        read("src/kubernetes_objects/port/mod.rs"),
-        read("docs/use/troubleshooting.md"),
-    );
-    for event in quoted(&events, "Stowage").filter(|event| !event.contains(' ')) {
+    let page = read("docs/reference/reasons.md");
+    let events = read("src/kubernetes_objects/port/mod.rs");
+    let events = quoted(&events, "Stowage").filter(|event| !event.contains(' '));
+    for reason in reasons.into_iter().chain(events) {
         assert!(
-            troubleshooting.contains(&format!("`{event}`")),
-            "docs/use/troubleshooting.md lacks {event}"
+            page.contains(&format!("`{reason}`")),
+            "docs/reference/reasons.md lacks {reason}"
         );
     }
     let pages = read("docs/reference/metrics.md");

@@ -1,4 +1,5 @@
-//! What a block of commands shows and no test runs: its commands and flags exist, and so do the files and benches that it names.
+//! What a block shows and no test runs: commands and flags exist, and so do the files and benches that they name; a policy is
+//! sound.
 
 use super::markdown::{Fence, Page};
 use super::{pages, root};
@@ -49,6 +50,52 @@ fn every_command_flag_and_file_that_a_page_shows_exists() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(checked > 100, "only {checked} commands were found");
+}
+
+/// With which a part of a policy may begin, as pages show it.
+const SECTIONS: [&str; 8] = [
+    "autoscaling:",
+    "classes:",
+    "conflicts:",
+    "mode:",
+    "nodePools:",
+    "planning:",
+    "scoring:",
+    "tenants:",
+];
+
+#[test]
+fn every_policy_that_a_page_shows_is_sound() {
+    let mut checked = 0;
+    for page in pages() {
+        for fence in page.fences() {
+            let lines: Vec<&str> = fence.lines.iter().map(|(_, line)| *line).collect();
+            let first = lines.first().copied().unwrap_or_default();
+            let text = lines.join("\n");
+            let policy = if text.contains("\nkind: SchedulingPolicy\n") {
+                text
+            } else if SECTIONS.iter().any(|section| first.starts_with(section)) {
+                format!("apiVersion: stowage.dev/v1alpha1\nkind: SchedulingPolicy\n{text}")
+            } else {
+                continue;
+            };
+            checked += 1;
+            let folder = tempfile::tempdir().unwrap();
+            let file = folder.path().join("policy.yaml");
+            std::fs::write(&file, policy).unwrap();
+            let mut stowage = Command::new(env!("CARGO_BIN_EXE_stowage"));
+            let output = stowage.args(["policy", "check"]).arg(&file);
+            let output = output.output().unwrap();
+            assert!(
+                output.status.success(),
+                "{}:{}: {}",
+                page.file.display(),
+                fence.line,
+                String::from_utf8_lossy(&output.stdout)
+            );
+        }
+    }
+    assert!(checked > 8, "only {checked} policies were found");
 }
 
 /// The lines of the page's shell blocks, without what they write to files.
