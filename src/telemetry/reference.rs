@@ -25,7 +25,7 @@ day](../use/install-day.md#monitoring) how to scrape.
 - A name says its unit. A family whose labels have known values is there from the start, at zero; one about nodes, GPUs, classes,
   tenants or models has a series for each that there is now. An unknown value has no series, because zero is a value.
 - Each replica has all families. Take those about the cluster from the leader (`stowage_leader == 1`), or their maximum. Sum counters
-  of decisions and writes: they rise where these are made. `process_…` are Prometheus' own.
+  of decisions and writes: they rise where these are made.
 ";
 
 const SERVE: &str = "
@@ -42,11 +42,7 @@ With `--metrics-listen`. The names in brackets are fields of NVIDIA's DCGM expor
 
 fn section(text: &mut String, head: &str, families: &Families) {
     text.push_str(head);
-    let all = families.all().iter().map(|family| &**family);
-    // Prometheus' own, which every exporter has.
-    let mut all: Vec<&Family> = all
-        .filter(|family| !family.name.starts_with("process_"))
-        .collect();
+    let mut all: Vec<&Family> = families.all().iter().map(|family| &**family).collect();
     all.sort_by(|one, other| one.name.cmp(&other.name));
     let shared = shared(&all);
     text.push_str("\nLabels of several families:");

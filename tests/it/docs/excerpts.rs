@@ -3,12 +3,17 @@
 use std::path::Path;
 
 #[test]
-fn the_pod_in_the_contract_is_the_shipped_one() {
+fn the_two_lines_of_the_readmes_pod_that_are_stowages_are_those_of_the_shipped_pod() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let page = std::fs::read_to_string(root.join("docs/use/pod-contract.md")).unwrap();
-    let pod = std::fs::read_to_string(root.join("manifests/examples/pod.yaml")).unwrap();
-    let shown = format!("```yaml\n{}\n```", pod.trim_end());
-    assert!(page.contains(&shown), "the page does not show it as it is");
+    for file in ["README.md", "manifests/examples/pod.yaml"] {
+        let text = std::fs::read_to_string(root.join(file)).unwrap();
+        for line in [
+            "stowage.dev/vram: 40Gi",
+            "--gpu-memory-utilization=$(GPU_MEMORY_FRACTION)",
+        ] {
+            assert!(text.contains(line), "{file} lacks {line}");
+        }
+    }
 }
 
 #[test]

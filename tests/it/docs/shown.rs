@@ -68,7 +68,8 @@ const SECTIONS: [&str; 8] = [
 fn every_policy_that_a_page_shows_is_sound() {
     let mut checked = 0;
     for page in pages() {
-        for fence in page.fences() {
+        let fences = page.fences().into_iter();
+        for fence in fences.filter(|fence| fence.info == "yaml") {
             let lines: Vec<&str> = fence.lines.iter().map(|(_, line)| *line).collect();
             let first = lines.first().copied().unwrap_or_default();
             let text = lines.join("\n");
