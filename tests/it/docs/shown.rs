@@ -177,7 +177,7 @@ fn missing(words: &[&str], helps: &mut Helps) -> impl Iterator<Item = String> + 
 struct Helps(BTreeMap<Vec<String>, String>);
 
 impl Helps {
-    fn of(&mut self, command: &[&str]) -> &str {
+    fn help(&mut self, command: &[&str]) -> &str {
         let key: Vec<String> = command.iter().map(|word| (*word).to_owned()).collect();
         self.0.entry(key).or_insert_with(|| {
             let mut stowage = Command::new(env!("CARGO_BIN_EXE_stowage"));
@@ -190,7 +190,7 @@ impl Helps {
     fn missing(&mut self, arguments: &[&str]) -> Vec<String> {
         let mut depth = 0;
         while depth < arguments.len() {
-            let help = self.of(&arguments[..depth]);
+            let help = self.help(&arguments[..depth]);
             let Some((_, list)) = help.split_once("\nCommands:\n") else {
                 break;
             };
@@ -202,7 +202,7 @@ impl Helps {
                 unknown => return vec![format!("command {unknown}")],
             }
         }
-        let help = self.of(&arguments[..depth]);
+        let help = self.help(&arguments[..depth]);
         let words: Vec<&str> = help
             .split(|c: char| !(c == '-' || c.is_ascii_alphanumeric()))
             .collect();
