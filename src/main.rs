@@ -3,13 +3,13 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 use stowage::cli::{Cli, is_of_broken_pipe};
-use tikv_jemallocator::Jemalloc;
 
 /// jemalloc, because it returns free memory to the kernel, and does so on threads of its own. mimalloc did it on the thread that
 /// frees or allocates next: after a change of policy, which frees a gigabyte in a very large cluster, a request waited for that.
 /// glibc's allocator kept what reports of 0.9 MB had taken.
+#[cfg(feature = "jemalloc")]
 #[global_allocator]
-static ALLOCATOR: Jemalloc = Jemalloc;
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// The exit code that a shell gives a command that SIGPIPE ended.
 const BROKEN_PIPE: u8 = 141;

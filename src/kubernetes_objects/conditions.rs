@@ -3,11 +3,11 @@
 //! Texts and shapes only. Which of them are written, and when, is decided elsewhere.
 
 use super::{REQUEUED_CONDITION, RESERVED_CONDITION};
-use crate::port::{EvictionCondition, PlanState, WakeAnswer};
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 use std::sync::Arc;
+use stowage_scheduling::control_loop::{EvictionCondition, PlanState, WakeAnswer};
 use stowage_scheduling::ids::{NodeName, PodKey};
 
 /// The scheduling gate under which a pod waits for the planner.
@@ -154,7 +154,7 @@ pub fn disruption_target_condition(mark: &EvictionCondition, victim: &PodKey) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::port::EvictionReason;
+    use stowage_scheduling::control_loop::EvictionReason;
 
     fn pod(spec: Value) -> Pod {
         serde_json::from_value(json!({ "metadata": {}, "spec": spec })).unwrap()

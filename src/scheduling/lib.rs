@@ -18,6 +18,7 @@
 //! - [`autoscaling`]: how many replicas the load of each model asks for.
 //! - [`audit`]: the ledger against itself, and bound pods against each other.
 //! - [`verbs`]: the entry point: every change as an input, and kube-scheduler's four verbs as functions.
+//! - [`mod@control_loop`]: what happens around the verbs and the planner, sans I/O: events and the time in, acts out.
 //! - [`explaining`]: why a pod is where it is, and what would have to change.
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
@@ -25,6 +26,7 @@
 pub mod audit;
 pub mod autoscaling;
 pub mod coded;
+pub mod control_loop;
 pub mod engines;
 pub mod evicting;
 pub mod explaining;

@@ -2,7 +2,7 @@
 
 use super::family::{Families, known, open};
 use prometheus::{Gauge, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
-use stowage_kubernetes_objects::port::{EvictionReason, PodEventReason};
+use stowage_scheduling::control_loop::{EvictionReason, PodEventReason};
 
 /// Resources that are watched.
 const WATCHED: [&str; 8] = [

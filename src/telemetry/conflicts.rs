@@ -2,8 +2,8 @@
 
 use super::family::{Families, known};
 use prometheus::{IntCounterVec, IntGauge, IntGaugeVec};
-use stowage_kubernetes_objects::port::EvictionOutcome;
 use stowage_scheduling::audit::conflicts::{AuditRound, Conflicts, GpuConflictKind};
+use stowage_scheduling::control_loop::EvictionOutcome;
 
 pub struct ConflictMetrics {
     /// Current conflicts, by kind.

@@ -2,7 +2,7 @@
 
 use super::family::{Families, known};
 use prometheus::{IntCounter, IntCounterVec, IntGauge};
-use stowage_kubernetes_objects::port::EvictionOutcome;
+use stowage_scheduling::control_loop::EvictionOutcome;
 
 pub struct LendingMetrics {
     /// Pods that have asked to wake and are not told yet that they may.

@@ -5,13 +5,14 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 use stowage_kubernetes_objects as objects;
+use stowage_kubernetes_objects::port::ControlPlane;
 use stowage_kubernetes_objects::port::WriteTimes;
-use stowage_kubernetes_objects::port::{
-    ControlPlane, ControlPlaneError, EvictionCondition, EvictionOutcome, EvictionReason, PlanState,
-    PodEvent, PodEventReason, StatusChange,
-};
 use stowage_lab::demo::api_server::ApiServer;
 use stowage_lab::demo::api_server::faults::{InjectedFault, Operation};
+use stowage_scheduling::control_loop::{
+    ControlPlaneError, EvictionCondition, EvictionOutcome, EvictionReason, PlanState, PodEvent,
+    PodEventReason, StatusChange,
+};
 use stowage_scheduling::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use stowage_scheduling::policy::{Class, Policy, Protection};
 use stowage_scheduling::units::Millis;

@@ -8,9 +8,8 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use stowage_kubernetes_objects::binding;
-use stowage_kubernetes_objects::port::{
-    BindOutcome, ControlPlaneError, PodEventReason, PodOnRecord,
-};
+use stowage_kubernetes_objects::port::BindOutcome;
+use stowage_scheduling::control_loop::{ControlPlaneError, PodEventReason, PodOnRecord};
 use stowage_scheduling::ids::{GpuUuid, LeaderEpoch, NodeName, PodUid};
 use stowage_scheduling::ledger::PodPhase;
 use stowage_scheduling::units::Bytes;

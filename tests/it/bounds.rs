@@ -108,6 +108,10 @@ fn wordy(name: &str, entries: usize) -> Value {
 }
 
 #[test]
+#[cfg_attr(
+    not(feature = "jemalloc"),
+    ignore = "measures memory: needs the image's allocator, `--features jemalloc`"
+)]
 fn a_replica_goes_on_deciding_whatever_a_tenant_writes() {
     let world = AgentNode::of([]);
     for n in 0..16 {
@@ -180,6 +184,10 @@ fn a_replica_goes_on_deciding_whatever_a_tenant_writes() {
 }
 
 #[test]
+#[cfg_attr(
+    not(feature = "jemalloc"),
+    ignore = "measures memory: needs the image's allocator, `--features jemalloc`"
+)]
 fn an_agent_goes_on_reporting_whatever_pods_and_models_are_on_its_node() {
     let world = AgentNode::of([gpu("a")]);
     let cache = world.folder().join("hub");

@@ -11,12 +11,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use stowage_kubernetes_objects::port::WriteTimes;
-use stowage_kubernetes_objects::port::{
-    BindOrder, BindOutcome, ControlPlane, PodEvent, PodEventReason, StatusChange,
-};
+use stowage_kubernetes_objects::port::{BindOrder, BindOutcome, ControlPlane};
 use stowage_lab::demo::api_server::ApiServer;
 use stowage_lab::demo::api_server::faults::{InjectedFault, Operation};
 use stowage_scheduling::audit::ledger::audit;
+use stowage_scheduling::control_loop::{PodEvent, PodEventReason, StatusChange};
 use stowage_scheduling::ids::{GpuUuid, NodeName, PodUid};
 use stowage_scheduling::ledger::{PodPhase, PodState};
 use stowage_scheduling::units::{Bytes, Millis, Moment};

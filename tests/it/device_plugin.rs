@@ -4,8 +4,8 @@
 use crate::served::{Served, ServedCluster, pod, preempt_args, priority, uid_of, without_engines};
 use serde_json::{Value, json};
 use stowage_kubernetes_objects as objects;
-use stowage_kubernetes_objects::port::PodEventReason;
 use stowage_scheduling::audit::ledger::audit;
+use stowage_scheduling::control_loop::PodEventReason;
 use stowage_scheduling::ids::LeaderEpoch;
 use stowage_scheduling::ids::NodeName;
 use stowage_scheduling::policy::{Policy, Pool, Tenant};

@@ -9,7 +9,8 @@ use crate::served::{
 use serde_json::{Value, json};
 use std::net::TcpStream;
 use std::time::Duration;
-use stowage_kubernetes_objects::port::{BindOutcome, PodEventReason};
+use stowage_kubernetes_objects::port::BindOutcome;
+use stowage_scheduling::control_loop::PodEventReason;
 use stowage_server::extender::request::RequestLimits;
 use stowage_server::service::Tenure;
 

@@ -6,7 +6,8 @@ use crate::served::{
     priority, report, uid_of,
 };
 use serde_json::{Value, json};
-use stowage_kubernetes_objects::port::{BindOutcome, PodEventReason};
+use stowage_kubernetes_objects::port::BindOutcome;
+use stowage_scheduling::control_loop::PodEventReason;
 use stowage_scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, PodPhase};
 use stowage_scheduling::units::{Bytes, Millis, Moment};
 use stowage_scheduling::verbs::observe::PodObserved;

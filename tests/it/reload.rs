@@ -15,7 +15,7 @@ use std::fs;
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use stowage_kubernetes_objects::port::PodEventReason;
+use stowage_scheduling::control_loop::PodEventReason;
 use stowage_scheduling::ids::{PodKey, PodUid};
 use stowage_scheduling::policy::Digest;
 use stowage_scheduling::verbs::prioritize::PrioritizeAsked;

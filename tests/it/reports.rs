@@ -5,7 +5,7 @@ use crate::served::{
     GPU_BYTES, Served, ServedCluster, args, gpu_report, node, on, over, pod, report,
 };
 use serde_json::{Value, json};
-use stowage_kubernetes_objects::port::PodEventReason;
+use stowage_scheduling::control_loop::PodEventReason;
 use stowage_scheduling::units::Bytes;
 use stowage_server::service::Tenure;
 

@@ -19,11 +19,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 use stowage_kubernetes_objects::port::{
-    AgentAuthority, BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome,
-    EvictionReason, IsDue, PageAuthority, PodEvent, PodEventReason, PodOnRecord, ReservationChange,
-    StatusChange,
+    AgentAuthority, BindOrder, BindOutcome, ControlPlane, IsDue, PageAuthority,
 };
 use stowage_scheduling::audit::ledger::audit;
+use stowage_scheduling::control_loop::{
+    ControlPlaneError, EvictionOutcome, EvictionReason, PodEvent, PodEventReason, PodOnRecord,
+    ReservationChange, StatusChange,
+};
 use stowage_scheduling::ids::{PodKey, PodUid};
 use stowage_scheduling::ledger::{PodPhase, PodState};
 use stowage_scheduling::policy::Policy;

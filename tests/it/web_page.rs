@@ -14,7 +14,7 @@ use crate::served::{
     uid_of, without_engines,
 };
 use serde_json::{Value, json};
-use stowage_kubernetes_objects::port::{PodEvent, PodEventReason};
+use stowage_scheduling::control_loop::{PodEvent, PodEventReason};
 use stowage_scheduling::policy::{Policy, Tenant};
 use stowage_scheduling::units::Bytes;
 use stowage_scheduling::vocabulary::cluster_share::TenantUsage;

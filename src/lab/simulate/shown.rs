@@ -2,18 +2,16 @@
 //! Each simulation says which; how they are said is this module's.
 
 use std::sync::Arc;
-use stowage_scheduling::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
+use stowage_scheduling::ids::{GpuModel, GpuUuid, PodKey, PodUid};
 use stowage_scheduling::ledger::{ObservedPhase, PodObservation};
 use stowage_scheduling::policy::Policy;
 use stowage_scheduling::units::Bytes;
 use stowage_scheduling::verbs::Cluster;
-use stowage_scheduling::verbs::bind::{BindAnswer, BindAsked};
 use stowage_scheduling::verbs::observe::{BudgetsVisible, DevicesReported, NodeObserved};
 use stowage_scheduling::vocabulary::demand::Demand;
 use stowage_scheduling::vocabulary::disruption_budget::BudgetVisibility;
 use stowage_scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
 use stowage_scheduling::vocabulary::gpu::{Device, Health};
-use stowage_scheduling::vocabulary::placement::Placement;
 
 /// What all GPUs of a node are.
 #[derive(Debug, Clone, Copy)]
@@ -77,15 +75,5 @@ pub fn pod(
         demand,
         state,
         observed: Some(observed),
-    }
-}
-
-/// What the pod gets on the node, as kube-scheduler's bind request is answered; `None` if it does not fit, or is bound. The
-/// Binding is still to be written.
-pub fn allocate(cluster: &mut Cluster, uid: &PodUid, node: &NodeName) -> Option<Placement> {
-    let asked = BindAsked::of(cluster, uid, node)?;
-    match cluster.apply(asked) {
-        Ok(BindAnswer::Write(decision)) => Some(decision.placement),
-        Ok(BindAnswer::AlreadyBound) | Err(_) => None,
     }
 }

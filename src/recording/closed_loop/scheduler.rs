@@ -1,27 +1,20 @@
-//! What Stowage decides in a loop, by the functions that decide in the service: `filter` and `bind` for a pod that is asked about,
-//! the planner's run for pods that wait, and relief for engines under pressure.
+//! What Stowage decides in a loop, as the service decides it: the verbs for a pod that is asked about, and the core's control loop
+//! for all that wait. Here is only what the API server and kube-scheduler make of it.
 
 use super::demand::RecordedBinding;
 use super::stage::{ClosedLoop, Event, ROUND};
-use std::collections::BTreeSet;
+use stowage_scheduling::control_loop::{EdgeFacts, NominationChange, PodWrite};
 use stowage_scheduling::ids::{NodeName, PodUid};
 use stowage_scheduling::kube_filters::{AssumedNodeChange, FilterReason, FilterVerdict};
-use stowage_scheduling::ledger::ObservedWaiting;
+use stowage_scheduling::ledger::SchedulingGate;
 use stowage_scheduling::placing::learned::PackingModel;
-use stowage_scheduling::planning::{PlanStep, PlannedPlacement, loans_to_end, plan};
 use stowage_scheduling::units::Millis;
-use stowage_scheduling::verbs::bind::{BindAnswer, BindAsked};
 use stowage_scheduling::verbs::binding::{BindingAnswer, BindingAnswered, BindingStage};
-use stowage_scheduling::verbs::filter::{self, FilterAsked};
-use stowage_scheduling::verbs::request::VerbRequest;
-use stowage_scheduling::verbs::tick::{PackingModelLearned, Tick};
-use stowage_scheduling::verbs::wait::{
-    EvictionsOrdered, NoPlacementFound, PodEvicted, PodRequeued, ReservePlaces, TakePending,
-};
+use stowage_scheduling::verbs::tick::PackingModelLearned;
 use stowage_scheduling::vocabulary::node::Node;
 
-/// Pods of one planning run.
-const PODS_PER_RUN: usize = 2048;
+/// The service ticks this often in a round. What follows from a write follows in a later tick.
+const TICKS_OF_ROUND: usize = 5;
 /// A soft reservation lasts no longer: a Binding that took more was about more than this question.
 const LONGEST_DELAY: Millis = Millis::seconds(2);
 
@@ -47,43 +40,76 @@ impl ClosedLoop<'_> {
         }
     }
 
-    /// What is done once a second: what is due, relief, the planner's run, and learning.
+    /// What is done in a second: what is due, the planner's runs and what follows from them, and learning.
     pub(super) fn round(&mut self) {
         let now = self.now();
-        self.cluster.apply(Tick {
-            now,
-            is_leading: true,
-        });
-        self.relieve();
-        let over = loans_to_end(&self.cluster, &self.ordered, &BTreeSet::new());
-        over.into_iter().for_each(|loan| self.evict(&loan.uid));
-        self.plan();
-        if let Some(history) = self.cluster.demand_to_learn() {
-            let snapshot = self.cluster.snapshot();
+        for _ in 0..TICKS_OF_ROUND {
+            self.control_loop.tick(now, true, EdgeFacts::default());
+            if !self.carry_out() {
+                break;
+            }
+        }
+        let cluster = &mut self.control_loop.books;
+        if let Some(history) = cluster.demand_to_learn() {
+            let snapshot = cluster.snapshot();
             let model = PackingModel::learn(&history, snapshot.nodes().iter().map(Node::node_gpus));
             drop(snapshot);
-            self.cluster.apply(PackingModelLearned(model));
+            cluster.apply(PackingModelLearned(model));
+        }
+    }
+
+    /// Each write lands at once. Answers whether there was one.
+    fn carry_out(&mut self) -> bool {
+        let (now, mut is_written) = (self.now(), false);
+        while let Some(write) = self.control_loop.next_write(now) {
+            is_written = true;
+            self.land(&write);
+            self.control_loop.landed(write, now);
+        }
+        is_written
+    }
+
+    /// What the API server and kube-scheduler make of a write.
+    fn land(&mut self, write: &PodWrite) {
+        match write {
+            PodWrite::Status { uid, change, .. } => {
+                let Some(pod) = self.pods.get_mut(uid) else {
+                    return;
+                };
+                match &change.nomination {
+                    Some(NominationChange::To(node)) => pod.nominated = Some(node.clone()),
+                    Some(NominationChange::Cleared) => pod.nominated = None,
+                    None => {}
+                }
+                self.show_waiting(uid);
+                if change.touch.is_some() {
+                    self.retry(uid);
+                }
+            }
+            PodWrite::LiftGate { uid, .. } => {
+                if let Some(pod) = self.pods.get_mut(uid) {
+                    pod.gate = SchedulingGate::Open;
+                    self.show_waiting(uid);
+                    self.retry(uid);
+                }
+            }
+            PodWrite::Evict { uid, .. } => self.leave(uid),
+        }
+    }
+
+    /// kube-scheduler tries a pod again: on the node to which it is nominated, and else on any.
+    fn retry(&mut self, uid: &PodUid) {
+        let nominated = self.pods.get(uid).and_then(|pod| pod.nominated.clone());
+        if !nominated.is_some_and(|node| self.bind(uid, &node)) {
+            self.ask(uid);
         }
     }
 
     /// The node that filter ranks first, of those that kube-scheduler's own filters accept; `None` if the pod fits nowhere.
     fn best(&mut self, uid: &PodUid) -> Option<NodeName> {
-        let state = self.cluster.pod_state(uid)?;
-        let reservation = state.reservation().cloned();
-        let waiting = ObservedWaiting {
-            reservation,
-            ..ObservedWaiting::default()
-        };
-        let (key, demand) = (state.key.clone(), state.demand.clone());
-        let request = VerbRequest {
-            uid: uid.clone(),
-            key,
-            demand,
-            waiting,
-            disruption: None,
-        };
-        let view = self.cluster.apply(FilterAsked(request));
-        let filters = self.cluster.kube_filters().snapshot();
+        let cluster = &mut self.control_loop.books;
+        let request = cluster.request_of(uid)?;
+        let (snapshot, filters) = (cluster.snapshot(), cluster.kube_filters().snapshot());
         let query = filters
             .wants(uid)
             .map(|wants| filters.ask(Some(uid), wants));
@@ -97,36 +123,23 @@ impl ClosedLoop<'_> {
                 Some(FilterVerdict::Rejects(why)) => why == FilterReason::UnknownNode,
             }
         };
-        let names: Vec<&str> = view
-            .snapshot
+        let names: Vec<&str> = snapshot
             .nodes()
             .iter()
             .filter(may_pass)
             .map(|node| node.name.as_str())
             .collect();
-        let mut scores = self
-            .scores
-            .take(&view.snapshot, &view.request.demand, &view.policy);
-        let list = filter::filter(&view, names.iter().copied(), &mut scores);
-        self.scores.put(scores);
-        let Some(best) = list.best.first() else {
-            self.cluster.apply(filter::refused(&view, &list));
-            return None;
-        };
-        self.cluster.apply(filter::offered(&view, best));
-        Some(view.snapshot.nodes()[best.node].name.clone())
+        cluster.best_node(request, names.into_iter(), &mut self.scores)
     }
 
     /// Whether the pod gets GPUs there: then its Binding is written.
     fn bind(&mut self, uid: &PodUid, node: &NodeName) -> bool {
-        let Some(asked) = BindAsked::of(&self.cluster, uid, node) else {
-            return false;
-        };
-        let Ok(BindAnswer::Write(decision)) = self.cluster.apply(asked) else {
+        let cluster = &mut self.control_loop.books;
+        let Some(decision) = cluster.allocate(uid, node) else {
             return false;
         };
         let (placement, devices) = (decision.placement.clone(), decision.placement.recorded());
-        self.cluster.apply(BindingAnswered {
+        cluster.apply(BindingAnswered {
             uid: uid.clone(),
             placement,
             stage: BindingStage::Request {
@@ -146,80 +159,5 @@ impl ClosedLoop<'_> {
         }
         self.settle(uid, node.clone(), devices);
         true
-    }
-
-    /// The planner's run, and what follows from each reservation.
-    fn plan(&mut self) {
-        let pending = self.cluster.apply(TakePending {
-            limit: PODS_PER_RUN,
-        });
-        if !pending.is_empty() {
-            let kube_filters = self.cluster.kube_filters().snapshot();
-            let generation = self.cluster.generation();
-            for step in plan(self.cluster.scratch(), &kube_filters, &pending) {
-                match step {
-                    PlanStep::Place(places) => self.reserve(places, generation),
-                    PlanStep::Wake { uid, .. } => {
-                        self.cluster.apply(PodRequeued(uid.clone()));
-                        self.ask(&uid);
-                    }
-                    PlanStep::Wait { uid, .. } => {
-                        self.cluster.apply(NoPlacementFound { uid, generation })
-                    }
-                }
-            }
-        }
-        for held in self
-            .cluster
-            .reservation_status()
-            .into_iter()
-            .filter(|held| held.is_free)
-        {
-            self.bind(&held.uid, &held.reservation.node);
-        }
-    }
-
-    fn reserve(&mut self, places: Vec<PlannedPlacement>, generation: u64) {
-        if self
-            .cluster
-            .apply(ReservePlaces {
-                places: places.clone(),
-                generation,
-            })
-            .is_err()
-        {
-            return;
-        }
-        for place in places {
-            let remaining = self
-                .cluster
-                .reservation_of(&place.uid)
-                .map(|status| status.remaining);
-            // Of the others nothing but their memory is there.
-            remaining
-                .iter()
-                .flatten()
-                .for_each(|victim| self.evict(&victim.uid));
-        }
-    }
-
-    fn evict(&mut self, victim: &PodUid) {
-        if !self.cluster.is_leaving(victim) && self.ordered.insert(victim.clone()) {
-            self.cluster.apply(PodEvicted(victim.clone()));
-            self.leave(victim);
-        }
-    }
-
-    /// Evicts neighbors of engines under pressure.
-    fn relieve(&mut self) {
-        for relief in self.pressure.look(&self.cluster, &BTreeSet::new()) {
-            if self.cluster.may_order(std::slice::from_ref(&relief.uid))
-                && !self.ordered.contains(&relief.uid)
-            {
-                self.cluster
-                    .apply(EvictionsOrdered(vec![relief.uid.clone()]));
-                self.evict(&relief.uid);
-            }
-        }
     }
 }

@@ -11,13 +11,13 @@ use jiff::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use stowage_policy_file::windows::TimeZones;
+use stowage_scheduling::control_loop::ControlLoop;
 use stowage_scheduling::ids::{GpuUuid, NodeName, PodUid};
 use stowage_scheduling::kube_filters::NodeFootprint;
 use stowage_scheduling::ledger::{
     LoadError, ObservedPhase, ObservedWaiting, PodObservation, PodState, SchedulingGate,
 };
 use stowage_scheduling::placing::score_cache::ScoreCache;
-use stowage_scheduling::planning::PressureWatch;
 use stowage_scheduling::policy::{Digest, Policy};
 use stowage_scheduling::units::{Millis, Moment};
 use stowage_scheduling::verbs::binding::BindingWritten;
@@ -70,7 +70,8 @@ pub(super) struct LoopPod<'d> {
     returns: u32,
     /// Since when it waits; `None` before kube-scheduler, or the planner, sees it.
     pub came: Option<Moment>,
-    gate: SchedulingGate,
+    pub gate: SchedulingGate,
+    pub nominated: Option<NodeName>,
     pub place: Option<LoopPlace>,
     is_leaving: bool,
     /// For how long pods before it ran.
@@ -87,13 +88,10 @@ pub(super) struct LoopPlace {
 /// A loop that is being played.
 #[derive(Debug)]
 pub(crate) struct ClosedLoop<'d> {
-    pub(super) cluster: Cluster,
+    pub(super) control_loop: ControlLoop<Cluster>,
     pub tally: Tally,
     pub(super) pods: BTreeMap<PodUid, LoopPod<'d>>,
     pub(super) scores: ScoreCache,
-    pub(super) pressure: PressureWatch,
-    /// Evictions that were ordered.
-    pub(super) ordered: BTreeSet<PodUid>,
     demand: &'d RecordedDemand,
     /// How long pods that are evicted take to leave.
     usual_leave: Option<Millis>,
@@ -118,12 +116,10 @@ impl<'d> ClosedLoop<'d> {
         let cluster = Cluster::load(state)?;
         let mut closed_loop = Self {
             recorded_policy: Policy::clone(cluster.policy()),
-            cluster,
+            control_loop: ControlLoop::new(cluster),
             tally: Tally::default(),
             pods: BTreeMap::new(),
             scores: ScoreCache::default(),
-            pressure: PressureWatch::default(),
-            ordered: BTreeSet::new(),
             demand,
             usual_leave: demand.usual_leave(),
             rule,
@@ -149,7 +145,7 @@ impl<'d> ClosedLoop<'d> {
     }
 
     pub fn now(&self) -> Moment {
-        self.cluster.now()
+        self.control_loop.books.now()
     }
 
     /// What happens before `now` happens, each at its time. `at` is `now` by the calendar.
@@ -160,11 +156,12 @@ impl<'d> ClosedLoop<'d> {
             .filter(|first| first.key().0 < now)
         {
             let ((when, _), event) = first.remove_entry();
-            self.cluster
-                .apply(ClockAdvanced(when.max(self.cluster.now())));
+            self.control_loop
+                .books
+                .apply(ClockAdvanced(when.max(self.control_loop.books.now())));
             self.happen(event);
         }
-        self.cluster.apply(ClockAdvanced(now));
+        self.control_loop.books.apply(ClockAdvanced(now));
         if self.rule.has_windows() && self.windows_at <= now {
             self.windows_at = now + WINDOWS;
             self.come_under(at);
@@ -187,12 +184,13 @@ impl<'d> ClosedLoop<'d> {
 
     fn sample(&mut self) {
         let waiting = self.waiting();
-        self.tally.sample(&self.cluster, self.demand.began, waiting);
+        self.tally
+            .sample(&self.control_loop.books, self.demand.began, waiting);
     }
 
     /// The policy in force.
     pub fn policy(&self) -> Digest {
-        self.cluster.policy().digest
+        self.control_loop.books.policy().digest
     }
 
     /// Pods that wait for a place.
@@ -226,7 +224,7 @@ impl<'d> ClosedLoop<'d> {
             _ => false,
         };
         if is_worlds {
-            self.cluster.apply(input.clone());
+            self.control_loop.books.apply(input.clone());
         }
     }
 
@@ -245,7 +243,7 @@ impl<'d> ClosedLoop<'d> {
             })
             .collect();
         let reading = loads.reading(self.now(), node, recorded, &residents);
-        self.cluster.apply(ReadingReported {
+        self.control_loop.books.apply(ReadingReported {
             node: node.clone(),
             reading: reading.into(),
         });
@@ -259,10 +257,11 @@ impl<'d> ClosedLoop<'d> {
     fn come_under(&mut self, at: Timestamp) {
         let policy = self.rule.when(&self.recorded_policy, &mut self.zones, at);
         let mut policy = policy.with_namespaces(&Default::default());
-        policy.version = self.cluster.policy().version;
-        let known = Policy::clone(self.cluster.policy()).with_namespaces(&Default::default());
+        policy.version = self.control_loop.books.policy().version;
+        let known =
+            Policy::clone(self.control_loop.books.policy()).with_namespaces(&Default::default());
         if policy != known {
-            self.cluster.apply(PolicySet {
+            self.control_loop.books.apply(PolicySet {
                 policy,
                 prepared: None,
             });
@@ -281,6 +280,7 @@ impl<'d> ClosedLoop<'d> {
                 .first()
                 .map(|(_, gate)| *gate)
                 .unwrap_or_default(),
+            nominated: None,
             place: None,
             is_leaving: false,
             ran_before: Millis::default(),
@@ -290,12 +290,15 @@ impl<'d> ClosedLoop<'d> {
             recorded.initial_place(self.demand.began).cloned()
         {
             if self
-                .cluster
+                .control_loop
+                .books
                 .pod_state(uid)
                 .is_some_and(PodState::is_assumed)
             {
                 let (uid, node, devices) = (uid.clone(), node.clone(), devices.clone());
-                self.cluster.apply(BindingWritten { uid, node, devices });
+                self.control_loop
+                    .books
+                    .apply(BindingWritten { uid, node, devices });
             }
             return self.settle(uid, node, devices);
         }
@@ -373,7 +376,7 @@ impl<'d> ClosedLoop<'d> {
             .clone()
             .or(pod.recorded.successor.clone())
         {
-            self.cluster.apply(FilterPodObserved {
+            self.control_loop.books.apply(FilterPodObserved {
                 uid: uid.clone(),
                 pod: FilterPod::Waiting(wants),
             });
@@ -386,21 +389,22 @@ impl<'d> ClosedLoop<'d> {
     }
 
     /// The watch shows the pod, without a node.
-    fn show_waiting(&mut self, uid: &PodUid) {
+    pub(super) fn show_waiting(&mut self, uid: &PodUid) {
         let Some(pod) = self.pods.get(uid).filter(|pod| pod.place.is_none()) else {
             return;
         };
         let reservation = self
-            .cluster
+            .control_loop
+            .books
             .reservation_of(uid)
             .map(|status| status.reservation);
         let waiting = ObservedWaiting {
             reservation,
             gate: pod.gate,
-            nominated: None,
+            nominated: pod.nominated.clone(),
         };
         let observation = self.observation(uid, pod, ObservedPhase::Waiting(waiting));
-        self.cluster.apply(PodObserved(observation));
+        self.control_loop.books.apply(PodObserved(observation));
         if pod_is_planned(&self.pods[uid]) {
             self.note_came(uid);
         }
@@ -476,7 +480,8 @@ impl<'d> ClosedLoop<'d> {
         };
         let mut observation = self.observation(uid, pod, state);
         let borrows = self
-            .cluster
+            .control_loop
+            .books
             .pod_state(uid)
             .is_some_and(|state| state.borrows());
         if let Some(observed) = &mut observation.observed {
@@ -500,12 +505,12 @@ impl<'d> ClosedLoop<'d> {
                 footprint,
                 successor,
             };
-            self.cluster.apply(FilterPodObserved {
+            self.control_loop.books.apply(FilterPodObserved {
                 uid: uid.clone(),
                 pod,
             });
         }
-        self.cluster.apply(PodObserved(observation));
+        self.control_loop.books.apply(PodObserved(observation));
     }
 
     fn show(&mut self, uid: &PodUid, place: usize) {
@@ -518,7 +523,7 @@ impl<'d> ClosedLoop<'d> {
         };
         match &pod.recorded.shows[place].1 {
             Show::Start(progress) => {
-                self.cluster.apply(EngineStartObserved {
+                self.control_loop.books.apply(EngineStartObserved {
                     uid: uid.clone(),
                     progress: *progress,
                 });
@@ -545,11 +550,12 @@ impl<'d> ClosedLoop<'d> {
                 let mut observation = self.observation(uid, pod, state);
                 let mut observed = (**disruption).clone();
                 observed.loan.borrows = self
-                    .cluster
+                    .control_loop
+                    .books
                     .pod_state(uid)
                     .is_some_and(|state| state.borrows());
                 observation.observed = Some(observed);
-                self.cluster.apply(PodObserved(observation));
+                self.control_loop.books.apply(PodObserved(observation));
             }
         }
     }
@@ -622,8 +628,7 @@ impl<'d> ClosedLoop<'d> {
         let Some(pod) = self.pods.remove(uid) else {
             return;
         };
-        self.ordered.remove(uid);
-        self.cluster.apply(PodDeleted(uid.clone()));
+        self.control_loop.books.apply(PodDeleted(uid.clone()));
         let Some(place) = pod.place else { return };
         self.on_node
             .get_mut(&place.node)
@@ -653,6 +658,7 @@ impl<'d> ClosedLoop<'d> {
                 returns,
                 came,
                 gate,
+                nominated: None,
                 place: None,
                 is_leaving,
                 ran_before,

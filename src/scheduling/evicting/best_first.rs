@@ -8,7 +8,7 @@ use super::lower_bound::floor;
 use super::victim_unit::{NoVictimSet, VictimProblem};
 use super::{BudgetRules, SearchEffort, VictimSet};
 use crate::ids::NodeName;
-use crate::ledger::eviction_allowance::EvictionAllowance;
+use crate::ledger::evictions::EvictionAllowance;
 use crate::vocabulary::demand::Demand;
 use std::borrow::Borrow;
 use std::cmp::Reverse;

@@ -4,8 +4,8 @@
 use super::eviction_cost::EvictionCost;
 use crate::ids::{NodeName, PodUid};
 use crate::ledger::{Ledger, NodeState, PodState, PotentialVictim, Preemptor};
-use crate::placing::device_plugin::has_devices;
 use crate::placing::fit::check_node_admission;
+use crate::placing::whole_nodes::has_devices;
 use crate::vocabulary::cluster_share::TenantUsage;
 use crate::vocabulary::demand::Demand;
 use crate::vocabulary::device_plugin::Ask;

@@ -6,7 +6,7 @@ use super::candidate::{PreemptionCandidate, Shortfall, VictimGroup};
 use super::eviction_cost::EvictionCost;
 use super::lower_bound::{GpuShortfall, SumShortfalls};
 use crate::ids::PodUid;
-use crate::ledger::eviction_allowance::{EvictionAllowance, ScopeKey};
+use crate::ledger::evictions::{EvictionAllowance, ScopeKey};
 use crate::ledger::{PotentialVictim, discharge, settle_class_exclusions};
 use crate::placing::fit::usable;
 use crate::units::Millis;

@@ -9,13 +9,9 @@ use super::obstacle::{obstacles, short};
 use super::{ShownNodes, loans};
 use crate::ids::NodeName;
 use crate::ledger::{Occupant, OccupantPhase};
-use crate::placing::affinity::{self, Wake};
-use crate::placing::engine_load_cost::EngineLoadCost;
 use crate::placing::fit::{Misfit, check_node_admission, sentence};
-use crate::placing::pack;
-use crate::placing::pack::GpuChoice;
-use crate::placing::rank;
-use crate::placing::rank::{Candidate, ScoreParts, Shortlist, shortlist};
+use crate::placing::pack::{self, GpuChoice, Wake};
+use crate::placing::rank::{self, Candidate, EngineLoadCost, ScoreParts, Shortlist, shortlist};
 use crate::placing::start_model::{FactorsAndSource, StartEstimate};
 use crate::policy::{PartAndWeight, Weights};
 use crate::units::Bytes;
@@ -201,7 +197,7 @@ impl NodeOutline {
 
 /// What the pod gains on these GPUs of a node by a wake.
 fn wake_on(node: &Node, gpus: GpuSet, facts: &Facts) -> Option<Wake> {
-    affinity::wake_on(
+    pack::wake_on(
         node,
         gpus,
         facts.demand(),

@@ -3,13 +3,13 @@
 use super::Ledger;
 use super::node_state::NodeState;
 use super::pod_state::{AssumedPod, BoundPod, PodPhase, PodState};
+use super::pod_state::{SoftReservation, WaitingPod};
 use super::pod_states::ExpiredReservations;
-use super::waiting_pod::{SoftReservation, WaitingPod};
 use crate::ids::{GpuUuid, NodeName, PodUid};
-use crate::placing::affinity;
 use crate::placing::fit::is_allowed;
 use crate::placing::fit::{Misfit, check_node_admission, fit, misfit};
 use crate::placing::learned::NodeGpus;
+use crate::placing::pack;
 pub use crate::reasons::AssumeConflict;
 use crate::units::{Bytes, Millis, Moment};
 use crate::vocabulary::cluster_share::TenantLimit;
@@ -390,7 +390,7 @@ impl Ledger {
         allowed: GpuSet,
     ) -> Option<GpuSet> {
         let reusable = node_state.reusable_engines(&self.pod_states, &self.policy, Some(uid));
-        affinity::choose_at(
+        pack::choose_at(
             self.packing.model(),
             NodeGpus {
                 gpus,

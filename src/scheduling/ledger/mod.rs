@@ -13,119 +13,97 @@
 //!
 //! | part | what it is | what it keeps |
 //! |---|---|---|
-//! | [`pod_states`] | a [`pod_state`] for each pod, with a [`waiting_pod`] until it has a node | groups and deadlines follow from the pods |
+//! | [`pod_states`] | a [`pod_state`] for each pod, members of groups that are no pods here, what pods show alike | groups and deadlines follow from the pods; equal parts are one |
 //! | [`node_states`] | a [`node_state`] for each node | sums by tenant, spare GPUs, aging and the snapshot follow from the nodes |
 //! | [`waiting_pods`] | refused pods, and the [`waiting_queue`] | turns |
-//! | [`eviction_rates`] | evictions of the last minute, reserved scopes | counts follow from the evictions |
+//! | [`evictions`] | evictions of the last minute and by owner, reserved scopes | counts follow from the evictions |
 //! | [`overuse`] | pods over their grants, by node | only bound pods of the node |
-//! | [`owner_evictions`] | recent evictions by owner | counts follow from the evictions |
 //! | [`disruption_budgets`] | disruption budgets | order of names |
-//! | [`placeless_members`] | members of groups that are no pods here | groups follow from the members |
 //! | [`packing`] | demand history and packing model | generations of models |
-//! | [`shared_parts`] | what pods show alike | equal parts are one |
 //! | [`start_times`] | observed starts of engines, sizes of images | the start model follows from them |
-//! | [`adopt_reservations`] | the leader's epoch, and reservations of others | |
+//! | [`reservations`] | the leader's epoch, and reservations of others | |
 //!
-//! [`copy_on_write`] makes a copy of pods and nodes cost next to nothing, [`publication`] keeps the snapshot current, [`state`]
-//! stores and loads all parts. The other files say what a change means for several parts:
+//! [`copy_on_write`] makes a copy of pods and nodes cost next to nothing and keeps the snapshot current, [`state`] stores and loads
+//! all parts. The other files say what a change means for several parts:
 //!
-//! - in: [`observe`] (what watches and requests show), [`node_devices`], [`device_plugin`], [`set_policy`];
+//! - in: [`observe`] (what watches and requests show), [`node_devices`], [`resource_slices`], [`set_policy`];
 //! - acts: [`assume`], [`reservations`];
-//! - out: [`query`], [`occupants`], [`reservation_status`], [`preemptor`], [`potential_victim`], [`tenant_usage`], [`spare`],
-//!   [`eviction_allowance`], [`budget_index`], [`pod_groups`].
+//! - out: [`query`], [`preemptor`], [`quotas`], [`start_gates`].
 
-mod adopt_reservations;
 mod assume;
-mod budget_index;
 mod copy_on_write;
-mod device_plugin;
 mod disruption_budgets;
-pub(crate) mod eviction_allowance;
-mod eviction_rates;
-mod namespaces;
+pub(crate) mod evictions;
 mod node_devices;
 mod node_state;
 mod node_states;
 mod observe;
-mod occupants;
 mod overuse;
-mod owner_evictions;
 mod packing;
-mod placeless_members;
-mod pod_groups;
 mod pod_state;
 mod pod_states;
-mod potential_victim;
 mod preemptor;
-mod publication;
 mod query;
-mod refused_evictions;
-mod reservation_status;
+mod quotas;
 mod reservations;
 mod resource_slices;
-mod rollout;
 mod set_policy;
-mod shared_parts;
-mod spare;
 mod start_gates;
-mod start_samples;
 mod start_times;
 mod state;
-mod tenant_usage;
-mod waiting_pod;
 mod waiting_pods;
 mod waiting_queue;
 
 pub(crate) use assume::AssumeResult;
 pub use assume::{AssumeConflict, Expired};
-pub(crate) use namespaces::{NamespaceEdits, PreparedLabels};
 pub use node_devices::DevicesRefused;
 pub use node_state::{LoanStage, WakeStatus};
 pub(crate) use node_state::{NodeState, PodLoan, ResidentPod};
 pub use observe::{ObservedPhase, ObservedWaiting, PodObservation, PodWarning};
-pub(crate) use occupants::Occupant;
-pub use occupants::OccupantPhase;
 pub use overuse::{Overuse, OveruseAction, OveruseStep};
 pub(crate) use pod_state::{AssumedPod, BoundPod};
+pub use pod_state::{FailedAttempt, SchedulingGate, WaitingPod};
+pub(crate) use pod_state::{FilterRefusal, SoftReservation};
 pub use pod_state::{PodPhase, PodState, WakeMarks};
-pub(crate) use potential_victim::{PodEvictionCost, given_back, settle_class_exclusions};
-pub use potential_victim::{PotentialVictim, discharge};
 pub(crate) use preemptor::{Departure, NearestModels};
 pub use preemptor::{KeepReason, Preemptor};
+pub(crate) use preemptor::{PodEvictionCost, given_back, settle_class_exclusions};
+pub use preemptor::{PotentialVictim, discharge};
+pub(crate) use query::Occupant;
+pub use query::OccupantPhase;
+pub use query::is_of_template;
 pub use query::{CapacityBasis, NodesAtOneTime, Totals};
-pub use reservation_status::{RemainingVictim, ReservationStatus};
+pub(crate) use quotas::{QuotaStatus, TenantQuota};
+pub use reservations::{RemainingVictim, ReservationStatus};
 pub use resource_slices::{DeviceSlice, DeviceUuids, NewlyPublished, PublishedDevices};
-pub use rollout::is_of_template;
 pub(crate) use set_policy::RetiredPolicy;
 pub use set_policy::{Classifications, GPU_LABELS, PreparedPolicy};
+pub(crate) use set_policy::{NamespaceEdits, PreparedLabels};
 pub use start_times::{Percentiles, PodStart, StartErrors, StartProgress, TimedStart};
 pub(crate) use state::LedgerState;
 pub use state::LoadError;
-pub(crate) use tenant_usage::{QuotaStatus, TenantQuota};
-pub use waiting_pod::{FailedAttempt, SchedulingGate, WaitingPod};
-pub(crate) use waiting_pod::{FilterRefusal, SoftReservation};
 pub use waiting_pods::{PendingPod, PodGroup, WaitKind};
 
-pub(crate) use budget_index::BudgetIndex;
+pub(crate) use disruption_budgets::BudgetIndex;
 
 use super::placing::snapshot::Snapshot;
 use super::policy::{NamespaceLabels, Policy};
 use super::vocabulary::placement::Reservation;
 use crate::ids::{NodeName, PodUid};
 use crate::units::Moment;
-use adopt_reservations::ReservationOrigin;
 #[cfg(any(test, feature = "testkit"))]
 pub use copy_on_write::PODS_LOOKED_AT;
 use disruption_budgets::DisruptionBudgets;
-use eviction_rates::RecentEvictions;
+use evictions::OwnerEvictions;
+use evictions::RecentEvictions;
 use node_states::NodeStates;
 use overuse::OverusingPods;
-use owner_evictions::OwnerEvictions;
 use packing::PackingState;
-use placeless_members::PlacelessMembers;
+use pod_states::PlacelessMembers;
+use pod_states::SharedParts;
 use pod_states::{PodMove, PodStates};
+use reservations::ReservationOrigin;
 use resource_slices::ResourceSlices;
-use shared_parts::SharedParts;
 use start_times::StartTimes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

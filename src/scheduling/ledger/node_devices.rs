@@ -1,11 +1,16 @@
-//! The devices of a node: as its labels say, as its agent reports them, and after another machine has taken its name.
+//! The devices of a node: as its labels say, as its agent reports them, and after another machine has taken its name. What is allocated
+//! on a device stays charged there whatever becomes of it.
 //!
-//! What is allocated on a device stays charged there whatever becomes of it.
+//! Of devices that a device plugin hands out, the ledger counts whole ones per node. Nothing of a single GPU is allocated to a pod with
+//! such devices, so it is charged on none and neither reserves nor softly reserves any.
 
 use super::Ledger;
 use super::node_state::{DeviceReport, NodeState};
 use super::pod_state::{PodPhase, PodState};
 use crate::ids::{GpuUuid, NodeName, PodUid};
+use crate::policy::Mode;
+use crate::vocabulary::demand::Demand;
+use crate::vocabulary::device_plugin::{Ask, PluginDevices};
 use crate::vocabulary::gpu::{Device, Health};
 use crate::vocabulary::node::NodeIdentity;
 use crate::vocabulary::node_reading::Freshness;
@@ -207,5 +212,37 @@ impl Ledger {
         pinned
             .into_iter()
             .for_each(|(uid, gpus)| self.locate(&uid, gpus));
+    }
+}
+
+impl Ledger {
+    /// What device plugins offer on a node that exists.
+    pub(crate) fn set_plugin_devices(&mut self, name: &NodeName, offered: PluginDevices) {
+        if self
+            .node_states
+            .get_mut(name)
+            .is_some_and(|node_state| node_state.set_offered(offered))
+        {
+            self.refresh(name);
+        }
+    }
+
+    /// Whether a member of its group would stay behind.
+    pub(crate) fn would_break(&self, leaver: &PodState, group_victims: &[PodUid]) -> bool {
+        let Some(group) = &leaver.disruption_info.group else {
+            return false;
+        };
+        let stays = |uid: &PodUid| {
+            let pod_state = &self.pod_states[uid];
+            let is_there = pod_state.waiting().is_none() && self.departure_of(pod_state).is_none();
+            is_there && !group_victims.contains(uid)
+        };
+        self.members_of(group).any(stays)
+    }
+
+    /// Whether the scheduler's choice stands for such a pod, whatever the ledger says: it asks for nothing that is counted here, or
+    /// nothing is decided here.
+    pub(super) fn passes_through(&self, demand: &Demand) -> bool {
+        demand.ask == Ask::Claims || self.policy.mode == Mode::Shadow && demand.asks_plugin()
     }
 }

@@ -2,9 +2,9 @@
 
 use super::Ledger;
 use super::node_state::NodeState;
+use super::pod_state::SchedulingGate;
 use super::pod_state::{BoundPod, PodPhase, PodState};
 use super::start_gates::gate;
-use super::waiting_pod::SchedulingGate;
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::units::{Millis, Moment};
 use crate::vocabulary::demand::Demand;

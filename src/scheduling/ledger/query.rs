@@ -1,17 +1,24 @@
 //! What the ledger can be asked. Nothing here changes it.
+//!
+//! Decisions read snapshots, which have numbers and no names. What is told to a person who asks why ([`Occupant`]) decides nothing.
 
 use super::Ledger;
-use super::budget_index::BudgetIndex;
 use super::copy_on_write::NodeMap;
-use super::node_state::NodeState;
+use super::disruption_budgets::BudgetIndex;
+use super::node_state::{LoanStage, NodeState};
+use super::overuse::Overuse;
 use super::pod_state::{PodPhase, PodState};
-use crate::ids::{GpuUuid, NodeName, PodUid};
-use crate::policy::Policy;
-use crate::units::Bytes;
-use crate::vocabulary::gpu::{ClassExclusion, Gpu};
+use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
+use crate::placing::fit::fit;
+use crate::policy::{Policy, Pool};
+use crate::units::{Bytes, Millis, Moment};
+use crate::vocabulary::classification::ClassId;
+use crate::vocabulary::demand::{Demand, Sharing};
+use crate::vocabulary::gpu::{ClassExclusion, Gpu, GpuSet};
 use crate::vocabulary::node::{Node, NodeKind};
 use crate::vocabulary::node_reading::NodeReading;
 use crate::vocabulary::smoothed_load::SmoothedLoad;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -263,5 +270,319 @@ impl Ledger {
         self.node_states
             .iter()
             .map(|(name, node_state)| (name, node_state.view()))
+    }
+}
+
+/// A pod with a placement, a reservation or a soft reservation on a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Occupant {
+    pub uid: PodUid,
+    pub key: PodKey,
+    pub class: ClassId,
+    pub priority: i32,
+    pub per_gpu: Bytes,
+    pub sharing: Sharing,
+    /// By their places in the node's list.
+    pub gpus: GpuSet,
+    pub presence: OccupantPhase,
+    /// While its engine starts, until when no other may start beside it.
+    pub starting: Option<Moment>,
+    /// It has an engine that starts, or that will when it comes.
+    pub engine: bool,
+    /// VRAM that its processes use beyond its grant, over all its GPUs.
+    pub over_grant: Bytes,
+    /// It may run an engine, and none can be read: that makes the load of its GPUs unknown.
+    pub is_unread: bool,
+    /// `None` if it has nothing to do with VRAM that is lent.
+    pub loan: Option<LoanStage>,
+}
+
+/// How an occupant is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OccupantPhase {
+    Bound,
+    /// It is on the node, and it is unknown on which GPUs: it counts on each.
+    Somewhere,
+    /// Its Binding is on its way.
+    Assumed,
+    /// It has a reservation until its victims have left.
+    Reserved,
+    /// It has a soft reservation.
+    SoftlyReserved,
+}
+
+impl Ledger {
+    /// The pod of that name; of two that have had it, the one with the lower UID.
+    pub fn uid_of(&self, key: &PodKey) -> Option<PodUid> {
+        let named = self
+            .pod_states
+            .in_no_order()
+            .filter(|(_, pod_state)| pod_state.key == *key);
+        named.map(|(uid, _)| uid).min().cloned()
+    }
+
+    /// How long ago the latest reading of a node was sampled.
+    pub(crate) fn reading_age(&self, node: &NodeName) -> Option<Millis> {
+        Some(self.now.since(self.reading(node)?.sampled))
+    }
+
+    /// The pool that a node is in.
+    pub(crate) fn pool_of(&self, node: &NodeName) -> Option<&Pool> {
+        self.policy.pool(self.node_states.get(node)?.pool()?)
+    }
+
+    /// The node as the pod itself sees it: without its own charge, reservation or soft reservation.
+    pub(crate) fn node_without(&self, uid: &PodUid, node: &NodeName) -> Option<Node> {
+        let node_state = self.node_states.existing(node)?;
+        let gpus = node_state.gpus_without(uid, &self.pod_states, &self.policy);
+        let view = node_state.view();
+        let reusable = node_state.reusable_engines(&self.pod_states, &self.policy, Some(uid));
+        Some(Node {
+            gpus: gpus.into(),
+            reusable: view.reusable.kept_or_new(reusable),
+            ..view.clone()
+        })
+    }
+
+    /// All pods with anything on a node, in order of UID; one with a reservation and a soft reservation is there twice.
+    pub(crate) fn occupants_of(&self, node: &NodeName) -> Vec<Occupant> {
+        let Some(node_state) = self.node_states.get(node) else {
+            return Vec::new();
+        };
+        let here = node_state
+            .pods()
+            .iter()
+            .map(|uid| (uid, &self.pod_states[uid]));
+        let gpu_candidates = |pod_state: &PodState| {
+            let charge = node_state.charge_of(pod_state).map(|charge| {
+                match (&pod_state.phase, charge.placed) {
+                    (PodPhase::Assumed(_), _) => (charge.gpus, OccupantPhase::Assumed),
+                    (_, true) => (charge.gpus, OccupantPhase::Bound),
+                    (_, false) => (charge.gpus, OccupantPhase::Somewhere),
+                }
+            });
+            let reservation = pod_state
+                .reservation()
+                .filter(|reservation| reservation.node == *node);
+            let held = reservation
+                .and_then(|reservation| node_state.resolve(&reservation.devices))
+                .map(|gpus| (gpus, OccupantPhase::Reserved));
+            let soft_reservation = pod_state
+                .soft_reservation()
+                .filter(|soft_reservation| soft_reservation.node == *node);
+            [
+                charge,
+                held,
+                soft_reservation
+                    .map(|soft_reservation| (soft_reservation.gpus, OccupantPhase::SoftlyReserved)),
+            ]
+            .into_iter()
+            .flatten()
+        };
+        let unread = || {
+            node_state
+                .believed_reading()
+                .into_iter()
+                .flat_map(|reading| &reading.unread)
+        };
+        here.flat_map(|(uid, pod_state)| {
+            let is_unread = unread().any(|unread| unread.pod == *uid);
+            let over_grant = self
+                .overuse_of(uid)
+                .map(Overuse::excess)
+                .unwrap_or_default();
+            let loan = self.loan_stage(node_state, pod_state, uid);
+            gpu_candidates(pod_state).map(move |gpu_candidate| Occupant {
+                over_grant,
+                is_unread,
+                loan,
+                ..occupant(uid, pod_state, gpu_candidate)
+            })
+        })
+        .collect()
+    }
+
+    /// How many victims of the pod's reservation are still in its way.
+    pub(crate) fn victims_left(&self, uid: &PodUid) -> u32 {
+        let left = || {
+            let reservation = self.pod_states.reservation(uid)?;
+            Some(self.victims_on(reservation, self.node_states.get(&reservation.node)?))
+        };
+        left().unwrap_or(0)
+    }
+}
+
+fn occupant(
+    uid: &PodUid,
+    pod_state: &PodState,
+    (gpus, presence): (GpuSet, OccupantPhase),
+) -> Occupant {
+    let demand = &pod_state.demand;
+    Occupant {
+        uid: uid.clone(),
+        key: pod_state.key.clone(),
+        class: demand.class,
+        priority: demand.priority,
+        per_gpu: demand.per_gpu,
+        sharing: demand.sharing,
+        gpus,
+        presence,
+        starting: pod_state.starting,
+        engine: demand.terms.engine,
+        over_grant: Bytes::ZERO,
+        is_unread: false,
+        loan: None,
+    }
+}
+
+/// Labels by which controllers tell the pods of one template from those of the next.
+const TEMPLATE_HASHES: [&str; 2] = ["pod-template-hash", "rollouts-pod-template-hash"];
+
+/// In a ledger with more pods no predecessor is looked for: it takes a look at each.
+const MOST_PODS: usize = 10_000;
+
+/// Old pods that are tried.
+const MOST_PREDECESSORS: usize = 8;
+
+/// Whether a controller made the pod from a template: no other has a predecessor.
+pub fn is_of_template(key: &PodKey, demand: &Demand) -> bool {
+    workload(key, demand).is_some()
+}
+
+impl Ledger {
+    /// The pod of an earlier template that has what this pending pod needs, and its node: without it, the pod would fit there.
+    pub fn predecessor_in_the_way(&self, uid: &PodUid) -> Option<(&PodKey, &NodeName)> {
+        let pod = self
+            .pod_states
+            .get(uid)
+            .filter(|pod| pod.waiting().is_some() && !pod.demand.asks_plugin())?;
+        let (name, hash) = workload(&pod.key, &pod.demand)?;
+        if self.pod_states.in_no_order().nth(MOST_PODS).is_some() {
+            return None;
+        }
+        let is_predecessor = |other: &PodState| {
+            other.key.namespace == pod.key.namespace
+                && other.key.name.starts_with(name)
+                && workload(&other.key, &other.demand)
+                    .is_some_and(|(other, of)| other == name && of != hash)
+        };
+        let bound = self
+            .pod_states
+            .in_no_order()
+            .filter(|(_, other)| matches!(other.phase, PodPhase::Bound(_)));
+        let mut old: Vec<_> = bound.filter(|(_, other)| is_predecessor(other)).collect();
+        old.sort_by_key(|(uid, _)| *uid);
+        let is_in_the_way = |(uid, other): &(&PodUid, &PodState)| {
+            let without = other.node().and_then(|node| self.node_without(uid, node));
+            without.is_some_and(|node| fit(&node, &pod.demand).is_ok())
+        };
+        old.into_iter()
+            .take(MOST_PREDECESSORS)
+            .find(is_in_the_way)
+            .and_then(|(_, other)| Some((&other.key, other.node()?)))
+    }
+}
+
+/// The name that a pod's controller has under every template, and the hash of this one. A ReplicaSet names its pods
+/// `WORKLOAD-HASH-RANDOM`.
+fn workload<'a>(key: &'a PodKey, demand: &'a Demand) -> Option<(&'a str, &'a str)> {
+    let labels = &demand.traits.labels;
+    let hash = TEMPLATE_HASHES
+        .iter()
+        .find_map(|key| labels.get(*key))
+        .filter(|hash| !hash.is_empty())?;
+    let (replica_set, _) = key.name.rsplit_once('-')?;
+    let workload = replica_set.strip_suffix(hash.as_str())?.strip_suffix('-')?;
+    (!workload.is_empty()).then_some((workload, hash))
+}
+
+#[cfg(test)]
+mod rollout_tests {
+    use crate::ledger::ObservedPhase;
+    use crate::policy::Policy;
+    use crate::testkit::{LedgerCluster, classified, demand_of, gpu, gpu_pair, node, uid};
+    use crate::units::Bytes;
+    use crate::vocabulary::classification::PodTraits;
+    use crate::vocabulary::demand::{Demand, Sharing};
+
+    fn demand(gib: u64, label: &str, hash: &str) -> Demand {
+        let labels = [(label.to_owned(), hash.to_owned())].into();
+        let traits = PodTraits {
+            labels,
+            ..PodTraits::default()
+        };
+        classified(
+            demand_of(gib << 30, 1, Sharing::Shared, 0),
+            traits,
+            &Policy::default(),
+        )
+    }
+
+    /// Two GPUs of 72 GiB: one has 60 GiB of a pod with this name and hash, the other 70 GiB of some pod.
+    fn predecessor(old: (&str, &str), new: (&str, &str, &str), gib: u64) -> Option<String> {
+        let mut ledger =
+            LedgerCluster::empty(Policy::default()).with_node("n", gpu_pair(Bytes::gib(80)));
+        for (name, demand, device) in [
+            (old.0, demand(60, "pod-template-hash", old.1), "GPU-0"),
+            (
+                "some-6f7-abcde",
+                demand(70, "pod-template-hash", "6f7"),
+                "GPU-1",
+            ),
+        ] {
+            let devices = Some([gpu(device)].into());
+            let state = ObservedPhase::Bound {
+                node: node("n"),
+                devices,
+                starting: false,
+                ran: None,
+            };
+            ledger.observe(name, demand, state, None);
+        }
+        ledger.wait(new.0, demand(gib, new.1, new.2));
+        ledger
+            .predecessor_in_the_way(&uid(new.0))
+            .map(|(pod, _)| pod.name.to_string())
+    }
+
+    #[test]
+    fn a_new_pod_of_a_deployment_waits_for_its_own_predecessor() {
+        let old = ("llama-6f7-abcde", "6f7");
+        let hash = "pod-template-hash";
+        assert_eq!(
+            predecessor(old, ("llama-99c-fghij", hash, "99c"), 60).as_deref(),
+            Some("llama-6f7-abcde")
+        );
+        assert_eq!(
+            predecessor(("a-b-1-x", "1"), ("a-b-2-y", hash, "2"), 72).as_deref(),
+            Some("a-b-1-x")
+        );
+        assert_eq!(
+            predecessor(
+                old,
+                ("llama-99c-fghij", "rollouts-pod-template-hash", "99c"),
+                60
+            )
+            .as_deref(),
+            Some("llama-6f7-abcde")
+        );
+    }
+
+    #[test]
+    fn other_pods_are_no_predecessors() {
+        let (old, hash) = (("llama-6f7-abcde", "6f7"), "pod-template-hash");
+        for (new, gib) in [
+            // Of the same template, of another workload, without a hash, with a name that no ReplicaSet gives.
+            (("llama-6f7-fghij", hash, "6f7"), 60),
+            (("llama-2-99c-fghij", hash, "99c"), 60),
+            (("llam-99c-fghij", hash, "99c"), 60),
+            (("llama-99c-fghij", "other", "99c"), 60),
+            (("llama", hash, "99c"), 60),
+            // It would not fit without it either.
+            (("llama-99c-fghij", hash, "99c"), 73),
+        ] {
+            assert_eq!(predecessor(old, new, gib), None, "{new:?} {gib}");
+        }
     }
 }

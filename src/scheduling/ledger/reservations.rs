@@ -1,18 +1,27 @@
-//! Reservations: made after the checks of one function, and given up. How far each is, [`super::reservation_status`] says; which
-//! of an earlier leader's are kept, [`super::adopt_reservations`].
+//! Reservations: made after the checks of one function, followed until the pod is bound, and given up. All of it follows from what the
+//! API server keeps, after a restart, too. Nothing here knows a Lease or a condition.
+//!
+//! A replica that does not lead mirrors the reservations that pods show. One that begins to lead puts each of them through the checks
+//! of a new reservation, and from then on knows every reservation before its condition is written: one that it does not know landed
+//! late, and only a write that ends it settles that.
 
-use super::Ledger;
 use super::assume::{AssumeConflict, forget_measured};
 use super::node_state::NodeState;
-use super::pod_state::PodState;
-use super::potential_victim::given_back;
-use super::preemptor::{Departure, KeepReason, Preemptor};
-use crate::ids::PodUid;
-use crate::ledger::{PotentialVictim, discharge, settle_class_exclusions};
+use super::pod_state::{PodPhase, PodState, SchedulingGate, WaitingPod};
+use super::preemptor::{CLOCKS_DIFFER, Departure, KeepReason, Preemptor, given_back};
+use super::{Ledger, PotentialVictim, discharge, settle_class_exclusions};
+use crate::ids::{LeaderEpoch, NodeName, PodKey, PodUid};
 use crate::placing::fit::{Misfit, check_node_admission, misfit};
+use crate::units::{Millis, Moment};
 use crate::vocabulary::cluster_share::TenantUsage;
-use crate::vocabulary::demand::Demand;
+use crate::vocabulary::demand::{Demand, LONGEST_GRACE};
+use crate::vocabulary::disruption_info::GroupKey;
 use crate::vocabulary::placement::Reservation;
+use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 impl Ledger {
     /// Keeps GPUs for a waiting pod until its victims are gone: pods of that node, pods of other nodes that are evicted with
@@ -192,5 +201,663 @@ impl Ledger {
     /// The API server shows no reservation any more, and what it shows counts.
     pub(crate) fn forget_observed_reservation(&mut self, uid: &PodUid) {
         self.set_reservation(uid, None);
+    }
+}
+
+/// Two deadlines that differ by less are one.
+pub(super) const SAME_DEADLINE: Millis = Millis::seconds(1);
+
+/// A pod that waits with a reservation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReservationStatus {
+    pub uid: PodUid,
+    pub key: PodKey,
+    pub reservation: Reservation,
+    pub gate: SchedulingGate,
+    pub nominated: Option<NodeName>,
+    /// Victims that have not left yet, in the order of the reservation.
+    pub remaining: Vec<RemainingVictim>,
+    /// The last victim has left its node, its memory too, and the GPUs are free; those of its group's other pods as well.
+    pub is_free: bool,
+    /// The pod shows it, as the watch has shown last.
+    pub is_shown: bool,
+    /// The pod shows another one.
+    pub is_covered: bool,
+}
+
+/// A victim that is still there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RemainingVictim {
+    pub uid: PodUid,
+    pub key: PodKey,
+    /// It is being deleted, and gone before the reservation ends.
+    pub is_leaving: bool,
+    /// It is on another node, and is evicted because other pods of its group are.
+    pub with_group: Option<GroupKey>,
+    /// By the policy in force it may not be evicted for this pod (any more): a policy may change, and a reservation may be
+    /// forged.
+    pub is_protected: bool,
+    /// How long it may take to leave.
+    pub takes: Millis,
+    /// The tenant that reclaims its quota from it.
+    pub reclaimed_by: Option<Arc<str>>,
+}
+
+/// By group, the first members whose reservations are not free yet: the members of a group are looked at once for all of them.
+type WaitingGroups<'l> = FxHashMap<&'l GroupKey, Vec<&'l PodUid>>;
+
+impl Ledger {
+    /// All reservations, in order of UID.
+    pub fn reservation_status(&self) -> Vec<ReservationStatus> {
+        let mut waiting_groups = WaitingGroups::default();
+        let reservations = self.pod_states.reservations();
+        let mut all: Vec<ReservationStatus> = reservations
+            .filter_map(|(uid, ..)| self.status_of(uid, &mut waiting_groups))
+            .collect();
+        all.sort_by(|a, b| a.uid.cmp(&b.uid));
+        all
+    }
+
+    /// The victims of all reservations.
+    pub fn victims(&self) -> impl Iterator<Item = &PodUid> {
+        self.pod_states
+            .reservations()
+            .flat_map(|(.., reservation)| reservation.victims.iter())
+    }
+
+    /// Pods that show that they are to be evicted, and that are not being deleted.
+    pub fn pods_showing_evictions(&self) -> BTreeMap<PodUid, PodKey> {
+        let staying = |uid: &PodUid| {
+            let pod_state = self
+                .pod_states
+                .get(uid)
+                .filter(|pod_state| !pod_state.is_leaving())?;
+            Some((uid.clone(), pod_state.key.clone()))
+        };
+        self.showing_evictions.iter().filter_map(staying).collect()
+    }
+
+    /// That of one pod.
+    pub fn reservation_of(&self, uid: &PodUid) -> Option<ReservationStatus> {
+        self.status_of(uid, &mut WaitingGroups::default())
+    }
+
+    fn status_of<'l>(
+        &'l self,
+        uid: &PodUid,
+        waiting_groups: &mut WaitingGroups<'l>,
+    ) -> Option<ReservationStatus> {
+        let pod_state = self.pod_states.get(uid)?;
+        let Some(WaitingPod {
+            reservation: Some(reservation),
+            gate,
+            nominated,
+            ..
+        }) = pod_state.waiting()
+        else {
+            return None;
+        };
+        let node_state = self.node_states.get(&reservation.node)?;
+        let is_shown = self.shows_reservation(uid, reservation);
+        Some(ReservationStatus {
+            uid: uid.clone(),
+            key: pod_state.key.clone(),
+            reservation: reservation.clone(),
+            gate: *gate,
+            nominated: nominated.clone(),
+            remaining: reservation
+                .victims
+                .iter()
+                .filter_map(|victim| self.remaining(victim, pod_state, reservation))
+                .collect(),
+            is_free: node_state.exists()
+                && self
+                    .placement_of_reservation(uid, &pod_state.demand, reservation, node_state)
+                    .is_ok()
+                && !self.has_waiting_group_members(uid, pod_state, waiting_groups),
+            is_shown,
+            is_covered: !is_shown && self.shows_one(uid),
+        })
+    }
+
+    /// Whether the reservation of another pod of its group is not free yet: a group starts whole.
+    fn has_waiting_group_members<'l>(
+        &'l self,
+        uid: &PodUid,
+        pod_state: &'l PodState,
+        waiting_groups: &mut WaitingGroups<'l>,
+    ) -> bool {
+        let Some(group) = pod_state.disruption_info.placed_with() else {
+            return false;
+        };
+        let waiting = waiting_groups.entry(group).or_insert_with(|| {
+            let waits = |reservation: &Reservation| {
+                let node_state = self.node_states.get(&reservation.node);
+                node_state.is_none_or(|node_state| self.victims_on(reservation, node_state) > 0)
+            };
+            let members = self
+                .members(group)
+                .filter(|(_, member)| member.reservation().is_some_and(waits));
+            // One would do, and a second that is not the pod itself.
+            members.map(|(uid, _)| uid).take(2).collect()
+        });
+        waiting.iter().any(|member| *member != uid)
+    }
+
+    /// Whether the reservation of this preemptor still evicts the pod: it may have been ordered a while ago.
+    pub fn is_evicted_for(&self, victim: &PodUid, preemptor: &PodUid) -> bool {
+        let Some(pod_state) = self.pod_states.get(preemptor) else {
+            return false;
+        };
+        let Some(reservation) = pod_state.reservation() else {
+            return false;
+        };
+        let is_to_go = |victim: RemainingVictim| {
+            !victim.is_leaving
+                && !victim.is_protected
+                && self.now + victim.takes <= reservation.deadline
+        };
+        reservation.victims.contains(victim)
+            && self
+                .remaining(victim, pod_state, reservation)
+                .is_some_and(is_to_go)
+    }
+
+    fn remaining(
+        &self,
+        uid: &PodUid,
+        preemptor: &PodState,
+        reservation: &Reservation,
+    ) -> Option<RemainingVictim> {
+        let victim = self.pod_states.get(uid)?;
+        let bound = victim.bound()?;
+        let tenant = preemptor
+            .demand
+            .tenant
+            .filter(|_| victim.demand.tenant != preemptor.demand.tenant);
+        Some(RemainingVictim {
+            uid: uid.clone(),
+            key: victim.key.clone(),
+            is_leaving: bound
+                .leaving
+                .is_some_and(|by| by <= reservation.deadline + CLOCKS_DIFFER),
+            takes: self.time_to_leave(victim),
+            with_group: victim
+                .disruption_info
+                .group
+                .clone()
+                .filter(|_| bound.node != reservation.node),
+            is_protected: !matches!(
+                self.own_keep_reason(victim, &preemptor.demand),
+                None | Some(KeepReason::Deleting)
+            ),
+            reclaimed_by: tenant
+                .and_then(|id| self.policy.tenant(id))
+                .map(|tenant| tenant.name.as_str().into()),
+        })
+    }
+
+    /// The reservation was written late: it lasts until then at least.
+    pub(crate) fn extend_reservation(&mut self, uid: &PodUid, until: Moment) {
+        let reservation = self.pod_states.reservation(uid).cloned();
+        if let Some(reservation) = reservation.filter(|reservation| reservation.deadline < until) {
+            self.set_reservation(
+                uid,
+                Some(Reservation {
+                    deadline: until,
+                    ..reservation
+                }),
+            );
+        }
+    }
+
+    /// The API server shows a later deadline than is known: the leader has extended the reservation. A leader knows what it has
+    /// extended; to it, a later deadline shows that the wall clock was set back.
+    pub(super) fn observe_deadline(&mut self, uid: &PodUid, observed: &Reservation) {
+        if self.origin.is_leading() {
+            return;
+        }
+        let Some(known) = self.pod_states.reservation(uid) else {
+            return;
+        };
+        // What is told by wall time wavers by some milliseconds.
+        if known.is_same(observed) && observed.deadline > known.deadline + SAME_DEADLINE {
+            let until = observed.deadline.min(self.latest_deadline());
+            self.extend_reservation(uid, until);
+        }
+    }
+
+    /// By when a reservation ends at the latest, whatever deadline was written down.
+    pub(super) fn latest_deadline(&self) -> Moment {
+        self.now + LONGEST_GRACE + self.policy.preemption.reservation_slack
+    }
+}
+
+/// Under which epoch this replica leads, if it does, the reservations that do not come from it, and those that it gave up.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(super) struct ReservationOrigin {
+    leader: Option<LeaderEpoch>,
+    /// Pods that showed a reservation that this leader did not make.
+    unknown: BTreeSet<PodUid>,
+    /// The latest reservation of each pod that this leader gave up. What shows it is older than that.
+    #[serde(default)]
+    given_up: BTreeMap<PodUid, Reservation>,
+}
+
+impl ReservationOrigin {
+    pub(super) fn is_leading(&self) -> bool {
+        self.leader.is_some()
+    }
+
+    /// The reservation was given up. Another replica may make it again, as far as one that does not lead knows.
+    pub(super) fn note_given_up(&mut self, uid: &PodUid, reservation: Reservation) {
+        if self.is_leading() {
+            self.given_up.insert(uid.clone(), reservation);
+        }
+    }
+
+    /// The pod has a node, or is gone.
+    pub(super) fn forget(&mut self, uid: &PodUid) {
+        self.given_up.remove(uid);
+    }
+}
+
+impl Ledger {
+    /// The epoch under which the replica with this ledger leads; `None` while another may.
+    pub fn leader(&self) -> Option<&LeaderEpoch> {
+        self.origin.leader.as_ref()
+    }
+
+    /// Observed reservations are mirrored from here on, whatever they are: another leader may make one again that this one gave up.
+    pub(crate) fn stop_leading(&mut self) {
+        self.origin = ReservationOrigin::default();
+    }
+
+    /// Takes over the reservations that are known, in order of priority: one that would not be made now expires with the next
+    /// tick of the clock.
+    pub(crate) fn begin_leading(&mut self, epoch: LeaderEpoch) {
+        self.origin.leader = Some(epoch);
+        self.origin.unknown.clear();
+        self.adopt_reservations(|_| true);
+    }
+
+    /// The node's GPUs are known now, and so are those that its reservations name.
+    pub(super) fn adopt_reservations_on(&mut self, node: &NodeName) {
+        if self.origin.is_leading() {
+            self.adopt_reservations(|reservation| reservation.node == *node);
+        }
+    }
+
+    /// Pods that show a reservation that this leader did not make. Each is answered once for each time it is shown.
+    pub(crate) fn take_unknown_reservations(&mut self) -> BTreeSet<PodUid> {
+        std::mem::take(&mut self.origin.unknown)
+    }
+
+    /// Pods that show a reservation and have none, or are bound: the write that ends it was lost, or is on its way.
+    pub fn pods_showing_ended_reservations(&self) -> BTreeMap<PodUid, PodKey> {
+        let ended = |uid: &PodUid| {
+            let pod_state = self.pod_states.get(uid)?;
+            let is_over = match &pod_state.phase {
+                PodPhase::Waiting(waiting) => waiting.reservation.is_none(),
+                // Its Binding may fail, and the reservation lasts until then.
+                PodPhase::Assumed(_) => false,
+                PodPhase::Bound(bound) => bound.leaving.is_none(),
+            };
+            is_over.then(|| (uid.clone(), pod_state.key.clone()))
+        };
+        self.showing_reservations.iter().filter_map(ended).collect()
+    }
+
+    /// A watch shows the pod with this reservation, or without one.
+    pub(super) fn note_shown_reservation(&mut self, uid: &PodUid, shown: Option<&Reservation>) {
+        let known = self.shown_reservations.get(uid);
+        // What is told by wall time wavers by some milliseconds.
+        let lasts_as_long = |(known, shown): (&Reservation, &Reservation)| {
+            let differ = known
+                .deadline
+                .since(shown.deadline)
+                .max(shown.deadline.since(known.deadline));
+            known.is_same(shown) && differ < Millis(SAME_DEADLINE.0 / 2)
+        };
+        if known == shown || known.zip(shown).is_some_and(lasts_as_long) {
+            return;
+        }
+        let all = Arc::make_mut(&mut self.shown_reservations);
+        match shown {
+            Some(shown) => _ = all.insert(uid.clone(), shown.clone()),
+            None => _ = all.remove(uid),
+        }
+    }
+
+    /// Whether the pod shows this reservation, as a watch has shown it last: it would survive a restart. An equal one that ends
+    /// sooner is an earlier one, whose end may be on its way.
+    pub fn shows_reservation(&self, uid: &PodUid, reservation: &Reservation) -> bool {
+        let is_it = |shown: &Reservation| {
+            shown.is_same(reservation) && shown.deadline + SAME_DEADLINE >= reservation.deadline
+        };
+        self.shown_reservations.get(uid).is_some_and(is_it)
+    }
+
+    /// Whether the pod's condition shows a reservation, or may. One without victims is not written; it is shown if an earlier
+    /// version wrote it, or if it replaced one that landed late.
+    pub fn may_show_reservation(&self, uid: &PodUid) -> bool {
+        let was_given_up = self.origin.given_up.contains_key(uid);
+        let is_written =
+            |reservation: &Reservation| !reservation.victims.is_empty() || was_given_up;
+        self.shows_one(uid) || self.pod_states.reservation(uid).is_some_and(is_written)
+    }
+
+    /// Whether the pod shows a reservation, whichever.
+    pub(super) fn shows_one(&self, uid: &PodUid) -> bool {
+        self.shown_reservations.contains_key(uid)
+    }
+
+    /// The reservation that a pod shows, as far as it counts: a leader knows every reservation that it does not end.
+    pub(super) fn believed(
+        &mut self,
+        uid: &PodUid,
+        observed: Option<Reservation>,
+    ) -> Option<Reservation> {
+        let observed = observed?;
+        let was_given_up = self
+            .origin
+            .given_up
+            .get(uid)
+            .is_some_and(|given_up| given_up.is_same(&observed));
+        let is_known = was_given_up
+            || self
+                .pod_states
+                .get(uid)
+                .is_some_and(|pod_state| pod_state.knows(&observed));
+        if !self.origin.is_leading() || is_known {
+            return Some(observed);
+        }
+        self.origin.unknown.insert(uid.clone());
+        None
+    }
+
+    /// The pod has again what it had reserved in an earlier epoch. If that would not be made now, it expires with the next tick.
+    pub(crate) fn review_reservation(&mut self, uid: &PodUid) {
+        let Some(reservation) = self.pod_states.reservation(uid).cloned() else {
+            return;
+        };
+        self.set_reservation(uid, None);
+        let deadline = if self.may_stand(uid, &reservation) {
+            reservation.deadline
+        } else {
+            Moment::default()
+        };
+        self.set_reservation(
+            uid,
+            Some(Reservation {
+                deadline,
+                ..reservation
+            }),
+        );
+    }
+
+    fn adopt_reservations(&mut self, concerns: impl Fn(&Reservation) -> bool) {
+        let concerned = self
+            .pod_states
+            .reservations()
+            .filter(|(.., reservation)| concerns(reservation));
+        let mut reservations: Vec<_> = concerned
+            .map(|(uid, pod_state, reservation)| {
+                (
+                    Reverse(pod_state.demand.priority),
+                    uid.clone(),
+                    reservation.clone(),
+                )
+            })
+            .collect();
+        reservations.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
+        reservations
+            .iter()
+            .for_each(|(_, uid, _)| self.set_reservation(uid, None));
+        let mut fallen = Vec::new();
+        for (_, uid, reservation) in reservations {
+            match self.may_stand(&uid, &reservation) {
+                true => self.set_reservation(&uid, Some(reservation)),
+                false => fallen.push((uid, reservation)),
+            }
+        }
+        // Only now: a reservation that falls must not stand in the way of one that could stand.
+        for (uid, reservation) in fallen {
+            self.set_reservation(
+                &uid,
+                Some(Reservation {
+                    deadline: Moment::default(),
+                    ..reservation
+                }),
+            );
+        }
+    }
+
+    /// Whether the reservation would be made now, with those of its victims that are still there.
+    fn may_stand(&self, uid: &PodUid, reservation: &Reservation) -> bool {
+        let Some(node_state) = self.node_states.existing(&reservation.node) else {
+            return false;
+        };
+        // Until the agent reports, it may be unknown which GPUs it names.
+        if !node_state.is_reported() && node_state.resolve(&reservation.devices).is_none() {
+            return true;
+        }
+        let is_there = |victim: &&PodUid| self.pod_states.contains(victim);
+        let remaining = reservation
+            .victims
+            .iter()
+            .filter(is_there)
+            .cloned()
+            .collect();
+        let remaining = Reservation {
+            victims: remaining,
+            ..reservation.clone()
+        };
+        let preemptor = self.preemptor_without_cost(uid).adopting();
+        let stands = self.check_reservation(&preemptor, uid, &remaining);
+        // It may have been made for victims that fit on other nodes.
+        stands
+            .or_else(|_| self.check_reservation(&preemptor.moving(), uid, &remaining))
+            .is_ok()
+    }
+}
+
+impl PodState {
+    /// Whether a reservation that the pod shows is the one that it has.
+    fn knows(&self, observed: &Reservation) -> bool {
+        // What is shown of a pod that has a node is older than what is known.
+        self.waiting()
+            .is_none_or(|waiting| !waiting.is_news(observed))
+    }
+}
+
+#[cfg(test)]
+mod adopt_reservations_tests {
+    use super::*;
+    use crate::ledger::{ObservedPhase, ObservedWaiting};
+    use crate::policy::Policy;
+    use crate::testkit::{LedgerCluster, demand_of, gpu_at, h100, key, node, uid};
+    use crate::verbs::bind::BindAsked;
+    use crate::verbs::binding::BindingFailed;
+    use crate::verbs::observe::{DevicesReported, NodeObserved};
+    use crate::verbs::tick::{LeadershipBegan, LeadershipEnded};
+    use crate::vocabulary::demand::Sharing;
+    use crate::vocabulary::disruption_info::ObservedDisruptionInfo;
+    use crate::vocabulary::node::NodeKind;
+
+    /// Whether a reservation of 50 GiB on a node's first GPU stands after the first report, while a pod of 40 GiB is on that GPU.
+    fn stands_beside_pod_on(gpu: u32) -> bool {
+        let mut cluster = LedgerCluster::empty(Policy::default());
+        let demand = |gib: u64| demand_of(gib << 30, 1, Sharing::Shared, 0);
+        cluster.apply(NodeObserved::new(node("n"), NodeKind::Stowage));
+        cluster.run(
+            "resident",
+            ("n", gpu),
+            demand(40),
+            None,
+            ObservedDisruptionInfo::default(),
+        );
+        let reservation = Reservation {
+            node: node("n"),
+            devices: Arc::from([gpu_at("n", 0)]),
+            victims: Arc::default(),
+            deadline: cluster.now() + Millis::seconds(60),
+        };
+        let waiting = ObservedWaiting {
+            reservation: Some(reservation),
+            ..ObservedWaiting::default()
+        };
+        cluster.observe("p", demand(50), ObservedPhase::Waiting(waiting), None);
+        cluster.apply(LeadershipBegan(LeaderEpoch::new("lease", 1, "nonce")));
+        let devices = vec![h100("n", 0), h100("n", 1)];
+        cluster
+            .apply(DevicesReported {
+                node: node("n"),
+                devices: devices.into(),
+                are_all: true,
+            })
+            .unwrap();
+        cluster.pass(1);
+        cluster
+            .pod_state(&uid("p"))
+            .unwrap()
+            .reservation()
+            .is_some()
+    }
+
+    #[test]
+    fn reservations_are_adopted_once_it_is_known_which_gpus_are_lost() {
+        assert!(
+            !stands_beside_pod_on(0),
+            "40 and 50 GiB are too much for one GPU"
+        );
+        assert!(stands_beside_pod_on(1));
+        assert!(
+            stands_beside_pod_on(7),
+            "the machine has no eighth GPU, and the pod none of the first two"
+        );
+    }
+
+    /// Whether a reservation that this leader gave up is mirrored when another leader makes it again, and adopted later.
+    fn is_mirrored_again(
+        meanwhile: impl FnOnce(&mut LedgerCluster),
+        then: impl FnOnce(&mut LedgerCluster),
+    ) {
+        let mut cluster = LedgerCluster::new(&[("n", 1)]);
+        cluster.apply(LeadershipBegan(LeaderEpoch::new("lease", 1, "nonce")));
+        let demand = demand_of(50 << 30, 1, Sharing::Shared, 0);
+        cluster.wait("p", demand.clone());
+        let reservation = Reservation {
+            node: node("n"),
+            devices: Arc::from([gpu_at("n", 0)]),
+            victims: Arc::default(),
+            deadline: cluster.now() + Millis::seconds(60),
+        };
+        cluster.reserve(&uid("p"), reservation.clone()).unwrap();
+        cluster.release_reservation(&uid("p"));
+        meanwhile(&mut cluster);
+        cluster.apply(LeadershipEnded);
+        then(&mut cluster);
+        let waiting = ObservedWaiting {
+            reservation: Some(reservation),
+            ..ObservedWaiting::default()
+        };
+        cluster.observe("p", demand, ObservedPhase::Waiting(waiting), None);
+        assert!(
+            cluster.reservation_of(&uid("p")).is_some(),
+            "the GPU is kept for it"
+        );
+        cluster.apply(LeadershipBegan(LeaderEpoch::new("lease", 3, "nonce")));
+        assert!(cluster.reservation_of(&uid("p")).is_some(), "it is adopted");
+    }
+
+    #[test]
+    fn a_reservation_that_was_given_up_is_mirrored_when_another_leader_makes_it_again() {
+        is_mirrored_again(|_| (), |_| ());
+        let bind = BindAsked {
+            uid: uid("p"),
+            key: key("p"),
+            node: node("n"),
+        };
+        let assume = |cluster: &mut LedgerCluster| drop(cluster.apply(bind).unwrap());
+        is_mirrored_again(assume, |cluster| cluster.apply(BindingFailed(uid("p"))));
+    }
+
+    #[test]
+    fn what_shows_a_reservation_that_was_given_up_does_not_show_an_equal_one_that_is_made_later() {
+        let mut cluster = LedgerCluster::new(&[("n", 1)]);
+        cluster.apply(LeadershipBegan(LeaderEpoch::new("lease", 1, "nonce")));
+        let demand = demand_of(50 << 30, 1, Sharing::Shared, 0);
+        cluster.wait("p", demand.clone());
+        let made = |cluster: &mut LedgerCluster| {
+            let (devices, victims) = (Arc::from([gpu_at("n", 0)]), Arc::default());
+            let deadline = cluster.now() + Millis::seconds(60);
+            let reservation = Reservation {
+                node: node("n"),
+                devices,
+                victims,
+                deadline,
+            };
+            cluster.reserve(&uid("p"), reservation.clone()).unwrap();
+            reservation
+        };
+        let show = |cluster: &mut LedgerCluster, shown| {
+            let waiting = ObservedWaiting {
+                reservation: Some(shown),
+                ..ObservedWaiting::default()
+            };
+            let watched = Some(ObservedDisruptionInfo::default());
+            cluster.observe(
+                "p",
+                demand.clone(),
+                ObservedPhase::Waiting(waiting),
+                watched,
+            );
+            cluster.reservation_of(&uid("p")).unwrap().is_shown
+        };
+        let first = made(&mut cluster);
+        assert!(show(&mut cluster, first.clone()));
+        cluster.release_reservation(&uid("p"));
+        cluster.pass(5);
+        let second = made(&mut cluster);
+        assert!(!cluster.reservation_of(&uid("p")).unwrap().is_shown);
+        assert!(!show(&mut cluster, first), "a late event");
+        assert!(show(&mut cluster, second));
+    }
+
+    #[test]
+    fn what_shows_a_reservation_that_was_given_up_shows_no_later_one() {
+        let mut cluster = LedgerCluster::new(&[("n", 1), ("m", 1)]);
+        cluster.apply(LeadershipBegan(LeaderEpoch::new("lease", 1, "nonce")));
+        let demand = demand_of(50 << 30, 1, Sharing::Shared, 0);
+        cluster.wait("p", demand.clone());
+        let deadline = cluster.now() + Millis::seconds(60);
+        let [first, second] = ["n", "m"].map(|on| Reservation {
+            node: node(on),
+            devices: Arc::from([gpu_at(on, 0)]),
+            victims: Arc::default(),
+            deadline,
+        });
+        cluster.reserve(&uid("p"), first.clone()).unwrap();
+        cluster.release_reservation(&uid("p"));
+        cluster.reserve(&uid("p"), second.clone()).unwrap();
+        // A late event of the first one, and one of the second.
+        for (shown, is_shown) in [(first, false), (second, true)] {
+            let waiting = ObservedWaiting {
+                reservation: Some(shown),
+                ..ObservedWaiting::default()
+            };
+            let watched = Some(ObservedDisruptionInfo::default());
+            cluster.observe(
+                "p",
+                demand.clone(),
+                ObservedPhase::Waiting(waiting),
+                watched,
+            );
+            assert_eq!(
+                cluster.reservation_of(&uid("p")).unwrap().is_shown,
+                is_shown
+            );
+        }
     }
 }

@@ -3,17 +3,17 @@
 //! Stored is what the ledger cannot derive. Deadlines, groups, sums, aging, counts and the snapshot follow from that and are made
 //! again, so a stored state cannot contradict itself. A ledger that is loaded answers everything as the one that was exported.
 
-use super::adopt_reservations::ReservationOrigin;
 use super::disruption_budgets::DisruptionBudgets;
-use super::eviction_rates::RecentEvictions;
+use super::evictions::OwnerEvictions;
+use super::evictions::RecentEvictions;
 use super::node_states::{NodeStates, StoredNodes};
 use super::overuse::OverusingPods;
-use super::owner_evictions::OwnerEvictions;
 use super::packing::PackingState;
-use super::placeless_members::PlacelessMembers;
+use super::pod_states::PlacelessMembers;
 use super::pod_states::PodStates;
+use super::pod_states::SharedParts;
+use super::reservations::ReservationOrigin;
 use super::resource_slices::ResourceSlices;
-use super::shared_parts::SharedParts;
 use super::start_times::StartTimes;
 use super::waiting_pods::WaitingPods;
 use super::{Ledger, PodState};

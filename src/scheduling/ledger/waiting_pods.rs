@@ -9,8 +9,8 @@
 
 use super::Ledger;
 use super::node_state::NodeState;
+use super::pod_state::{FailedAttempt, FilterRefusal, SchedulingGate, WaitingPod};
 use super::pod_state::{PodPhase, PodState};
-use super::waiting_pod::{FailedAttempt, FilterRefusal, SchedulingGate, WaitingPod};
 use super::waiting_queue::{QueueBand, WaitingLine, WaitingQueue};
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::placing::snapshot::NodeSet;

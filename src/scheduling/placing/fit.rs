@@ -1,9 +1,9 @@
 //! Whether a demand fits on a node, and if not, why not.
 
-use super::affinity;
-use super::device_plugin;
+use super::pack;
 use super::pack::GpuChoice;
-use super::packing::NodeEvaluation;
+use super::pack::NodeEvaluation;
+use super::whole_nodes;
 pub use crate::reasons::Misfit;
 use crate::vocabulary::classification::{ClassSet, ClassTerms};
 use crate::vocabulary::cluster_share::{TenantLimit, TenantUsage};
@@ -27,15 +27,14 @@ pub(crate) fn fit_by(evaluation: &NodeEvaluation<'_>, node: &Node) -> Result<Gpu
     check_node_admission(node, demand)?;
     match &demand.ask {
         Ask::Plugin { resource, count } => {
-            return device_plugin::has_devices(node, resource, *count, 0)
+            return whole_nodes::has_devices(node, resource, *count, 0)
                 .map(|()| GpuChoice::default());
         }
         // kube-scheduler has found the devices, or would not ask.
         Ask::Claims => return Ok(GpuChoice::default()),
         Ask::Vram => {}
     }
-    affinity::choose(evaluation, &node.reusable, GpuSet::ALL)
-        .ok_or_else(|| misfit(&node.gpus, demand))
+    pack::choose(evaluation, &node.reusable, GpuSet::ALL).ok_or_else(|| misfit(&node.gpus, demand))
 }
 
 /// What the Node object shows that keeps pods away which request VRAM.

@@ -1,12 +1,21 @@
-//! Which GPUs of one node a demand gets: of those that fit, the ones with the least packing cost, so that free VRAM stays useful
-//! for later pods.
+//! Which GPUs of one node a demand gets.
+//!
+//! A pod goes to the very GPUs on which an engine of its model sleeps that it may wake, if there is room, and is ready after the wake
+//! ([`choose`]). Otherwise, of those that fit, it gets the ones with the least packing cost, so that free VRAM stays useful for later
+//! pods ([`choose_by`]): by the trait [`Packing`], of which [`learned`](super::learned) is one implementation, and best fit, which
+//! needs no model, the other. [`NodeEvaluation::of`] alone decides which of the two counts.
 
-use super::engine_load_cost::EngineLoadCost;
 use super::fit::usable;
-use super::packing::{EqualGpus, EvaluatedGpus, NodeEvaluation, NodePacking, Packing, PackingCost};
-use crate::units::Bytes;
+use super::learned::{GpuGroup, LearnedPacking, NodeGpus, NodeSummary, PackingModel};
+use super::rank::EngineLoadCost;
+use super::start_model::{StartModel, ready};
+use crate::units::{Bytes, Millis};
 use crate::vocabulary::demand::{Demand, MAX_GPUS};
+use crate::vocabulary::engine_model::{ReusableEngine, ReusableEngineSet, SleepLevel};
 use crate::vocabulary::gpu::{Gpu, GpuSet};
+use crate::vocabulary::model_tier::{LoadingSpeeds, time_to_wake};
+use crate::vocabulary::node::Node;
+use serde::Serialize;
 
 /// What speaks against one GPU; less is better, and the first field that differs decides.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -237,4 +246,300 @@ pub fn leftover(gpus: &[Gpu], chosen: GpuSet, demand: &Demand) -> Bytes {
         .iter()
         .map(|place| gpus[place].free().minus(demand.per_gpu))
         .sum()
+}
+
+/// The packing cost of a choice, less is better: billionths of a GPU, or, by best fit, bytes left over. Comparable under one
+/// [`PackingModel`] for one demand only.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct PackingCost(pub i64);
+
+/// The packing cost of every choice of GPUs on one node.
+pub trait Packing {
+    /// What all choices of a demand have in common. It is computed once, and only for a node that has a choice: many have none.
+    type Base;
+
+    fn base(&self, demand: &Demand) -> Self::Base;
+
+    /// The cost if the demand gets these GPUs.
+    fn cost(&self, base: &Self::Base, demand: &Demand, chosen: GpuSet) -> PackingCost;
+
+    /// The cost if the demand gets any one of these.
+    fn cost_of_one(&self, base: &Self::Base, demand: &Demand, equal: EqualGpus<'_>) -> PackingCost;
+
+    /// The cost of these GPUs on a scale from 0 to 1,000.
+    fn part(&self, chosen: GpuSet, packing_cost: PackingCost) -> u32;
+
+    /// The part of what the demand leaves of these GPUs that recent pods cannot use; `None` if nothing was learned.
+    fn useless(&self, demand: &Demand, chosen: GpuSet) -> Option<Bytes>;
+}
+
+/// One node, evaluated for one demand.
+#[derive(Debug, Clone, Copy)]
+pub struct NodeEvaluation<'a> {
+    demand: &'a Demand,
+    gpus: EvaluatedGpus<'a>,
+    packing: NodePacking<'a>,
+}
+
+/// The two ways to pack a node. A match on it, once for each node, leaves the comparison of its GPUs without dynamic calls.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum NodePacking<'a> {
+    BestFit(BestFitPacking<'a>),
+    Learned(LearnedPacking<'a>),
+}
+
+/// A node's GPUs: each alone, or in groups of equal ones.
+#[derive(Debug, Clone, Copy)]
+pub enum EvaluatedGpus<'a> {
+    Alone(&'a [Gpu]),
+    Alike(&'a NodeSummary),
+}
+
+/// GPUs of a node that are interchangeable.
+#[derive(Debug, Clone, Copy)]
+pub struct EqualGpus<'a> {
+    pub gpu: &'a Gpu,
+    pub places: GpuSet,
+    /// `None` for one GPU without a known group.
+    pub(super) gpu_group: Option<&'a GpuGroup>,
+}
+
+impl<'a> NodeEvaluation<'a> {
+    /// A node that the model has summarized: by what the model has learned, or by best fit if that is nothing. (A policy of best
+    /// fit leaves the ledger an empty model.) Of a device plugin's GPUs Stowage chooses none: there is nothing to learn.
+    #[inline]
+    pub fn of(
+        packing_model: &'a PackingModel,
+        node_summary: &'a NodeSummary,
+        demand: &'a Demand,
+    ) -> Self {
+        let gpus = EvaluatedGpus::Alike(node_summary);
+        let learned = packing_model
+            .learned_packing(node_summary)
+            .filter(|_| !demand.asks_plugin());
+        let packing = learned.map_or(
+            NodePacking::BestFit(BestFitPacking(gpus)),
+            NodePacking::Learned,
+        );
+        Self {
+            demand,
+            gpus,
+            packing,
+        }
+    }
+
+    /// GPUs without a model.
+    pub(crate) fn by_best_fit(gpus: &'a [Gpu], demand: &'a Demand) -> Self {
+        let gpus = EvaluatedGpus::Alone(gpus);
+        Self {
+            demand,
+            gpus,
+            packing: NodePacking::BestFit(BestFitPacking(gpus)),
+        }
+    }
+
+    pub fn demand(&self) -> &'a Demand {
+        self.demand
+    }
+
+    /// The GPUs to choose from.
+    pub fn gpus(&self) -> EvaluatedGpus<'a> {
+        self.gpus
+    }
+
+    pub(super) fn packing(&self) -> &NodePacking<'a> {
+        &self.packing
+    }
+
+    /// The packing cost if the demand gets these GPUs.
+    pub(crate) fn packing_cost(&self, chosen: GpuSet) -> PackingCost {
+        fn again(packing: &impl Packing, demand: &Demand, chosen: GpuSet) -> PackingCost {
+            packing.cost(&packing.base(demand), demand, chosen)
+        }
+        match &self.packing {
+            NodePacking::BestFit(packing) => again(packing, self.demand, chosen),
+            NodePacking::Learned(packing) => again(packing, self.demand, chosen),
+        }
+    }
+
+    /// [`Packing::part`]
+    pub fn part(&self, chosen: GpuSet, packing_cost: PackingCost) -> u32 {
+        match &self.packing {
+            NodePacking::BestFit(packing) => packing.part(chosen, packing_cost),
+            NodePacking::Learned(packing) => packing.part(chosen, packing_cost),
+        }
+    }
+
+    /// [`Packing::useless`]
+    pub fn useless(&self, chosen: GpuSet) -> Option<Bytes> {
+        match &self.packing {
+            NodePacking::BestFit(packing) => packing.useless(self.demand, chosen),
+            NodePacking::Learned(packing) => packing.useless(self.demand, chosen),
+        }
+    }
+}
+
+impl<'a> EvaluatedGpus<'a> {
+    /// The GPU at this index.
+    pub fn gpu(&self, place: usize) -> &'a Gpu {
+        match self {
+            Self::Alone(gpus) => &gpus[place],
+            Self::Alike(node_summary) => &node_summary.gpu_group_of(place).gpu,
+        }
+    }
+
+    /// Free VRAM over all of them.
+    pub fn free(&self) -> Bytes {
+        match self {
+            Self::Alone(gpus) => gpus.iter().map(Gpu::free).sum(),
+            Self::Alike(node_summary) => node_summary.free(),
+        }
+    }
+}
+
+impl<'a> EqualGpus<'a> {
+    pub fn alone((place, gpu): (usize, &'a Gpu)) -> Self {
+        Self {
+            gpu,
+            places: GpuSet::one(place),
+            gpu_group: None,
+        }
+    }
+
+    pub fn of(gpu_group: &'a GpuGroup) -> Self {
+        Self {
+            gpu: &gpu_group.gpu,
+            places: gpu_group.places,
+            gpu_group: Some(gpu_group),
+        }
+    }
+
+    /// The GPUs at these indices only.
+    pub fn among(self, places: GpuSet) -> Self {
+        Self {
+            places: self.places.and(places),
+            ..self
+        }
+    }
+}
+
+/// Best fit: the cost is the VRAM left over, so that GPUs with much free VRAM keep it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct BestFitPacking<'a>(EvaluatedGpus<'a>);
+
+impl Packing for BestFitPacking<'_> {
+    type Base = ();
+
+    fn base(&self, _: &Demand) -> Self::Base {}
+
+    fn cost(&self, (): &(), demand: &Demand, chosen: GpuSet) -> PackingCost {
+        left_over(
+            chosen
+                .iter()
+                .map(|place| self.0.gpu(place).free().minus(demand.per_gpu))
+                .sum(),
+        )
+    }
+
+    fn cost_of_one(&self, (): &(), demand: &Demand, equal: EqualGpus<'_>) -> PackingCost {
+        left_over(equal.gpu.free().minus(demand.per_gpu))
+    }
+
+    /// The part of the chosen GPUs that stays free.
+    fn part(&self, chosen: GpuSet, packing_cost: PackingCost) -> u32 {
+        let whole: Bytes = chosen.iter().map(|place| self.0.gpu(place).capacity).sum();
+        (packing_cost.0.unsigned_abs().saturating_mul(1000) / whole.0.max(1)) as u32
+    }
+
+    fn useless(&self, _: &Demand, _: GpuSet) -> Option<Bytes> {
+        None
+    }
+}
+
+fn left_over(bytes: Bytes) -> PackingCost {
+    PackingCost(i64::try_from(bytes.0).unwrap_or(i64::MAX))
+}
+
+/// The GPUs for a demand among the `allowed` ones, or `None` if too few have enough free VRAM. A place that is softly reserved for
+/// another pod comes last; then the engine that sleeps least deep; then what [`choose_by`] compares by.
+pub fn choose(
+    evaluation: &NodeEvaluation<'_>,
+    reusable: &ReusableEngineSet,
+    allowed: GpuSet,
+) -> Option<GpuChoice> {
+    let demand = evaluation.demand();
+    let has_room = |engine: &&ReusableEngine| {
+        let takes = |place| takes(evaluation.gpus().gpu(place), demand);
+        engine.gpus.without(allowed).is_empty() && engine.gpus.iter().all(takes)
+    };
+    let candidates = reusable.suiting(demand).filter(has_room);
+    let warm = candidates
+        .map(|engine| (engine.level, GpuChoice::of(evaluation, engine.gpus)))
+        .min_by_key(|(level, choice)| {
+            (
+                choice.contended,
+                *level,
+                choice.engine_load,
+                choice.packing_cost,
+                choice.gpus,
+            )
+        });
+    match warm {
+        Some((_, warm)) if !warm.contended => Some(warm),
+        Some((_, warm)) => choose_by(evaluation, allowed)
+            .filter(|other| !other.contended)
+            .or(Some(warm)),
+        None => choose_by(evaluation, allowed),
+    }
+}
+
+/// The same with a packing model, on a node that the model has not summarized yet.
+pub(crate) fn choose_at(
+    packing_model: &PackingModel,
+    node_gpus: NodeGpus<'_>,
+    demand: &Demand,
+    reusable: &ReusableEngineSet,
+    allowed: GpuSet,
+) -> Option<GpuSet> {
+    let node_summary = packing_model.node_summary(node_gpus);
+    choose(
+        &NodeEvaluation::of(packing_model, &node_summary, demand),
+        reusable,
+        allowed,
+    )
+    .map(|choice| choice.gpus)
+}
+
+/// A wake in place of a start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wake {
+    /// Until the woken engine answers.
+    pub woken: Millis,
+    /// Until a new one would.
+    pub loaded: Millis,
+}
+
+/// What a pod with this demand gains on these GPUs of a node; `None` if no engine sleeps there that it may wake, or a start takes
+/// no longer. Either way the pod's own images come first.
+pub(crate) fn wake_on(
+    node: &Node,
+    gpus: GpuSet,
+    demand: &Demand,
+    starts: &StartModel,
+    speeds: &LoadingSpeeds,
+) -> Option<Wake> {
+    let engine = node.reusable.on(gpus, demand)?;
+    let start = ready(node, demand, starts, speeds)?;
+    let awake = match engine.level {
+        SleepLevel::WeightsOffloaded => time_to_wake(
+            engine.level,
+            node.holding(&engine.model),
+            demand.weights(),
+            speeds,
+        ),
+        // As long as engines have taken to read them.
+        SleepLevel::WeightsDiscarded => start.time.fetch + start.time.load + speeds.wake_init,
+    };
+    let (woken, loaded) = (start.time.pull + awake, start.total());
+    (woken < loaded).then_some(Wake { woken, loaded })
 }

@@ -1,24 +1,25 @@
 //! Which of the nodes that fit is best, and how that order travels in the few score steps an extender has.
+//!
+//! [`EngineLoadCost`] is what the load of the engines on a GPU costs a demand: nothing up to half of a limit of the demand's class,
+//! the whole part at the limit, and ever more steeply between them.
 
-use super::device_plugin;
-use super::engine_load_cost::EngineLoadCost;
-use super::fit::{Misfit, fit_by};
-use super::pack::GpuChoice;
-use super::packing::{NodeEvaluation, PackingCost};
+use super::fit::{Misfit, fit_by, is_allowed};
+use super::pack::{GpuChoice, NodeEvaluation, PackingCost};
 use super::score_cache::CachedScore;
+pub use super::snapshot::NO_PLACE as UNKNOWN_PLACE;
 use super::snapshot::Snapshot;
 use super::start_model::StartModel;
 pub use super::start_model::ready;
-use super::{affinity, claims};
+use super::{pack, whole_nodes};
 use crate::ids::NodeName;
-use crate::placing::fit::is_allowed;
 use crate::policy::Policy;
 pub(crate) use crate::policy::ScoreParts;
 use crate::units::Bytes;
+use crate::vocabulary::classification::ClassTerms;
 use crate::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::vocabulary::demand::{Demand, Sharing};
 use crate::vocabulary::device_plugin::Ask;
-use crate::vocabulary::gpu::GpuSet;
+use crate::vocabulary::gpu::{Gpu, GpuSet};
 use crate::vocabulary::model_tier;
 use crate::vocabulary::node::Node;
 use serde::Serialize;
@@ -84,7 +85,6 @@ pub struct Shortlist {
 }
 
 /// The place of a node that the snapshot does not have.
-pub use super::node_names::NO_PLACE as UNKNOWN_PLACE;
 
 impl Shortlist {
     /// The places in the snapshot of the nodes that were asked about, of those that it has.
@@ -357,8 +357,8 @@ fn score(
         packing_cost: choice.packing_cost,
         engine_load: match evaluation.demand().ask {
             Ask::Vram => choice.engine_load,
-            Ask::Plugin { .. } => device_plugin::least_loaded(node, evaluation.demand()),
-            Ask::Claims => claims::least_loaded(node, evaluation.demand()),
+            Ask::Plugin { .. } => whole_nodes::plugin_least_loaded(node, evaluation.demand()),
+            Ask::Claims => whole_nodes::claims_least_loaded(node, evaluation.demand()),
         },
         node_free: if evaluation.demand().ask == Ask::Vram {
             evaluation.gpus().free()
@@ -378,8 +378,8 @@ pub fn parts(
 ) -> ScoreParts {
     let demand = evaluation.demand();
     match demand.ask {
-        Ask::Plugin { .. } => return device_plugin::parts(node, demand, starts, policy),
-        Ask::Claims => return claims::parts(node, demand, starts, policy),
+        Ask::Plugin { .. } => return whole_nodes::plugin_parts(node, demand, starts, policy),
+        Ask::Claims => return whole_nodes::claims_parts(node, demand, starts, policy),
         Ask::Vram => {}
     }
     ScoreParts {
@@ -412,8 +412,7 @@ pub(super) fn time_to_ready_part(
     starts: &StartModel,
     policy: &Policy,
 ) -> u32 {
-    let woken =
-        affinity::wake_on(node, gpus, demand, starts, &policy.loading).map(|wake| wake.woken);
+    let woken = pack::wake_on(node, gpus, demand, starts, &policy.loading).map(|wake| wake.woken);
     let ready =
         woken.or_else(|| ready(node, demand, starts, &policy.loading).map(|found| found.total()));
     let step = ready.map_or(0, model_tier::step);
@@ -432,5 +431,115 @@ fn keep(best: &mut Vec<Candidate>, candidate: Candidate, limit: usize) {
     if let Err(place) = best.binary_search_by_key(&candidate.order(), Candidate::order) {
         best.insert(place, candidate);
         best.truncate(limit);
+    }
+}
+
+/// How near the engines of a GPU are to a limit of the demand's class, in thousandths of that limit. Less is better.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct EngineLoadCost(u16);
+
+/// Thousandths of a limit.
+const AT_LIMIT: u16 = 1000;
+/// The weight of one step in [`ScoreParts::kv_headroom`](super::rank::ScoreParts).
+const STEP: u32 = WHOLE_PART / 8;
+
+impl EngineLoadCost {
+    /// Of GPUs without engines, and for classes without limits.
+    pub const NONE: Self = Self(0);
+
+    /// Some engine does not say how busy it is: half of the whole part, as at six sevenths of a limit.
+    pub const UNKNOWN: Self = Self(854);
+
+    /// What joining the engines on the calmest of these GPUs costs, whichever it will be. Of none, nothing is known.
+    pub fn least<'a>(gpus: impl Iterator<Item = &'a Gpu>, demand: &Demand) -> Self {
+        let unknown = if has_limits(demand) {
+            Self::UNKNOWN
+        } else {
+            Self::NONE
+        };
+        gpus.map(|gpu| Self::of(gpu, demand))
+            .min()
+            .unwrap_or(unknown)
+    }
+
+    /// What joining the engines on `gpu` costs. The fuller of KV cache and queue counts.
+    #[inline]
+    pub fn of(gpu: &Gpu, demand: &Demand) -> Self {
+        if !has_limits(demand) {
+            return Self::NONE;
+        }
+        let ClassTerms {
+            kv_cache_limit,
+            queue_limit,
+            ..
+        } = demand.terms;
+        let load = gpu.engine_load;
+        let full = load.occupancy().zip(kv_cache_limit);
+        let long = load.queue.zip(queue_limit);
+        let measured = full
+            .map(|(kv, limit)| Self::share(kv.get().into(), limit.get().into()))
+            .max(long.map(|(queue, limit)| Self::share(queue, limit)))
+            .unwrap_or_default();
+        let is_silent =
+            full.is_none() && kv_cache_limit.is_some() || long.is_none() && queue_limit.is_some();
+        if is_silent || load.partial {
+            measured.max(Self::UNKNOWN)
+        } else {
+            measured
+        }
+    }
+
+    fn share(measured: u32, limit: u32) -> Self {
+        let thousandths =
+            (u64::from(measured) * u64::from(AT_LIMIT)).div_ceil(u64::from(limit.max(1)));
+        Self(thousandths.min(AT_LIMIT.into()) as u16)
+    }
+
+    /// What is to be said against the GPU, up to [`WHOLE_PART`]: the square of the share of the limit's upper half that is in
+    /// use. Up to half of the limit packing decides, and the exact load only between places that are packed equally well.
+    pub fn part(self) -> u32 {
+        let beyond = u32::from(self.0.saturating_sub(AT_LIMIT / 2));
+        beyond.pow(2) / (u32::from(AT_LIMIT / 2).pow(2) / WHOLE_PART)
+    }
+
+    /// The part in eighths. Between GPUs of one node a step outweighs the packing cost; within a step the packing cost decides
+    /// first. The first step ends at two thirds of the limit.
+    pub fn step(self) -> u8 {
+        (self.part() / STEP) as u8
+    }
+}
+
+#[inline]
+fn has_limits(demand: &Demand) -> bool {
+    demand.terms.kv_cache_limit.is_some() || demand.terms.queue_limit.is_some()
+}
+
+#[cfg(test)]
+mod engine_load_cost_tests {
+    use super::*;
+
+    #[test]
+    fn the_cost_rises_ever_more_steeply_to_the_limit() {
+        let part = |kv: u32| EngineLoadCost::share(kv, 90).part();
+        assert_eq!(
+            [0, 2, 22, 45, 66, 81, 90, 97].map(part),
+            [0, 0, 0, 0, 219, 640, 1000, 1000]
+        );
+        let steps = [0, 45, 60, 61, 66, 90].map(|kv| EngineLoadCost::share(kv, 90).step());
+        assert_eq!(steps, [0, 0, 0, 1, 1, 8]);
+        assert!((0..100).all(|kv| part(kv) <= part(kv + 1)));
+        let rise: Vec<u32> = (0..9)
+            .map(|ten| part(10 * ten + 10) - part(10 * ten))
+            .collect();
+        assert!(rise.is_sorted(), "{rise:?}");
+        assert!(EngineLoadCost::UNKNOWN.part().abs_diff(WHOLE_PART / 2) <= 1);
+        assert_eq!(EngineLoadCost::share(u32::MAX, 1).part(), WHOLE_PART);
+        assert_eq!(
+            [
+                EngineLoadCost::share(0, 0).part(),
+                EngineLoadCost::share(1, 0).part()
+            ],
+            [0, WHOLE_PART]
+        );
     }
 }

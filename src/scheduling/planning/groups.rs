@@ -10,10 +10,10 @@ use super::node_ranking::PodSignature;
 use super::state::{PlanReach, PlanningState, PodResult};
 use super::{PlanStep, PlannedPlacement, WaitReason};
 use crate::ids::PodUid;
-use crate::ledger::eviction_allowance::EvictionLimit;
+use crate::ledger::evictions::EvictionLimit;
 use crate::ledger::{Ledger, PendingPod, PodGroup, WaitKind};
-use crate::placing::affinity;
 use crate::placing::learned::{NodeGpus, PackingModel};
+use crate::placing::pack;
 use crate::placing::snapshot::Snapshot;
 use crate::policy::GroupPlacement;
 use crate::units::Millis;
@@ -308,7 +308,7 @@ fn gpu_candidates(
             gpus: &gpus,
             ..node.node_gpus()
         };
-        let chosen = affinity::choose_at(packing_model, node_gpus, demand, &reusable, allowed);
+        let chosen = pack::choose_at(packing_model, node_gpus, demand, &reusable, allowed);
         let Some(chosen) = chosen else { continue };
         reusable = reusable.without_one_on(chosen, demand);
         for place in chosen.iter() {

@@ -40,7 +40,7 @@ use super::placing::snapshot::Snapshot;
 pub use super::reasons::WaitReason;
 use super::vocabulary::placement::Reservation;
 use crate::ids::{PodKey, PodUid};
-use crate::ledger::eviction_allowance::ScopeKey;
+use crate::ledger::evictions::ScopeKey;
 use serde::{Deserialize, Serialize};
 use state::{PassedPods, PlanReach, PlanningState};
 use step_budget::StepBudget;

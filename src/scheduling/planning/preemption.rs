@@ -12,7 +12,7 @@ use crate::evicting::{
 };
 use crate::ids::{NodeName, PodUid};
 use crate::kube_filters::{AssumedNodeChange, FilterQuery};
-use crate::ledger::eviction_allowance::{EvictionAllowance, EvictionLimit, LargerSets, ScopeKey};
+use crate::ledger::evictions::{EvictionAllowance, EvictionLimit, LargerSets, ScopeKey};
 use crate::ledger::{Ledger, PendingPod, Preemptor};
 use crate::placing::snapshot::Snapshot;
 use crate::vocabulary::demand::Demand;

@@ -8,7 +8,7 @@ use super::{EvictionRight, Plan, PlanStep, PlanView, PlannedPlacement, WaitReaso
 use crate::evicting::EvictionCost;
 use crate::ids::{NodeName, PodUid};
 use crate::kube_filters::FilterSnapshot;
-use crate::ledger::eviction_allowance::{EvictionLimit, ScopeKey};
+use crate::ledger::evictions::{EvictionLimit, ScopeKey};
 use crate::ledger::{Ledger, NearestModels, PendingPod, PodState, WaitKind};
 use crate::placing::fit::{fit, is_allowed};
 use crate::placing::snapshot::Snapshot;

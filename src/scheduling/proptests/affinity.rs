@@ -3,10 +3,9 @@
 use super::choices::{gpu, has_room_by_definition, node};
 use super::demand;
 use crate::ids::ModelId;
-use crate::placing::affinity;
 use crate::placing::fit::fit_by;
 use crate::placing::pack;
-use crate::placing::packing::NodeEvaluation;
+use crate::placing::pack::NodeEvaluation;
 use crate::placing::rank::{ready, score_node};
 use crate::placing::snapshot::Snapshot;
 use crate::placing::start_model::StartModel;
@@ -67,7 +66,7 @@ proptest! {
         let reusable: ReusableEngineSet = engines.clone().into();
         let evaluation = NodeEvaluation::by_best_fit(&gpus, &demand);
         let packed = pack::choose_by(&evaluation, GpuSet::ALL);
-        let chosen = affinity::choose(&evaluation, &reusable, GpuSet::ALL);
+        let chosen = pack::choose(&evaluation, &reusable, GpuSet::ALL);
         prop_assert_eq!(chosen.is_some(), packed.is_some(), "an engine that sleeps neither admits nor refuses a pod");
         let Some(chosen) = chosen else { return Ok(()) };
         prop_assert_eq!(chosen.gpus.len(), demand.gpus);
@@ -111,7 +110,7 @@ proptest! {
         prop_assert_eq!(scored(&beside), scored(&bare));
         let (starts, speeds) = (StartModel::default(), LoadingSpeeds::default());
         for place in 0..gpus.len() {
-            prop_assert_eq!(affinity::wake_on(&beside, GpuSet::one(place), &demand, &starts, &speeds), None);
+            prop_assert_eq!(pack::wake_on(&beside, GpuSet::one(place), &demand, &starts, &speeds), None);
         }
     }
 
@@ -125,7 +124,7 @@ proptest! {
         let (starts, speeds) = (StartModel::default(), LoadingSpeeds::default());
         let start = ready(&node, &demand, &starts, &speeds).unwrap().total();
         for gpus in engines.iter().map(|engine| engine.gpus).chain([GpuSet::one(0)]) {
-            if let Some(wake) = affinity::wake_on(&node, gpus, &demand, &starts, &speeds) {
+            if let Some(wake) = pack::wake_on(&node, gpus, &demand, &starts, &speeds) {
                 prop_assert!(wake.loaded == start && wake.woken < start, "{:?} against {}", wake, start.0);
             }
         }

@@ -2,7 +2,7 @@
 //! and every reason is true. The oracle counts evictions by itself and tries every set of pods on every node.
 
 use crate::ids::{GpuUuid, NodeName, PodUid};
-use crate::ledger::eviction_allowance::LimitedBecause;
+use crate::ledger::evictions::LimitedBecause;
 use crate::ledger::{Ledger, ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
 use crate::planning::{
     Plan, PlanBounds, PlanStep, PlannedPlacement, WaitReason, plan, plan_within,

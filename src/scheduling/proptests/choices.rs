@@ -7,7 +7,7 @@ use crate::placing::fit::{Misfit, evictions_could_resolve, fit};
 use crate::placing::learned::PackingModel;
 use crate::placing::pack;
 use crate::placing::pack::GpuChoice;
-use crate::placing::packing::NodeEvaluation;
+use crate::placing::pack::NodeEvaluation;
 use crate::placing::rank::{ReservedPlacement, ScheduleAttempt, shortlist};
 use crate::placing::snapshot::Snapshot;
 use crate::policy::{Policy, Weights};

@@ -23,13 +23,13 @@ mod victims;
 
 use super::ledger::Ledger;
 use super::placing::pack;
-use super::placing::packing::NodeEvaluation;
 use super::placing::snapshot::Snapshot;
 use super::vocabulary::demand::{Demand, Sharing};
 use super::vocabulary::gpu::{Device, Gpu, GpuSet};
 use super::vocabulary::node::Node;
 use super::vocabulary::node_reading::Freshness;
 use crate::ids::NodeName;
+use crate::placing::pack::NodeEvaluation;
 use crate::testkit::{demand_of, unit_gpu};
 use crate::units::Percent;
 use crate::vocabulary::headroom::Headroom;

@@ -5,7 +5,7 @@ use super::histories::bench::LedgerHistory;
 use super::histories::step::{LedgerStep, key, node_name, step, uid};
 use super::{assert_same, stored_and_loaded};
 use crate::ids::{LeaderEpoch, PodUid};
-use crate::ledger::eviction_allowance::ScopeKey;
+use crate::ledger::evictions::ScopeKey;
 use crate::ledger::{
     Ledger, LoadError, ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate,
 };

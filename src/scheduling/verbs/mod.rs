@@ -14,9 +14,11 @@
 //! - [`request`]: the pod of a request, and the one constructor of a scheduling attempt.
 //! - [`filter`], [`prioritize`], [`preempt`], [`preempt_device_plugin`], [`bind`]: kube-scheduler's four verbs; [`shadow`]: what
 //!   shadow mode reports of them; [`binding`] and [`open_bindings`]: what follows from the write of a Binding.
+//! - [`attempt`]: one scheduling attempt with nothing in between, for replays and simulators.
 //! - [`state`]: the whole state as one value. [`input`]: every change as one value.
 //! - [`wait`]: pending pods, their reservations and the evictions for them, as the planner works them off.
 
+mod attempt;
 pub mod bind;
 pub mod binding;
 pub mod filter;

@@ -3,7 +3,7 @@
 
 use super::{Change, Cluster};
 use crate::ids::PodUid;
-use crate::ledger::eviction_allowance::{EvictionLimit, ScopeKey};
+use crate::ledger::evictions::{EvictionLimit, ScopeKey};
 use crate::ledger::{AssumeConflict, Ledger, PendingPod};
 pub(crate) use crate::planning::LoansRecalled;
 use crate::planning::{EvictionRight, PlannedPlacement};

@@ -9,10 +9,11 @@ use super::{Extender, shadow};
 use futures::FutureExt;
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, SystemTime};
-use stowage_kubernetes_objects::port::{
-    BindOrder, BindOutcome, ControlPlaneError, PodEvent, PodEventReason, PodOnRecord, StatusChange,
-};
+use stowage_kubernetes_objects::port::{BindOrder, BindOutcome};
 use stowage_recording::answer::Decision;
+use stowage_scheduling::control_loop::{
+    ControlPlaneError, PodEvent, PodEventReason, PodOnRecord, StatusChange,
+};
 use stowage_scheduling::ids::{NodeName, PodKey, PodUid, listed};
 use stowage_scheduling::ledger::AssumeConflict;
 use stowage_scheduling::units::Millis;

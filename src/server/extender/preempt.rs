@@ -8,10 +8,10 @@ use super::{Extender, shadow};
 use crate::service::{ClusterGuard, WorkKind};
 use std::collections::BTreeMap;
 use stowage_kubernetes_objects as objects;
-use stowage_kubernetes_objects::port::{
+use stowage_recording::answer::Decision;
+use stowage_scheduling::control_loop::{
     ControlPlaneError, PodEvent, PodEventReason, StatusChange, reserved_text,
 };
-use stowage_recording::answer::Decision;
 use stowage_scheduling::evicting::VictimSet;
 use stowage_scheduling::ids::{PodUid, listed};
 use stowage_scheduling::ledger::PodState;

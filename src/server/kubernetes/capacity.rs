@@ -8,7 +8,6 @@
 
 use super::index::{ClusterIndex, NodeKind, NodeOnRecord};
 use super::request::within;
-use super::retry::Backoff;
 use crate::service::{Service, WorkKind};
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Node;
@@ -20,6 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use stowage_kubernetes_objects::VRAM;
 use stowage_kubernetes_objects::port::WriteTimes;
+use stowage_scheduling::control_loop::retry::Backoff;
 use stowage_scheduling::ids::NodeName;
 use stowage_scheduling::ledger::{CapacityBasis, Ledger, NodesAtOneTime};
 use stowage_scheduling::policy::Mode;

@@ -5,17 +5,17 @@
 //! the watches show. Every replica audits and counts; only the leader records Events and evicts. No lock but the audit's own is
 //! held.
 
-use super::retry::{Backoff, RetryState};
 use crate::service::{Service, WorkKind};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
-use stowage_kubernetes_objects::port::{
-    ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, IsDue, PodEvent,
-    PodEventReason, PodOnRecord,
-};
+use stowage_kubernetes_objects::port::{ControlPlane, IsDue};
 use stowage_scheduling::audit::conflicts::{AuditRound, ConflictVictim, GpuConflict};
+use stowage_scheduling::control_loop::retry::{Backoff, RetryState};
+use stowage_scheduling::control_loop::{
+    ControlPlaneError, EvictionOutcome, EvictionReason, PodEvent, PodEventReason, PodOnRecord,
+};
 use stowage_scheduling::ids::{NodeName, PodUid};
 use stowage_scheduling::policy::{ConflictRule, Mode};
 use stowage_scheduling::units::{Millis, Moment};

@@ -21,9 +21,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use stowage_kubernetes_objects as objects;
-use stowage_kubernetes_objects::port::{
-    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason,
-    IsDue, PodEvent, PodOnRecord, StatusChange,
+use stowage_kubernetes_objects::port::{BindOrder, BindOutcome, ControlPlane, IsDue};
+use stowage_scheduling::control_loop::{
+    ControlPlaneError, EvictionOutcome, EvictionReason, PodEvent, PodOnRecord, StatusChange,
 };
 use stowage_scheduling::ids::{NodeName, PodKey, PodUid, printable};
 use stowage_scheduling::policy::NamespaceLabels;

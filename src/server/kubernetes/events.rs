@@ -15,7 +15,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
-use stowage_kubernetes_objects::port::{PodEvent, PodEventReason};
+use stowage_scheduling::control_loop::{PodEvent, PodEventReason};
 use stowage_scheduling::ids::PodUid;
 use stowage_scheduling::policy::namespaces::{SEES_ALL_GPUS, SEES_ALL_GPUS_UNLABELLED};
 use stowage_scheduling::units::{Millis, Moment};

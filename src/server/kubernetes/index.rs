@@ -28,7 +28,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use stowage_kubernetes_objects as objects;
 use stowage_kubernetes_objects::ReservationMessage;
-use stowage_kubernetes_objects::port::PodEvent;
+use stowage_scheduling::control_loop::PodEvent;
 use stowage_scheduling::ids::{NodeName, PodKey, PodUid};
 use stowage_scheduling::kube_filters::StorageKind;
 use stowage_scheduling::ledger::{

@@ -33,13 +33,12 @@ pub mod events;
 pub mod index;
 pub mod leader;
 mod liveness;
+mod loop_driver;
 pub mod manifests;
 pub mod observed;
 mod packing_learner;
 mod page_retry;
-pub mod planner;
 mod request;
-mod retry;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod tick;

@@ -6,10 +6,10 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use std::sync::Arc;
 use std::time::Duration;
-use stowage_kubernetes_objects::port::{
-    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason,
-    IsDue, NominationChange, PodEvent, PodEventReason, PodOnRecord, ReservationChange,
-    StatusChange,
+use stowage_kubernetes_objects::port::{BindOrder, BindOutcome, ControlPlane, IsDue};
+use stowage_scheduling::control_loop::{
+    ControlPlaneError, EvictionOutcome, EvictionReason, NominationChange, PodEvent, PodEventReason,
+    PodOnRecord, ReservationChange, StatusChange,
 };
 use stowage_scheduling::ids::{PodKey, PodUid};
 use stowage_scheduling::units::plural;

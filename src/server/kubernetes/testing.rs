@@ -3,10 +3,10 @@
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
-use stowage_kubernetes_objects::port::{
-    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionCondition, EvictionOutcome,
-    EvictionReason, IsDue, NominationChange, PlanState, PodEvent, PodOnRecord, ReservationChange,
-    StatusChange,
+use stowage_kubernetes_objects::port::{BindOrder, BindOutcome, ControlPlane, IsDue};
+use stowage_scheduling::control_loop::{
+    ControlPlaneError, EvictionCondition, EvictionOutcome, EvictionReason, NominationChange,
+    PlanState, PodEvent, PodOnRecord, ReservationChange, StatusChange,
 };
 use stowage_scheduling::ids::{PodKey, PodUid};
 use stowage_scheduling::vocabulary::placement::Reservation;

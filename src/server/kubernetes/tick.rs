@@ -4,23 +4,18 @@
 //! It serves a real cluster and a dump alike: it writes through the port and knows no client.
 
 use super::index::ClusterIndex;
+use super::loop_driver::LoopDriver;
 use super::packing_learner::PackingLearner;
-use super::planner::{Planner, UNPLANNABLE_AT_ONCE};
 use crate::service::Service;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 use stowage_kubernetes_objects::port::ControlPlane;
-use stowage_scheduling::ids::PodUid;
-use stowage_scheduling::ledger::Expired;
+use stowage_scheduling::control_loop::UNPLANNABLE_AT_ONCE;
 use stowage_scheduling::units::{Millis, Moment};
-use stowage_scheduling::verbs::tick::PartOfTick;
-use stowage_scheduling::verbs::wait::{MayBeRefused, TakeUnknownReservations};
 
 /// A tenth of a soft reservation's lifetime: an expired one is soon gone for the next pod.
 const TICK: Duration = Duration::from_millis(200);
-/// Pods that are noted as refused under one lock.
-const REFUSED_AT_ONCE: usize = 32;
 /// Far longer than a watch lags behind a request.
 const SWEEP_EVERY: Millis = Millis::seconds(60);
 
@@ -32,7 +27,7 @@ pub async fn run(
 ) {
     let mut upkeep = LedgerUpkeep {
         next_sweep: service.now() + SWEEP_EVERY,
-        planner: Planner::new(service.clone(), control_plane.clone()),
+        driver: LoopDriver::new(service.clone(), control_plane.clone()),
         service,
         index,
         control_plane,
@@ -49,7 +44,7 @@ pub async fn run(
                 learning.tick();
                 upkeep.tick(upkeep.service.now());
             }
-            () = upkeep.planner.go_on() => {}
+            () = upkeep.driver.go_on() => {}
         }
     }
 }
@@ -58,7 +53,7 @@ struct LedgerUpkeep {
     service: Arc<Service>,
     index: Arc<Mutex<ClusterIndex>>,
     control_plane: Arc<dyn ControlPlane>,
-    planner: Planner,
+    driver: LoopDriver,
     was_open: bool,
     next_sweep: Moment,
 }
@@ -66,28 +61,17 @@ struct LedgerUpkeep {
 impl LedgerUpkeep {
     fn tick(&mut self, now: Moment) {
         let is_open = self.service.leadership.is_open();
-        match is_open {
-            true => {
-                self.planner.end(self.expire(now, true), now);
-                // A statement of its own, so that the lock is released with it.
-                let unknown = self.service.cluster().apply(TakeUnknownReservations);
-                self.planner.end_unknown(unknown);
-                let after = self.planner.unplannable_pods_after().cloned();
-                let unplannable_pods = self
-                    .index
-                    .lock()
-                    .unplannable_pods_after(after.as_ref(), UNPLANNABLE_AT_ONCE);
-                self.planner.released(unplannable_pods, now);
-                self.planner.tick(now);
-            }
-            // The leader that ends a reservation also clears its condition: standby replicas write nothing.
-            false => {
-                self.expire(now, false);
-                self.planner.rest();
-            }
+        if is_open {
+            let control_loop = &mut self.driver.control_loop;
+            let after = control_loop.unplannable_pods_after().cloned();
+            let unplannable_pods = self
+                .index
+                .lock()
+                .unplannable_pods_after(after.as_ref(), UNPLANNABLE_AT_ONCE);
+            control_loop.released(unplannable_pods, now);
         }
+        self.driver.tick(now);
         if is_open && !self.was_open {
-            self.suppose_refused();
             let standing = self.index.lock().standing(&self.service);
             standing
                 .into_iter()
@@ -99,36 +83,6 @@ impl LedgerUpkeep {
             self.next_sweep = now + SWEEP_EVERY;
         }
     }
-
-    /// A previous leader or process may have refused every pending pod.
-    fn suppose_refused(&self) {
-        let copy = self.service.ledger_to_read();
-        let (pods, then): (Vec<PodUid>, _) =
-            (copy.may_be_refused().into_iter().collect(), copy.now());
-        // What is changed while there is a copy has to be copied.
-        drop(copy);
-        let mut cluster = self.service.cluster();
-        for some in pods.chunks(REFUSED_AT_ONCE) {
-            cluster.apply(MayBeRefused {
-                pods: some.to_vec(),
-                then,
-            });
-            cluster.give_way();
-        }
-    }
-
-    /// Lets pass all deadlines up to now, a few under each lock. Answers the pods whose reservations ended.
-    fn expire(&self, now: Moment, is_leading: bool) -> Vec<PodUid> {
-        let (mut all, mut cluster) = (Vec::new(), self.service.cluster());
-        loop {
-            let Expired { ended, may_be_more } = cluster.apply(PartOfTick { now, is_leading });
-            all.extend(ended);
-            if !may_be_more {
-                return all;
-            }
-            cluster.give_way();
-        }
-    }
 }
 
 #[cfg(test)]
@@ -137,6 +91,7 @@ mod tests {
     use crate::kubernetes::testing::Recorder;
     use crate::service::PODS_LOOKED_AT_UNDER_LOCK;
     use serde_json::json;
+    use stowage_scheduling::ids::PodUid;
     use stowage_scheduling::policy::{Mode, Policy};
 
     /// A replica with one pod whose reservation has passed its deadline, and one unplaced pod.
@@ -161,7 +116,7 @@ mod tests {
         service.set_synced_in(0, 0);
         LedgerUpkeep {
             next_sweep: service.now() + SWEEP_EVERY,
-            planner: Planner::new(service.clone(), recorder.clone()),
+            driver: LoopDriver::new(service.clone(), recorder.clone()),
             index: Arc::new(Mutex::new(index)),
             control_plane: recorder.clone(),
             service,
@@ -177,7 +132,7 @@ mod tests {
         let now = upkeep.service.now();
         upkeep.tick(now);
         upkeep.tick(now);
-        upkeep.planner.settle().await;
+        upkeep.driver.settle().await;
         assert_eq!(
             recorder.told(),
             ["StowageReservationEnded", "StowageUnplaced"]
@@ -202,7 +157,7 @@ mod tests {
             });
             serde_json::from_value(pod).unwrap()
         });
-        let more_than_one_part = 0..=REFUSED_AT_ONCE;
+        let more_than_one_part = 0..=32;
         let waiting = more_than_one_part.clone().map(|nth| {
             let resources = json!({ "limits": { "stowage.dev/vram": "40Gi" } });
             let pod = json!({
@@ -240,7 +195,7 @@ mod tests {
         let mut upkeep = upkeep(&recorder, policy);
         upkeep.service.lead_from_the_start();
         upkeep.tick(upkeep.service.now());
-        upkeep.planner.settle().await;
+        upkeep.driver.settle().await;
         assert_eq!(recorder.written(), ["holder: end hold"]);
     }
 
@@ -253,7 +208,7 @@ mod tests {
         assert_eq!(upkeep.service.cluster().totals().reservations, 1);
         upkeep.service.lead_from_the_start();
         upkeep.tick(upkeep.service.now());
-        upkeep.planner.settle().await;
+        upkeep.driver.settle().await;
         assert_eq!(upkeep.service.cluster().totals().reservations, 0);
         assert_eq!(
             recorder.told(),

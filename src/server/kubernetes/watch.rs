@@ -30,7 +30,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use stowage_kubernetes_objects as objects;
-use stowage_kubernetes_objects::port::{ControlPlane, PodEvent};
+use stowage_kubernetes_objects::port::ControlPlane;
+use stowage_scheduling::control_loop::PodEvent;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::task::unconstrained;
 

@@ -7,7 +7,8 @@
 use super::Problems;
 use crate::service::{RefusedPolicy, Service};
 use std::sync::Arc;
-use stowage_kubernetes_objects::port::{ControlPlane, PodEvent, PodEventReason};
+use stowage_kubernetes_objects::port::ControlPlane;
+use stowage_scheduling::control_loop::{PodEvent, PodEventReason};
 use stowage_scheduling::ids::{PodKey, PodUid};
 use stowage_scheduling::policy::{Digest, Policy};
 use tracing::{error, info, warn};

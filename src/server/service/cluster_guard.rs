@@ -8,8 +8,10 @@
 use super::{Service, Tenure};
 use parking_lot::MutexGuard;
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 use stowage_recording::answer::Asked;
 use stowage_recording::entry::Gap;
+use stowage_scheduling::control_loop::{Books, LockedBooks};
 #[cfg(test)]
 use stowage_scheduling::ledger::PODS_LOOKED_AT;
 use stowage_scheduling::units::Moment;
@@ -112,6 +114,27 @@ impl<'a> ClusterGuard<'a> {
         if let Some(tap) = self.service.recording.get() {
             tap.checkpoint(self.cluster.copy());
         }
+    }
+}
+
+/// The cluster of a service, for its control loop.
+pub(crate) struct SharedBooks(pub Arc<Service>);
+
+impl Books for SharedBooks {
+    type Locked<'a> = ClusterGuard<'a>;
+
+    fn lock(&mut self) -> ClusterGuard<'_> {
+        self.0.cluster()
+    }
+}
+
+impl LockedBooks for ClusterGuard<'_> {
+    fn apply<C: Change + Clone + Into<Input>>(&mut self, change: C) -> C::Output {
+        ClusterGuard::apply(self, change)
+    }
+
+    fn give_way(&mut self) {
+        ClusterGuard::give_way(self);
     }
 }
 

@@ -24,7 +24,7 @@ pub(crate) use bundles::BundleSource;
 pub use change_count::{ChangeCount, SeenCount};
 #[cfg(test)]
 pub(crate) use cluster_guard::PODS_LOOKED_AT_UNDER_LOCK;
-pub(crate) use cluster_guard::{ClusterGuard, assert_not_held};
+pub(crate) use cluster_guard::{ClusterGuard, SharedBooks, assert_not_held};
 pub use heavy_work::{HeavyWork, SimulatedThreads, WorkPlace};
 pub use leadership::{Leadership, Tenure};
 pub use policy_status::PolicyStatus;

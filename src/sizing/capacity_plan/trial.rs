@@ -17,7 +17,7 @@ use stowage_scheduling::placing::fit::Misfit;
 use stowage_scheduling::placing::rank::{ScheduleAttempt, shortlist};
 use stowage_scheduling::units::Bytes;
 use stowage_scheduling::verbs::Cluster;
-use stowage_scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision};
+use stowage_scheduling::verbs::bind::BindDecision;
 use stowage_scheduling::verbs::binding::BindingWritten;
 use stowage_scheduling::verbs::observe::{
     DevicesReported, FilterPod, FilterPodObserved, NodeObserved, PodObserved, PodReleased,
@@ -345,11 +345,7 @@ impl<'q> Trial<'q> {
     /// The pod runs there from now on.
     fn bind(&mut self, place: usize, uid: &PodUid, node: usize) -> bool {
         let name = self.nodes[node].name.clone();
-        let Some(asked) = BindAsked::of(&self.cluster, uid, &name) else {
-            return false;
-        };
-        let Ok(BindAnswer::Write(BindDecision { placement, .. })) = self.cluster.apply(asked)
-        else {
+        let Some(BindDecision { placement, .. }) = self.cluster.allocate(uid, &name) else {
             return false;
         };
         let devices = placement.recorded();

@@ -6,7 +6,7 @@ use super::world::{
 use crate::served::{Served, eventually, pod};
 use mock_nvml::{NvmlScript, ScriptedGpu, Slice, Xid};
 use serde_json::{Value, json};
-use stowage_kubernetes_objects::port::PodEventReason;
+use stowage_scheduling::control_loop::PodEventReason;
 use stowage_scheduling::ids::NodeName;
 use stowage_scheduling::vocabulary::gpu::Health;
 

@@ -4,7 +4,7 @@ use super::world::fake_kubelet::given;
 use super::world::{AgentNode, GIB, agents_at, bound_to, busy, gpu, reported_until, uid};
 use crate::served::{Served, eventually};
 use serde_json::{Value, json};
-use stowage_kubernetes_objects::port::PodEventReason;
+use stowage_scheduling::control_loop::PodEventReason;
 
 /// The pod of the first process of the first GPU.
 fn owner(report: &Value) -> &Value {

@@ -10,10 +10,11 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use stowage_kubernetes_objects as objects;
+use stowage_kubernetes_objects::port::ControlPlane;
 use stowage_kubernetes_objects::port::WriteTimes;
-use stowage_kubernetes_objects::port::{
-    ControlPlane, ControlPlaneError, EvictionCondition, EvictionOutcome, EvictionReason, PlanState,
-    StatusChange, WakeAnswer,
+use stowage_scheduling::control_loop::{
+    ControlPlaneError, EvictionCondition, EvictionOutcome, EvictionReason, PlanState, StatusChange,
+    WakeAnswer,
 };
 use stowage_scheduling::ids::{GpuUuid, NodeName, PodUid};
 use stowage_scheduling::policy::{Class, Policy, Protection};

@@ -17,11 +17,10 @@ use kube::api::{ListParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
-use stowage_kubernetes_objects::port::{
-    ControlPlane, EvictionCondition, PlanState, StatusChange, WriteTimes,
-};
+use stowage_kubernetes_objects::port::{ControlPlane, WriteTimes};
 use stowage_kubernetes_objects::{self as objects, ReservationMessage};
 use stowage_lab::demo::termination;
+use stowage_scheduling::control_loop::{EvictionCondition, PlanState, StatusChange};
 use stowage_scheduling::ids::{GpuUuid, NodeName, PodUid};
 use stowage_scheduling::policy::Policy;
 use stowage_scheduling::units::Millis;

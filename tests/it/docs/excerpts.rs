@@ -129,14 +129,16 @@ fn quoted<'a>(source: &'a str, begins: &'a str) -> impl Iterator<Item = &'a str>
 fn the_docs_have_every_reason_of_an_eviction_every_event_and_every_metric() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
-    let evictions = read("src/kubernetes_objects/port/status_change.rs");
+    let evictions = read("src/scheduling/control_loop/status_change.rs");
     let reason =
         |line| -> Option<&str> { str::trim(line).strip_prefix("=> (\"")?.split('"').next() };
     let reasons: Vec<&str> = evictions.lines().filter_map(reason).collect();
     assert!(reasons.len() > 8, "{reasons:?}");
     let page = read("docs/reference/reasons.md");
-    let events = read("src/kubernetes_objects/port/mod.rs");
+    let events = read("src/scheduling/control_loop/pod_event.rs");
     let events = quoted(&events, "Stowage").filter(|event| !event.contains(' '));
+    let events: Vec<&str> = events.collect();
+    assert!(events.len() > 15, "{events:?}");
     for reason in reasons.into_iter().chain(events) {
         assert!(
             page.contains(&format!("`{reason}`")),

@@ -118,6 +118,10 @@ fn send_all(running: &RunningServe, body: &str) -> (u64, Vec<Option<u16>>) {
 }
 
 #[test]
+#[cfg_attr(
+    not(feature = "jemalloc"),
+    ignore = "measures memory: needs the image's allocator, `--features jemalloc`"
+)]
 fn s4_two_hundred_large_bodies_at_once_are_not_all_in_memory() {
     let folder = tempfile::tempdir().unwrap();
     let running = RunningServe::serve_with(&json_dump(&folder), &[]);

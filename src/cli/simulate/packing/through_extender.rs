@@ -9,10 +9,7 @@ use axum::http::{Method, Request, header};
 use futures::future::{BoxFuture, ready};
 use serde_json::{Value, json};
 use std::sync::Arc;
-use stowage_kubernetes_objects::port::{
-    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason,
-    IsDue, PodEvent, PodOnRecord, StatusChange,
-};
+use stowage_kubernetes_objects::port::{BindOrder, BindOutcome, ControlPlane, IsDue};
 use stowage_lab::simulate::packing::arrivals::{ArrivalDice, Arrivals};
 use stowage_lab::simulate::packing::cluster::{SimulatedCluster, SimulatedPlacement};
 use stowage_lab::simulate::packing::placer::{Placed, Placer, PodArrival};
@@ -20,6 +17,9 @@ use stowage_lab::simulate::packing::shipped::cpu_only::{CpuOnly, CpuRule};
 use stowage_lab::simulate::packing::shipped::learning::{Knowledge, SimulatedUpkeep};
 use stowage_lab::simulate::packing::shipped::{accepted, ledger};
 use stowage_lab::simulate::packing::trace::{PlayedTrace, PodKind};
+use stowage_scheduling::control_loop::{
+    ControlPlaneError, EvictionOutcome, EvictionReason, PodEvent, PodOnRecord, StatusChange,
+};
 use stowage_scheduling::ids::{GpuModel, NodeName, PodKey, PodUid};
 use stowage_scheduling::ledger::ObservedPhase;
 use stowage_scheduling::policy::Policy;

@@ -21,7 +21,7 @@ use crate::coded::coded;
 use crate::ids::{NodeName, PodKey};
 use crate::ledger::PodEvictionCost;
 use crate::ledger::PodPhase;
-use crate::ledger::eviction_allowance::EvictionLimit;
+use crate::ledger::evictions::EvictionLimit;
 use crate::placing::fit::fit;
 use crate::placing::fit::is_allowed;
 use crate::placing::rank::shortlist;

@@ -8,7 +8,7 @@ use crate::evicting::{
 use crate::explaining::explanation::OthersPart;
 use crate::explaining::facts::{Facts, NODES_FOR_VICTIMS};
 use crate::explaining::nodes::NodeOutline;
-use crate::ledger::eviction_allowance::EvictionLimit;
+use crate::ledger::evictions::EvictionLimit;
 use crate::ledger::{PodState, PotentialVictim};
 use crate::placing::fit::{check_node_admission, evictions_could_resolve};
 use crate::verbs::ClusterCopy;

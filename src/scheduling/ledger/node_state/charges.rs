@@ -8,7 +8,7 @@ use super::lending::may_borrow;
 use crate::ids::{ModelId, PodUid};
 use crate::ledger::pod_state::{PodPhase, PodState};
 use crate::ledger::pod_states::PodStates;
-use crate::ledger::tenant_usage::{BoundPodOfTenant, TenantsOnNode};
+use crate::ledger::quotas::{BoundPodOfTenant, TenantsOnNode};
 use crate::placing::fit::{usable, used_on};
 use crate::policy::{Policy, SleepingRule};
 use crate::units::{Bytes, MilliCpu, Millis, Moment};

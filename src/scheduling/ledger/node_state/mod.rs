@@ -2,19 +2,15 @@
 //!
 //! - [`charges`]: what pods take of it;
 //! - [`device_list`]: what becomes of its list of devices when its agent reports another;
-//! - [`departed`]: pods that have ended there and may still have memory;
 //! - [`lending`]: what its sleeping engines lend;
-//! - [`node_starts`]: how long engines took to start there;
 //! - [`reusable_engines`]: sleeping engines that new pods may wake;
-//! - [`unaccounted_vram`]: what was measured, against what was allocated.
+//! - [`unaccounted_vram`]: what was measured, against what was allocated; pods that have ended there and may still have memory.
 //!
 //! Its fields are private to these files. Changes of what it shows are brought into [`Node`] by [`super::node_states`].
 
 mod charges;
-mod departed;
 mod device_list;
 mod lending;
-mod node_starts;
 mod reusable_engines;
 mod unaccounted_vram;
 
@@ -24,7 +20,8 @@ pub(crate) use lending::PodLoan;
 pub use lending::{LoanStage, WakeStatus};
 
 use super::pod_states::PodStates;
-use super::start_samples::StartSample;
+use super::start_gates::NodeStarts;
+use super::start_times::StartSample;
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::placing::fit::{check_node_admission, exclusion};
 use crate::policy::{ExpiredRule, Policy, PoolAdmission, PoolId, TelemetryRules};
@@ -42,13 +39,12 @@ use crate::vocabulary::smoothed_load::SmoothedLoad;
 use crate::vocabulary::spare::SpareCounts;
 use crate::vocabulary::start_time::{StartFactors, StartKind};
 use charges::NodeCharges;
-use departed::DepartedPod;
 use device_list::GainLimit;
 use lending::NodeLending;
-pub(super) use node_starts::{NodeStarts, Starter};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use unaccounted_vram::DepartedPod;
 use unaccounted_vram::UnaccountedVram;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

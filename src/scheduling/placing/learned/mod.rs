@@ -1,7 +1,7 @@
 //! The packing model: the value of free VRAM, learned from recent demand.
 //!
 //! A GPU with 6 GiB free has no value of 6 GiB if no pod requests that little. [`demand_history`] remembers what pods requested,
-//! [`cutting_stock`] computes what each free part could still be cut into, [`node_summary`] summarizes a node by that, and
+//! [`cutting_stock`] computes what each free part could still be cut into, [`NodeSummary`] summarizes a node by that, and
 //! [`packing_cost`] says how much of a cluster's free GPU capacity has *no* value: the place that adds least to it is the best.
 //!
 //! ```text
@@ -9,8 +9,8 @@
 //! loss    = φ(after) − φ(before) + t·(what is left) + gpu·σ(model) + Σ_k P_k·(blocks of k broken up)       in GPUs
 //! ```
 //!
-//! U comes from [`cutting_stock`], `wasted` from [`host_demand`], the share from [`gpu_kind`] (after FGD, USENIX ATC 2023), P_k
-//! from [`gpu_blocks`] and κ, f, t from [`potential_weights`], by how many pods end and how many are refused. σ(model) = min(1,
+//! U comes from [`cutting_stock`], `wasted`, P_k and the share (after FGD, USENIX ATC 2023) from [`values`], and κ, f, t from
+//! [`PotentialWeights`], by how many pods end and how many are refused. σ(model) = min(1,
 //! Σ_s R·d_s ÷ free(s)) over the sets s of models that include it and that pods require: R GPUs are free, d_s of the demand
 //! requires s, and could run on free(s) of the free ones.
 //!
@@ -20,24 +20,17 @@
 pub(crate) mod cutting_stock;
 pub mod demand_history;
 mod exact;
-pub(crate) mod gpu_blocks;
-pub(crate) mod gpu_kind;
-pub(crate) mod host_demand;
 mod learn;
-pub mod node_summary;
 pub(crate) mod packing_cost;
-pub(crate) mod potential_weights;
+mod values;
 
 pub use demand_history::{DemandHistory, DemandShape, EVERY};
-pub(crate) use node_summary::{GpuGroup, NodeSummary};
 pub(super) use packing_cost::LearnedPacking;
-pub(crate) use packing_cost::NodeGpus;
+pub(crate) use packing_cost::{GpuGroup, NodeGpus, NodeSummary};
 
-use gpu_blocks::GpuBlock;
-use gpu_kind::{CpuLevels, GpuKind};
-use host_demand::HostDemand;
-use potential_weights::PotentialWeights;
+use learn::PotentialWeights;
 use serde::{Deserialize, Serialize};
+use values::{CpuLevels, GpuBlock, GpuKind, HostDemand};
 
 /// The value of free GPUs by recent demand. Empty by default.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]

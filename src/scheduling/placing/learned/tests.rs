@@ -1,10 +1,10 @@
 //! The packing model as a whole: against best fit where best fit is good, and on the demand of a real cluster.
 
-use super::gpu_kind;
+use super::values;
 use super::{DemandHistory, DemandShape, NodeGpus, PackingModel};
 use crate::ids::{GpuModel, GpuUuid};
 use crate::placing::pack;
-use crate::placing::packing::{NodeEvaluation, PackingCost};
+use crate::placing::pack::{NodeEvaluation, PackingCost};
 use crate::testkit::demand_of;
 use crate::units::{Bytes, MilliCpu, Percent};
 use crate::vocabulary::demand::{Demand, HostResources, Sharing};
@@ -273,7 +273,7 @@ fn a_block_of_gpus_is_not_broken_for_a_single_gpu_pod() {
 fn gpus_of_another_capacity_are_valued_separately() {
     let mixed = demand_history((0..100).map(|_| shared(400)));
     let at =
-        |capacity: u64, hundredths: usize| gpu_kind::curve(&mixed, Bytes(capacity)).at(hundredths);
+        |capacity: u64, hundredths: usize| values::curve(&mixed, Bytes(capacity)).at(hundredths);
     assert_eq!((at(1000, 39), at(1000, 40), at(1000, 80)), (0.0, 0.5, 1.0));
     assert_eq!((at(400, 99), at(400, 100), at(300, 99)), (0.0, 1.0, 0.0));
 }
@@ -443,7 +443,7 @@ fn on_a_real_clusters_demand_free_vram_has_the_published_values() {
         };
         mixed.arrive(DemandShape::of(&demand_of(milli, gpus, sharing, 0)).unwrap());
     }
-    let curve: ValueCurve = gpu_kind::curve(&mixed, Bytes(WHOLE));
+    let curve: ValueCurve = values::curve(&mixed, Bytes(WHOLE));
     for (part, packing_model) in [
         (19, 0.0),
         (32, 1.0 / 3.0),

@@ -5,8 +5,8 @@
 //! replicas only the leader records Events.
 
 use crate::extender::Extender;
-use stowage_kubernetes_objects::port::{PodEvent, PodEventReason};
 use stowage_report::{GpuReport, NodeReport, ReportFinding, UnrecordedPod};
+use stowage_scheduling::control_loop::{PodEvent, PodEventReason};
 use stowage_scheduling::ids::{GpuUuid, NodeName, PodUid};
 use stowage_scheduling::ledger::{PodPhase, PodState};
 use stowage_scheduling::units::{Bytes, Millis};

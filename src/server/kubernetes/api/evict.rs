@@ -8,9 +8,10 @@ use k8s_openapi::api::policy::v1::Eviction;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta, Preconditions};
 use kube::api::DeleteParams;
 use serde::de::IgnoredAny;
-use stowage_kubernetes_objects::port::{
-    ControlPlane, ControlPlaneError, EvictionCondition, EvictionOutcome, EvictionReason, IsDue,
-    PodEvent, PodEventReason, StatusChange,
+use stowage_kubernetes_objects::port::{ControlPlane, IsDue};
+use stowage_scheduling::control_loop::{
+    ControlPlaneError, EvictionCondition, EvictionOutcome, EvictionReason, PodEvent,
+    PodEventReason, StatusChange,
 };
 use stowage_scheduling::ids::{PodKey, PodUid};
 use stowage_scheduling::units::Millis;

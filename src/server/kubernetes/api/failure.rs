@@ -4,7 +4,8 @@ use crate::kubernetes::request::ApiRequestError;
 use kube::core::Status;
 use kube::core::response::StatusCause;
 use std::time::Duration;
-use stowage_kubernetes_objects::port::{BindOutcome, ControlPlaneError};
+use stowage_kubernetes_objects::port::BindOutcome;
+use stowage_scheduling::control_loop::ControlPlaneError;
 
 /// A request that failed, or whose result is unknown.
 #[derive(Debug, Clone, PartialEq, Eq)]

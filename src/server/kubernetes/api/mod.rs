@@ -20,9 +20,10 @@ use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
 use stowage_kubernetes_objects as objects;
-use stowage_kubernetes_objects::port::{
-    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason,
-    IsDue, PodEvent, PodEventReason, PodOnRecord, StatusChange, WriteTimes,
+use stowage_kubernetes_objects::port::{BindOrder, BindOutcome, ControlPlane, IsDue, WriteTimes};
+use stowage_scheduling::control_loop::{
+    ControlPlaneError, EvictionOutcome, EvictionReason, PodEvent, PodEventReason, PodOnRecord,
+    StatusChange,
 };
 use stowage_scheduling::ids::{LeaderEpoch, NodeName, PodKey, PodUid};
 

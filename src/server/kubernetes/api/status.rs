@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::PodCondition;
 use serde_json::{Value, json};
 use stowage_kubernetes_objects as objects;
 use stowage_kubernetes_objects::ReservationMessage;
-use stowage_kubernetes_objects::port::{NominationChange, ReservationChange, StatusChange};
+use stowage_scheduling::control_loop::{NominationChange, ReservationChange, StatusChange};
 use stowage_scheduling::ids::{LeaderEpoch, PodKey, PodUid};
 
 /// The condition's reason once the reservation has ended.
@@ -86,7 +86,7 @@ fn reserved_condition(
 mod tests {
     use super::*;
     use crate::service::Service;
-    use stowage_kubernetes_objects::port::{EvictionCondition, EvictionReason, PlanState};
+    use stowage_scheduling::control_loop::{EvictionCondition, EvictionReason, PlanState};
     use stowage_scheduling::ids::NodeName;
     use stowage_scheduling::policy::Policy;
     use stowage_scheduling::vocabulary::placement::Reservation;

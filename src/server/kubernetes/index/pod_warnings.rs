@@ -1,6 +1,6 @@
 //! What is wrong with a pod, in words: a label of `stowage_pod_warnings_total`, and an Event of the pod.
 
-use stowage_kubernetes_objects::port::{PodEvent, PodEventReason};
+use stowage_scheduling::control_loop::{PodEvent, PodEventReason};
 use stowage_scheduling::ids::PodUid;
 use stowage_scheduling::ledger::{Ledger, PodWarning};
 use stowage_scheduling::units::plural;

@@ -5,7 +5,7 @@ use crate::service::Service;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use std::sync::Arc;
 use stowage_kubernetes_objects as objects;
-use stowage_kubernetes_objects::port::{PodEvent, PodEventReason};
+use stowage_scheduling::control_loop::{PodEvent, PodEventReason};
 use stowage_scheduling::ids::NodeName;
 use stowage_scheduling::ledger::{Ledger, NewlyPublished};
 use stowage_scheduling::verbs::slices::{SliceDeleted, SliceObserved};

@@ -10,25 +10,23 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use stowage_scheduling::audit::ledger::{Violation, audit};
+use stowage_scheduling::control_loop::{
+    ControlLoop, EdgeFacts, EvictionTask, NominationChange, PodWrite,
+};
 use stowage_scheduling::ids::{NodeName, PodUid};
 use stowage_scheduling::kube_filters::{Amounts, FilterNode, NodeFootprint, Requirements};
 use stowage_scheduling::ledger::{ObservedPhase, ObservedWaiting};
 use stowage_scheduling::placing::score_cache::ScoreCache;
-use stowage_scheduling::planning::{PlanStep, PlannedPlacement, PressureWatch, plan};
 use stowage_scheduling::policy::Policy;
 use stowage_scheduling::units::Moment;
 use stowage_scheduling::verbs::Cluster;
 use stowage_scheduling::verbs::binding::{BindingFailed, BindingWritten};
-use stowage_scheduling::verbs::filter::{self, FilterAsked};
 use stowage_scheduling::verbs::observe::{
     EngineStartObserved, FilterPod, FilterPodObserved, NodeImagesObserved, NodeObserved,
     PodDeleted, PodObserved, ReadingReported,
 };
 use stowage_scheduling::verbs::request::VerbRequest;
-use stowage_scheduling::verbs::tick::{ClockAdvanced, Tick};
-use stowage_scheduling::verbs::wait::{
-    EvictionsOrdered, NoPlacementFound, PodEvicted, PodRequeued, ReservePlaces, TakePending,
-};
+use stowage_scheduling::verbs::tick::ClockAdvanced;
 use stowage_scheduling::vocabulary::disruption_info::{
     CheckpointAge, DisruptionInfo, ObservedDisruptionInfo, PodDeletion,
 };
@@ -38,11 +36,11 @@ use stowage_scheduling::vocabulary::placement::Placement;
 
 /// The pods that a kubelet takes unless it is told otherwise.
 const MAX_PODS: u64 = 110;
-/// Pods of one planning run.
-const PODS_PER_RUN: usize = 2048;
+/// The service ticks this often in a round. What follows from a write follows in a later tick.
+const TICKS_OF_ROUND: usize = 5;
 
 pub struct Stowage {
-    cluster: Cluster,
+    control_loop: ControlLoop<Cluster>,
     policy: Arc<Policy>,
     names: Vec<String>,
     scores: ScoreCache,
@@ -50,9 +48,8 @@ pub struct Stowage {
     unasked: BTreeSet<(Reverse<i32>, u64, PodUid)>,
     came: u64,
     waiting: BTreeMap<PodUid, VerbRequest>,
-    /// Evictions that were ordered and not seen yet.
-    ordered: BTreeSet<PodUid>,
-    pressure: PressureWatch,
+    /// The nodes to which waiting pods are nominated.
+    nominated: BTreeMap<PodUid, NodeName>,
     /// Whether its ledger is checked after each round: that takes as long as the round.
     audits: bool,
     pub violations: Vec<Violation>,
@@ -62,15 +59,14 @@ impl Stowage {
     pub fn new(policy: Policy) -> Self {
         let policy = Arc::new(policy);
         Self {
-            cluster: shown::empty_cluster(policy.clone()),
+            control_loop: ControlLoop::new(shown::empty_cluster(policy.clone())),
             policy,
             names: Vec::new(),
             scores: ScoreCache::default(),
             unasked: BTreeSet::new(),
             came: 0,
             waiting: BTreeMap::new(),
-            ordered: BTreeSet::new(),
-            pressure: PressureWatch::default(),
+            nominated: BTreeMap::new(),
             audits: false,
             violations: Vec::new(),
         }
@@ -109,9 +105,11 @@ impl Stowage {
             None => ObservedPhase::Waiting(ObservedWaiting {
                 // Its condition shows it, and the watch brings it back.
                 reservation: self
-                    .cluster
+                    .control_loop
+                    .books
                     .reservation_of(uid)
                     .map(|status| status.reservation),
+                nominated: self.nominated.get(uid).cloned(),
                 ..ObservedWaiting::default()
             }),
         };
@@ -127,9 +125,6 @@ impl Stowage {
             }),
             ..ObservedDisruptionInfo::default()
         };
-        if leaving.is_some() {
-            self.ordered.remove(uid);
-        }
         let wants = || Requirements {
             namespace: spec.namespace.clone(),
             ..Requirements::default()
@@ -141,7 +136,7 @@ impl Stowage {
                 successor: Some(wants()),
             },
         };
-        self.cluster.apply(FilterPodObserved {
+        self.control_loop.books.apply(FilterPodObserved {
             uid: uid.clone(),
             pod: filters,
         });
@@ -166,7 +161,7 @@ impl Stowage {
                 },
             );
         }
-        self.cluster.apply(PodObserved(pod));
+        self.control_loop.books.apply(PodObserved(pod));
     }
 
     /// kube-scheduler asks about each new pod, and binds it where filter ranks first.
@@ -181,114 +176,81 @@ impl Stowage {
     /// The node that filter ranks first, of all nodes; `None` if the pod fits nowhere.
     fn best(&mut self, uid: &PodUid) -> Option<NodeName> {
         let request = self.waiting.get(uid)?.clone();
-        let view = self.cluster.apply(FilterAsked(request));
-        let mut scores = self
-            .scores
-            .take(&view.snapshot, &view.request.demand, &view.policy);
-        let list = filter::filter(&view, self.names.iter().map(String::as_str), &mut scores);
-        self.scores.put(scores);
-        let Some(best) = list.best.first() else {
-            self.cluster.apply(filter::refused(&view, &list));
-            return None;
-        };
-        self.cluster.apply(filter::offered(&view, best));
-        Some(view.snapshot.nodes()[best.node].name.clone())
+        let names = self.names.iter().map(String::as_str);
+        self.control_loop
+            .books
+            .best_node(request, names, &mut self.scores)
     }
 
-    /// If the pod gets GPUs there, its Binding is written.
-    fn bind(&mut self, uid: &PodUid, node: &NodeName, acts: &mut Vec<Act>) {
-        let placement = shown::allocate(&mut self.cluster, uid, node);
-        acts.extend(placement.map(|Placement { node, devices, .. }| Act::Bind {
+    /// If the pod gets GPUs there, its Binding is written. Answers whether it does.
+    fn bind(&mut self, uid: &PodUid, node: &NodeName, acts: &mut Vec<Act>) -> bool {
+        let Some(decision) = self.control_loop.books.allocate(uid, node) else {
+            return false;
+        };
+        let Placement { node, devices, .. } = decision.placement;
+        acts.push(Act::Bind {
             uid: uid.clone(),
             node,
             devices,
-        }));
-    }
-
-    /// Orders the eviction, unless that was done.
-    fn evict(&mut self, victim: &PodUid, preemptor: &PodUid, acts: &mut Vec<Act>) {
-        if !self.cluster.is_leaving(victim) && self.ordered.insert(victim.clone()) {
-            self.cluster.apply(PodEvicted(victim.clone()));
-            acts.push(Act::Evict {
-                uid: victim.clone(),
-                preemptor: Some(preemptor.clone()),
-            });
-        }
-    }
-
-    /// The planner's run, and what follows from each reservation.
-    fn plan(&mut self, acts: &mut Vec<Act>) {
-        let pending = self.cluster.apply(TakePending {
-            limit: PODS_PER_RUN,
         });
-        if !pending.is_empty() {
-            let kube_filters = self.cluster.kube_filters().snapshot();
-            let generation = self.cluster.generation();
-            for step in plan(self.cluster.scratch(), &kube_filters, &pending) {
-                match step {
-                    PlanStep::Place(places) => self.take(places, generation, acts),
-                    PlanStep::Wake { uid, .. } => self.cluster.apply(PodRequeued(uid)),
-                    PlanStep::Wait { uid, .. } => {
-                        self.cluster.apply(NoPlacementFound { uid, generation })
+        true
+    }
+
+    /// Each write lands at once. Answers whether there was one.
+    fn carry_out(&mut self, now: Moment, acts: &mut Vec<Act>) -> bool {
+        let mut is_written = false;
+        while let Some(write) = self.control_loop.next_write(now) {
+            is_written = true;
+            self.land(&write, acts);
+            self.control_loop.landed(write, now);
+        }
+        is_written
+    }
+
+    /// What the API server and kube-scheduler make of a write. No pod has a gate.
+    fn land(&mut self, write: &PodWrite, acts: &mut Vec<Act>) {
+        match write {
+            PodWrite::Status { uid, change, .. } => {
+                match &change.nomination {
+                    Some(NominationChange::To(node)) => {
+                        self.nominated.insert(uid.clone(), node.clone());
                     }
+                    Some(NominationChange::Cleared) => drop(self.nominated.remove(uid)),
+                    None => {}
+                }
+                if change.touch.is_some() && self.waiting.contains_key(uid) {
+                    self.retry(uid, acts);
                 }
             }
-        }
-        for held in self
-            .cluster
-            .reservation_status()
-            .into_iter()
-            .filter(|held| held.is_free)
-        {
-            self.bind(&held.uid, &held.reservation.node, acts);
-        }
-    }
-
-    /// Evicts neighbors of engines under pressure.
-    fn relieve(&mut self, acts: &mut Vec<Act>) {
-        for relief in self.pressure.look(&self.cluster, &BTreeSet::new()) {
-            let uid = relief.uid;
-            if self.cluster.may_order(std::slice::from_ref(&uid))
-                && self.ordered.insert(uid.clone())
-            {
-                self.cluster.apply(EvictionsOrdered(vec![uid.clone()]));
-                self.cluster.apply(PodEvicted(uid.clone()));
-                acts.push(Act::Evict {
-                    uid,
-                    preemptor: None,
-                });
-            }
+            PodWrite::LiftGate { .. } => {}
+            PodWrite::Evict { uid, task, .. } => acts.push(Act::Evict {
+                uid: uid.clone(),
+                preemptor: match task {
+                    EvictionTask::Reservation { preemptor } => Some(preemptor.clone()),
+                    EvictionTask::Relief
+                    | EvictionTask::LoanEnd
+                    | EvictionTask::OrphanedMember
+                    | EvictionTask::Overuse => None,
+                },
+            }),
         }
     }
 
-    fn take(&mut self, places: Vec<PlannedPlacement>, generation: u64, acts: &mut Vec<Act>) {
-        if self
-            .cluster
-            .apply(ReservePlaces {
-                places: places.clone(),
-                generation,
-            })
-            .is_err()
-        {
+    /// kube-scheduler tries a pod again: on the node to which it is nominated, and else on any.
+    fn retry(&mut self, uid: &PodUid, acts: &mut Vec<Act>) {
+        let nominated = self.nominated.get(uid).cloned();
+        if nominated.is_some_and(|node| self.bind(uid, &node, acts)) {
             return;
         }
-        for place in places {
-            let remaining = self
-                .cluster
-                .reservation_of(&place.uid)
-                .map(|status| status.remaining);
-            // Of the others nothing but their memory is there.
-            remaining
-                .iter()
-                .flatten()
-                .for_each(|victim| self.evict(&victim.uid, &place.uid, acts));
+        if let Some(node) = self.best(uid) {
+            self.bind(uid, &node, acts);
         }
     }
 }
 
 impl FleetScheduler for Stowage {
     fn meet(&mut self, now: Moment, machines: &Machines) {
-        self.cluster.apply(ClockAdvanced(now));
+        self.control_loop.books.apply(ClockAdvanced(now));
         for machine in machines.iter() {
             let labels = Arc::new(machine.spec.labels.clone());
             let name = machine.spec.name.clone();
@@ -315,34 +277,34 @@ impl FleetScheduler for Stowage {
                 model: &machine.spec.gpu,
                 vram: machine.spec.vram,
             };
-            shown::add_node(&mut self.cluster, node, gpus, kind);
+            shown::add_node(&mut self.control_loop.books, node, gpus, kind);
         }
     }
 
     fn observe(&mut self, now: Moment, message: &Message) {
-        self.cluster.apply(ClockAdvanced(now));
+        self.control_loop.books.apply(ClockAdvanced(now));
         match message {
             Message::Pod(shown) => self.see(now, shown),
             Message::PodGone(uid) => {
                 self.waiting.remove(uid);
-                self.ordered.remove(uid);
-                self.cluster.apply(PodDeleted(uid.clone()));
+                self.nominated.remove(uid);
+                self.control_loop.books.apply(PodDeleted(uid.clone()));
             }
             Message::Start { uid, progress } => {
-                self.cluster.apply(EngineStartObserved {
+                self.control_loop.books.apply(EngineStartObserved {
                     uid: uid.clone(),
                     progress: *progress,
                 });
             }
             Message::Reading { node, reading } => {
-                self.cluster.apply(ReadingReported {
+                self.control_loop.books.apply(ReadingReported {
                     node: node.clone(),
                     reading: reading.clone(),
                 });
             }
             Message::Images { node, images } => {
                 let images = images.iter().filter_map(node_image).collect();
-                self.cluster.apply(NodeImagesObserved {
+                self.control_loop.books.apply(NodeImagesObserved {
                     node: node.clone(),
                     images: Some(images),
                 });
@@ -350,23 +312,26 @@ impl FleetScheduler for Stowage {
             Message::Bound { uid, node, devices } => {
                 self.waiting.remove(uid);
                 let (uid, node, devices) = (uid.clone(), node.clone(), Some(devices.clone()));
-                self.cluster.apply(BindingWritten { uid, node, devices });
+                self.control_loop
+                    .books
+                    .apply(BindingWritten { uid, node, devices });
             }
-            Message::NotBound(uid) => self.cluster.apply(BindingFailed(uid.clone())),
+            Message::NotBound(uid) => self.control_loop.books.apply(BindingFailed(uid.clone())),
         }
     }
 
     fn round(&mut self, now: Moment, _: &Machines) -> Vec<Act> {
         let mut acts = Vec::new();
-        self.cluster.apply(Tick {
-            now,
-            is_leading: true,
-        });
+        self.control_loop.books.apply(ClockAdvanced(now));
         self.ask(&mut acts);
-        self.relieve(&mut acts);
-        self.plan(&mut acts);
+        for _ in 0..TICKS_OF_ROUND {
+            self.control_loop.tick(now, true, EdgeFacts::default());
+            if !self.carry_out(now, &mut acts) {
+                break;
+            }
+        }
         if self.audits {
-            self.violations.extend(audit(&self.cluster));
+            self.violations.extend(audit(&self.control_loop.books));
         }
         acts
     }

@@ -31,7 +31,6 @@ use stowage_scheduling::verbs::binding::BindingWritten;
 use stowage_scheduling::verbs::filter::{FilterAnswer, FilterDecided};
 use stowage_scheduling::verbs::filter::{FilterAsked, filter};
 use stowage_scheduling::verbs::observe::{PodObserved, PodReleased};
-use stowage_scheduling::verbs::request::VerbRequest;
 use stowage_scheduling::verbs::tick::Tick;
 use stowage_scheduling::vocabulary::demand::Demand;
 use stowage_scheduling::vocabulary::placement::Placement;
@@ -148,14 +147,7 @@ impl<'s> Shipped<'s> {
         arrival: PodArrival,
     ) -> Option<NodeName> {
         let kind = &self.setting.kinds[arrival.kind];
-        let pod = self.ledger.pod_state(uid)?;
-        let request = VerbRequest {
-            uid: uid.clone(),
-            key: pod.key.clone(),
-            demand: pod.demand.clone(),
-            waiting: ObservedWaiting::default(),
-            disruption: None,
-        };
+        let request = self.ledger.request_of(uid)?;
         let view = self.ledger.apply(FilterAsked(request));
         let names: Vec<&str> = accepted(cluster, kind)
             .map(|rank| self.names[rank].as_str())
@@ -172,7 +164,7 @@ impl<'s> Shipped<'s> {
 
     /// The pod runs there from now on, and its engine answers at once: the start time of engines is not simulated here.
     fn bind(&mut self, uid: &PodUid, node: &NodeName) -> Option<Placement> {
-        let placement = shown::allocate(&mut self.ledger, uid, node)?;
+        let placement = self.ledger.allocate(uid, node)?.placement;
         let devices = placement.recorded();
         self.ledger.apply(BindingWritten {
             uid: uid.clone(),

@@ -1,7 +1,7 @@
 //! From an agent's reading of a sleeping engine to the GPU that a pod gets, through the verbs.
 
 use crate::ids::ModelId;
-use crate::placing::affinity::{Wake, wake_on};
+use crate::placing::pack::{Wake, wake_on};
 use crate::placing::rank::{Candidate, ScheduleAttempt, shortlist};
 use crate::policy::{Policy, SleepingRule};
 use crate::testkit::{LedgerCluster, demand_of, gpu_at, in_namespace, node, uid};

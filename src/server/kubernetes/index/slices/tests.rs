@@ -5,7 +5,7 @@ use crate::service::Service;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use serde_json::json;
-use stowage_kubernetes_objects::port::PodEventReason;
+use stowage_scheduling::control_loop::PodEventReason;
 use stowage_scheduling::policy::Policy;
 use stowage_scheduling::vocabulary::node::NodeKind;
 

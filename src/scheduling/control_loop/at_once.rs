@@ -1,0 +1,55 @@
+//! A loop in a world where each write lands at once and runs take no time: replays and simulators.
+
+use super::{Act, Books, ControlLoop, EvictionOutcome, PodWrite, RunEnd, WriteOutcome};
+use crate::units::Moment;
+
+impl<B: Books> ControlLoop<B> {
+    /// Carries out all acts up to the next write that is to land. The caller lets it land, and answers [`Self::landed`].
+    pub fn next_write(&mut self, now: Moment) -> Option<PodWrite> {
+        while let Some(act) = self.next_act() {
+            match act {
+                Act::Write(write) => {
+                    let begun = write.clone().begin(&self.books.lock());
+                    if begun.is_some() {
+                        return begun;
+                    }
+                    self.written(WriteOutcome::Dropped(write), now);
+                }
+                Act::Plan(job) => self.planned(RunEnd::Planned(job.run(&|| false)), true, now),
+                Act::LookForPressure(job) => self.found_pressure(Some(job.run())),
+                Act::Event(_) | Act::Note(_) | Act::StopPlanning => {}
+            }
+        }
+        None
+    }
+
+    pub fn landed(&mut self, write: PodWrite, now: Moment) {
+        let outcome = match write {
+            PodWrite::Status {
+                key, uid, purpose, ..
+            } => WriteOutcome::Status {
+                key,
+                uid,
+                purpose,
+                written: Ok(()),
+            },
+            PodWrite::LiftGate {
+                key,
+                uid,
+                reservation,
+            } => WriteOutcome::GateLifted {
+                key,
+                uid,
+                reservation,
+                written: Ok(()),
+            },
+            PodWrite::Evict { key, uid, task, .. } => WriteOutcome::Evicted {
+                key,
+                uid,
+                task,
+                outcome: EvictionOutcome::Evicted,
+            },
+        };
+        self.written(outcome, now);
+    }
+}

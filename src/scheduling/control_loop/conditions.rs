@@ -1,0 +1,200 @@
+//! Conditions that say something else than what is so: a reservation that has ended, none where there is one, an eviction that
+//! nobody wants any more. Each is written again for as long as its pod shows it.
+//!
+//! A write may be lost, or land after one that came later, and a leader may die before it writes. So what counts is what the
+//! watch shows. Nothing is written again before the first write has had time to appear in the watch.
+
+use super::pod_write::{PodWrite, StatusPurpose};
+use super::reservation_progress::{PAUSES, SHOWS_WITHIN};
+use super::retry::{Backoff, RetryState};
+use super::write_queue::WriteQueue;
+use super::{Books, ControlLoop};
+use crate::control_loop::{ControlPlaneError, EvictionCondition, StatusChange};
+use crate::ids::{PodKey, PodUid};
+use crate::ledger::{Ledger, PodState, ReservationStatus};
+use crate::planning::{is_relief_due, is_vram_owed};
+use crate::policy::{ConflictRule, Mode};
+use crate::units::{Millis, Moment};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Pauses between the writes of a condition, as long as its pod does not show it.
+const WRITTEN_AGAIN: Backoff = Backoff {
+    first: SHOWS_WITHIN,
+    longest: Millis::seconds(60),
+};
+
+/// An end that is on its way shows within this time. What shows a reservation that has ended looks like GPUs allocated twice, which
+/// the continuous audit reports after ten seconds.
+const END_SHOWS_WITHIN: Millis = Millis::seconds(3);
+
+/// So many of a kind are written in a tick: nominations and evictions do not wait for thousands of them.
+const AT_ONCE: usize = 32;
+
+/// The pods whose conditions are to be written again, and when.
+#[derive(Debug, Default)]
+pub(super) struct StaleConditions {
+    /// They show reservations that have ended.
+    ended: Stale,
+    /// They do not show the reservations that they have.
+    unshown: Stale,
+    /// They show evictions that nobody wants.
+    evicted: Stale,
+}
+
+/// The pods with one such condition.
+#[derive(Debug, Default)]
+struct Stale(BTreeMap<PodUid, RetryState>);
+
+impl Stale {
+    /// Of the pods that show it now, those whose condition is to be written. What is on its way already shows within this time.
+    fn due(
+        &mut self,
+        showing: BTreeMap<PodUid, PodKey>,
+        shows_within: Millis,
+        writes: &WriteQueue,
+        now: Moment,
+    ) -> Vec<(PodUid, PodKey)> {
+        self.0.retain(|uid, _| showing.contains_key(uid));
+        let is_due = |(uid, _): &(PodUid, PodKey)| {
+            let retry = self.0.entry(uid.clone()).or_insert_with(|| {
+                let mut first = RetryState::default();
+                first.done(now + shows_within);
+                first
+            });
+            retry.is_due(now) && !writes.concern(uid)
+        };
+        let mut due: Vec<(PodUid, PodKey)> = showing.into_iter().filter(is_due).collect();
+        due.truncate(AT_ONCE);
+        for (uid, _) in &due {
+            self.0
+                .entry(uid.clone())
+                .or_default()
+                .failed(now, WRITTEN_AGAIN, Millis(0));
+        }
+        due
+    }
+}
+
+impl<B: Books> ControlLoop<B> {
+    /// Ends once more what pods show although it has ended.
+    pub(super) fn end_again(&mut self, now: Moment) {
+        let showing = self.books.lock().pods_showing_ended_reservations();
+        for (uid, key) in self
+            .stale
+            .ended
+            .due(showing, END_SHOWS_WITHIN, &self.writes, now)
+        {
+            let (change, purpose) = (
+                StatusChange::end_reservation(),
+                StatusPurpose::EndUnknownReservation,
+            );
+            self.writes.add(PodWrite::Status {
+                key,
+                uid,
+                change,
+                purpose,
+            });
+        }
+    }
+
+    /// Shows once more what pods do not show although it lasts. A reservation without victims is written only over another one.
+    pub(super) fn show_again(&mut self, reservations: &[ReservationStatus], now: Moment) {
+        let is_unshown = |one: &&ReservationStatus| {
+            one.is_covered || (!one.is_shown && !one.reservation.victims.is_empty())
+        };
+        let unshown = reservations.iter().filter(is_unshown);
+        let unshown = unshown
+            .map(|one| (one.uid.clone(), one.key.clone()))
+            .collect();
+        for (uid, key) in self
+            .stale
+            .unshown
+            .due(unshown, SHOWS_WITHIN, &self.writes, now)
+        {
+            self.show(&key, &uid);
+        }
+    }
+
+    /// The write is made out when it begins.
+    pub(super) fn show(&mut self, key: &PodKey, uid: &PodUid) {
+        let (change, purpose) = (StatusChange::default(), StatusPurpose::ShowReservation);
+        self.writes.add(PodWrite::Status {
+            key: key.clone(),
+            uid: uid.clone(),
+            change,
+            purpose,
+        });
+    }
+
+    /// One that could not be shown is shown soon.
+    pub(super) fn note_shown(
+        &mut self,
+        key: &PodKey,
+        uid: &PodUid,
+        written: Result<(), ControlPlaneError>,
+        now: Moment,
+    ) {
+        if let Err(error @ (ControlPlaneError::Refused(_) | ControlPlaneError::Unknown(_))) =
+            written
+        {
+            self.failed(key, format!("could not show a reservation again: {error}"));
+            self.stale
+                .unshown
+                .0
+                .entry(uid.clone())
+                .or_default()
+                .failed(now, PAUSES, Millis(0));
+        }
+    }
+
+    /// Says of pods that stay after all that they do.
+    pub(super) fn cancel_evictions(&mut self, now: Moment) {
+        let cluster = self.books.lock();
+        let mut showing = cluster.pods_showing_evictions();
+        showing.retain(|uid, _| !cluster.is_evicted_for_overuse(uid));
+        // A copy, which costs next to nothing, for what goes through all reservations.
+        let ledger = (!showing.is_empty()).then(|| cluster.scratch());
+        drop(cluster);
+        if let Some(ledger) = ledger.filter(|ledger| ledger.policy().mode == Mode::Enforce) {
+            let wanted = self.wanted_evictions(&ledger);
+            showing.retain(|uid, _| !wanted.contains(uid) && !self.is_to_leave(uid, &ledger));
+        }
+        for (uid, key) in self
+            .stale
+            .evicted
+            .due(showing, SHOWS_WITHIN, &self.writes, now)
+        {
+            let change = StatusChange::eviction(EvictionCondition::Cancelled);
+            let purpose = StatusPurpose::CancelEviction;
+            self.writes.add(PodWrite::Status {
+                key,
+                uid,
+                change,
+                purpose,
+            });
+        }
+    }
+
+    /// The victims of all reservations, members of broken groups, and pods that are evicted to end a conflict.
+    fn wanted_evictions(&self, ledger: &Ledger) -> BTreeSet<PodUid> {
+        let mut wanted: BTreeSet<PodUid> = ledger.victims().cloned().collect();
+        wanted.extend(self.orphaned_members.keys().cloned());
+        if ledger.policy().conflicts == ConflictRule::EvictUnstarted {
+            wanted.extend(self.facts.conflict_victims.iter().cloned());
+        }
+        wanted
+    }
+
+    /// Whether the pod is to be evicted for an engine: one that wakes, or one under pressure.
+    fn is_to_leave(&self, uid: &PodUid, ledger: &Ledger) -> bool {
+        let gpus = || {
+            ledger
+                .pod_state(uid)
+                .and_then(PodState::devices)
+                .into_iter()
+                .flat_map(|gpus| gpus.iter())
+        };
+        is_vram_owed(ledger, uid)
+            || (self.staying.contains_key(uid) && gpus().any(|gpu| is_relief_due(ledger, uid, gpu)))
+    }
+}

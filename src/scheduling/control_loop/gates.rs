@@ -1,0 +1,104 @@
+//! Lifts the gates of nominated pods, once the watch shows the nomination.
+//!
+//! The API server makes a patch on the pod as its cache has it. A patch that follows another write at once meets the pod from
+//! before that write, fails at the store, and is made again on the pod as it is: its admission policies run twice, and it costs
+//! twice as much. What a watch shows, the cache has.
+
+use super::pod_write::PodWrite;
+use super::{Books, ControlLoop};
+use crate::control_loop::ControlPlaneError;
+use crate::ids::{PodKey, PodUid};
+use crate::ledger::{Ledger, SchedulingGate, WaitingPod};
+use crate::units::{Millis, Moment};
+use crate::vocabulary::placement::Reservation;
+
+/// A watch that takes longer is not waited for: a patch may cost twice as much, and the pod waits no longer.
+const SHOWS_WITHIN: Millis = Millis::seconds(1);
+
+impl<B: Books> ControlLoop<B> {
+    /// Lifts all gates that are due.
+    pub fn lift_gates(&mut self, now: Moment) {
+        let nominated = self
+            .progress_of
+            .iter()
+            .filter(|(_, progress)| progress.nominated_since.is_some());
+        let nominated: Vec<PodUid> = nominated.map(|(uid, _)| uid.clone()).collect();
+        nominated.iter().for_each(|uid| self.lift_gate(uid, now));
+    }
+
+    /// Lifts the gate of this pod if it is due.
+    pub(super) fn lift_gate(&mut self, uid: &PodUid, now: Moment) {
+        let Some(progress) = self.progress_of.get_mut(uid) else {
+            return;
+        };
+        let Some(since) = progress.nominated_since else {
+            return;
+        };
+        let Some(GatedPod {
+            key,
+            reservation,
+            is_shown,
+        }) = gated_pod(&self.books.lock(), uid)
+        else {
+            return;
+        };
+        if progress.is_of(&reservation) && (is_shown || since + SHOWS_WITHIN <= now) {
+            progress.nominated_since = None;
+            self.writes.add(PodWrite::LiftGate {
+                key,
+                uid: uid.clone(),
+                reservation,
+            });
+        }
+    }
+
+    pub(super) fn note_lifted(
+        &mut self,
+        key: &PodKey,
+        uid: &PodUid,
+        reservation: &Reservation,
+        lifted: Result<(), ControlPlaneError>,
+        now: Moment,
+    ) {
+        match lifted {
+            // The watch shows it, too.
+            Ok(()) | Err(ControlPlaneError::Gone) => {}
+            Err(error) => {
+                self.failed(
+                    key,
+                    format!("could not lift the gate of a nominated pod: {error}"),
+                );
+                if let Some(progress) = self.progress_toward(uid, reservation) {
+                    progress.nominate_soon(now);
+                }
+            }
+        }
+    }
+}
+
+/// A pod behind the planner's gate that has a reservation.
+struct GatedPod {
+    key: PodKey,
+    reservation: Reservation,
+    /// The watch has shown its nomination to the reservation's node.
+    is_shown: bool,
+}
+
+fn gated_pod(ledger: &Ledger, uid: &PodUid) -> Option<GatedPod> {
+    let pod = ledger.pod_state(uid)?;
+    let Some(WaitingPod {
+        gate: SchedulingGate::Planned,
+        reservation: Some(reservation),
+        nominated,
+        ..
+    }) = pod.waiting()
+    else {
+        return None;
+    };
+    let is_shown = nominated.as_ref() == Some(&reservation.node);
+    Some(GatedPod {
+        key: pod.key.clone(),
+        reservation: reservation.clone(),
+        is_shown,
+    })
+}

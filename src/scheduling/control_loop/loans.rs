@@ -1,0 +1,226 @@
+//! Sleeping engines that wake: evicts the pods that borrow from them, and tells them when they may.
+//!
+//! Runs before every other use of the planner's evictions, and within the same rates. Everything but the state of retries follows
+//! from the ledger: from the pods' annotations and conditions, and from the pods that borrow. A new leader goes on where the last
+//! one stopped.
+
+use super::outcome::tried;
+use super::pod_write::{EvictionTask, PodWrite, StatusPurpose};
+use super::retry::{Backoff, RetryState};
+use super::{Books, ControlLoop, LockedBooks, Notice};
+use crate::control_loop::{
+    ControlPlaneError, EvictionOutcome, EvictionReason, StatusChange, WakeAnswer,
+};
+use crate::ids::{PodKey, PodUid};
+use crate::ledger::WakeStatus;
+use crate::planning::{LoanEviction, RecallWatch, loans_to_end};
+use crate::units::{Millis, Moment};
+use crate::verbs::wait::EvictionsOrdered;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// An engine waits for these evictions.
+const PAUSES: Backoff = Backoff {
+    first: Millis(500),
+    longest: Millis::seconds(10),
+};
+/// Agents report once a second: more often there is nothing new.
+const LOOK_FOR_LOAD_EVERY: Millis = Millis::seconds(1);
+/// How long a condition may take to appear in the watch before it is written again.
+const SHOWS_WITHIN: Millis = Millis::seconds(5);
+
+/// Loans that end, beyond what the ledger has of them.
+#[derive(Debug, Default)]
+pub(super) struct EndingLoans {
+    evictions: BTreeMap<PodUid, LoanEnd>,
+    /// Which models' sleeping engines will be needed soon.
+    recall: RecallWatch,
+    check_load_at: Moment,
+    /// What pods were told last, and when they are told again if it does not show.
+    answers: BTreeMap<PodUid, (WakeAnswer, Moment)>,
+}
+
+/// The eviction of one borrower.
+#[derive(Debug, Default)]
+struct LoanEnd {
+    attempt: RetryState,
+    has_failed: bool,
+}
+
+impl EndingLoans {
+    /// The eviction of this borrower.
+    pub(super) fn attempt(&mut self, borrower: &PodUid) -> Option<&mut RetryState> {
+        self.evictions.get_mut(borrower).map(|end| &mut end.attempt)
+    }
+}
+
+impl<B: Books> ControlLoop<B> {
+    /// Evicts borrowers whose lenders wake, and answers those lenders.
+    pub(super) fn end_loans(&mut self, now: Moment) {
+        // A copy, which costs next to nothing: with many borrowers the search takes longer than the lock should be held.
+        let mut ledger = self.books.lock().scratch();
+        if now >= self.loans.check_load_at {
+            self.loans.check_load_at = now + LOOK_FOR_LOAD_EVERY;
+            let recalls = self.loans.recall.look(&ledger);
+            if !recalls.is_empty() {
+                self.note(Notice::Recalls {
+                    begun: recalls.begin.len(),
+                    ended: recalls.end.len(),
+                });
+                let mut cluster = self.books.lock();
+                cluster.apply(recalls);
+                ledger = cluster.scratch();
+            }
+        }
+        self.loans
+            .evictions
+            .retain(|uid, _| ledger.pod_state(uid).is_some());
+        let pending = self
+            .loans
+            .evictions
+            .iter()
+            .filter(|(_, end)| !end.attempt.is_due(now));
+        let (failed, leaving): (Vec<_>, Vec<_>) = pending.partition(|(_, end)| end.has_failed);
+        let names = |ends: Vec<(&PodUid, &LoanEnd)>| -> BTreeSet<PodUid> {
+            ends.into_iter().map(|(uid, _)| uid.clone()).collect()
+        };
+        let (leaving, failed) = (names(leaving), names(failed));
+        let evictions = loans_to_end(&ledger, &leaving, &failed);
+        let wakes = ledger.open_wakes();
+        evictions
+            .into_iter()
+            .for_each(|eviction| self.end_loan(eviction));
+        self.answer_wakes(wakes, now);
+    }
+
+    fn end_loan(&mut self, eviction: LoanEviction) {
+        let LoanEviction {
+            uid,
+            key,
+            lender,
+            gpu,
+            is_early,
+        } = eviction;
+        let mut ledger = self.books.lock();
+        if !ledger.may_order(std::slice::from_ref(&uid)) {
+            drop(ledger);
+            return self.note(Notice::LoanEviction("rate-limited"));
+        }
+        ledger.apply(EvictionsOrdered(vec![uid.clone()]));
+        drop(ledger);
+        let end = self.loans.evictions.entry(uid.clone()).or_default();
+        end.attempt.begin();
+        end.has_failed = false;
+        self.note(Notice::LoanEnds {
+            pod: key.clone(),
+            lender: lender.clone(),
+            gpu: gpu.clone(),
+        });
+        let why = EvictionReason::LoanEnded {
+            lender,
+            gpu,
+            is_early,
+        };
+        self.writes.add(PodWrite::Evict {
+            key,
+            uid,
+            why,
+            task: EvictionTask::LoanEnd,
+        });
+    }
+
+    /// A failed eviction is tried again after a pause; another borrower may be evicted before.
+    pub(super) fn note_loan_end(&mut self, uid: &PodUid, outcome: EvictionOutcome, now: Moment) {
+        self.note(Notice::LoanEviction(outcome.code()));
+        let end = self.loans.evictions.entry(uid.clone()).or_default();
+        end.has_failed = matches!(
+            outcome,
+            EvictionOutcome::TryLater { .. }
+                | EvictionOutcome::CalledOff
+                | EvictionOutcome::Refused { .. }
+        );
+        // One that is refused is tried again after the longest pause.
+        let _ = tried(&mut end.attempt, outcome, now, PAUSES);
+    }
+
+    /// The condition shows late, or was refused: it is written again when it does not show in time.
+    pub(super) fn note_answered(
+        &mut self,
+        key: &PodKey,
+        answer: &WakeAnswer,
+        written: Result<(), ControlPlaneError>,
+    ) {
+        match (written, answer) {
+            (Ok(()), WakeAnswer::Wakeable { .. }) => {
+                self.note(Notice::MayWake(key.clone()));
+            }
+            (Ok(()), _) | (Err(ControlPlaneError::Gone), _) => {}
+            (Err(error), _) => {
+                self.failed(
+                    key,
+                    format!("could not write whether the engine may wake: {error}"),
+                );
+            }
+        }
+    }
+
+    /// The answer was not sent, because it was another by then. It is sent if it becomes that again.
+    pub(super) fn note_unanswered(&mut self, uid: &PodUid, answer: &WakeAnswer) {
+        if self
+            .loans
+            .answers
+            .get(uid)
+            .is_some_and(|(said, _)| said == answer)
+        {
+            self.loans.answers.remove(uid);
+        }
+    }
+
+    fn answer_wakes(&mut self, wakes: Vec<WakeStatus>, now: Moment) {
+        let known: BTreeSet<&PodUid> = wakes.iter().map(|wake| &wake.uid).collect();
+        self.loans.answers.retain(|uid, _| known.contains(uid));
+        let waiting = wakes
+            .iter()
+            .filter(|wake| wake.request.is_some() && wake.told.is_none());
+        self.note(Notice::WakesWaiting(waiting.count()));
+        for wake in wakes {
+            let Some(answer) = answer(&wake) else {
+                continue;
+            };
+            let said = self.loans.answers.get(&wake.uid);
+            let was_said = said.is_some_and(|(said, again)| {
+                let is_under_way = || now < *again || self.writes.concern(&wake.uid);
+                *said == answer && (answer == WakeAnswer::Reclaiming || is_under_way())
+            });
+            if was_said {
+                continue;
+            }
+            self.loans
+                .answers
+                .insert(wake.uid.clone(), (answer.clone(), now + SHOWS_WITHIN));
+            let (change, purpose) = (
+                StatusChange::wake(answer.clone()),
+                StatusPurpose::AnswerWake(answer),
+            );
+            self.writes.add(PodWrite::Status {
+                key: wake.key,
+                uid: wake.uid,
+                change,
+                purpose,
+            });
+        }
+    }
+}
+
+/// What a pod is to be told that it does not show.
+pub(super) fn answer(wake: &WakeStatus) -> Option<WakeAnswer> {
+    match (&wake.request, &wake.told) {
+        (Some(request), told) if wake.is_wakeable && told.as_ref() != Some(request) => {
+            Some(WakeAnswer::Wakeable {
+                request: request.clone(),
+            })
+        }
+        (Some(_), None) => Some(WakeAnswer::Reclaiming),
+        (None, Some(_)) => Some(WakeAnswer::Withdrawn),
+        (Some(_), Some(_)) | (None, None) => None,
+    }
+}

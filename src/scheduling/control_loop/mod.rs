@@ -1,0 +1,349 @@
+//! The loop around the planner, sans I/O: events and the time go in, acts come out. It plans pending pods ([`start_run`]) and
+//! follows each reservation ([`reservation_progress`]) until the pod is bound or the reservation ends ([`ended_reservations`]); a
+//! nominated pod's gate is lifted ([`gates`]). A pod that cannot be placed gets the reason in its condition ([`waiting_pods`]). The
+//! loop takes back what sleeping engines lent when they wake ([`loans`]). It evicts neighbors of engines under pressure
+//! ([`relief`]), pods that use more than their grants if the policy says so ([`overuse`]), and the rest of a group that stays
+//! incomplete ([`orphaned_members`]). Failed actions are retried later ([`retry`]). What a pod shows that is not so is written
+//! again ([`conditions`]).
+//!
+//! A driver calls [`ControlLoop::tick`] with the time, carries out each [`Act`] in order, and brings back what became of it:
+//! [`ControlLoop::written`], [`ControlLoop::planned`], [`ControlLoop::found_pressure`]. `stowage serve` drives it over the API
+//! server; replays, simulators and tests drive the same loop over a cluster of their own.
+//!
+//! ```text
+//!  pending pods ─► plan (pure, on a copy of the ledger) ─► reservation, checked again under the lock
+//!     no victims ─────────────────────────────────────────────────────► nominate, lift the gate or touch
+//!     victims ─► condition written ─► evict each ─► all are gone ─► nominate, lift the gate or touch
+//! ```
+//!
+//! Everything except the counts of attempts follows from the ledger, tick after tick: a new leader continues where the previous
+//! one stopped.
+
+mod at_once;
+mod conditions;
+mod ended_reservations;
+mod failing_pods;
+mod gates;
+mod loans;
+mod orphaned_members;
+mod outcome;
+mod overuse;
+mod planning_run;
+mod pod_event;
+mod pod_write;
+mod relief;
+mod reservation_progress;
+pub mod retry;
+mod start_run;
+mod status_change;
+#[cfg(any(test, feature = "testkit"))]
+mod testkit;
+mod unplannable_pods;
+mod waiting_pods;
+mod write_queue;
+
+pub use ended_reservations::refused;
+pub use planning_run::{PlanningJob, RunEnd};
+pub use pod_event::{ControlPlaneError, PodEvent, PodEventReason, PodOnRecord, reserved_text};
+pub use pod_write::{EvictionTask, PodWrite, StatusPurpose, WriteOutcome};
+pub use relief::{FoundPressure, PressureJob};
+pub use reservation_progress::{PAUSES, SHOWS_WITHIN};
+pub use status_change::{
+    EvictionCondition, EvictionOutcome, EvictionReason, NominationChange, PlanState, RequeueMark,
+    ReservationChange, StatusChange, WakeAnswer,
+};
+pub use unplannable_pods::UNPLANNABLE_AT_ONCE;
+
+use crate::ids::{GpuUuid, PodKey, PodUid};
+use crate::ledger::Expired;
+use crate::planning::{PlannedPlacement, PressureWatch};
+use crate::policy::Mode;
+use crate::units::{Millis, Moment};
+use crate::verbs::tick::PartOfTick;
+use crate::verbs::wait::{MayBeRefused, TakeUnknownReservations};
+use crate::verbs::{Change, Cluster, Input};
+use conditions::StaleConditions;
+use failing_pods::FailingPods;
+use loans::EndingLoans;
+use orphaned_members::OrphanedMember;
+use planning_run::PlanningRun;
+use reservation_progress::ReservationProgress;
+use retry::RetryState;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Deref;
+use unplannable_pods::ReleasedPods;
+use waiting_pods::ToldReason;
+use write_queue::WriteQueue;
+
+/// Pods that are noted as refused under one lock.
+const REFUSED_AT_ONCE: usize = 32;
+
+/// Where the loop finds the cluster: behind a lock that it shares with the verbs, or at hand.
+pub trait Books {
+    type Locked<'a>: LockedBooks
+    where
+        Self: 'a;
+
+    /// For one call or a few.
+    fn lock(&mut self) -> Self::Locked<'_>;
+}
+
+/// The cluster as long as nobody else changes it.
+pub trait LockedBooks: Deref<Target = Cluster> {
+    fn apply<C: Change + Clone + Into<Input>>(&mut self, change: C) -> C::Output;
+
+    /// Between two of many changes: who waits for the lock gets it now.
+    fn give_way(&mut self) {}
+}
+
+impl Books for Cluster {
+    type Locked<'a> = &'a mut Cluster;
+
+    fn lock(&mut self) -> &mut Cluster {
+        self
+    }
+}
+
+impl LockedBooks for &mut Cluster {
+    fn apply<C: Change + Clone + Into<Input>>(&mut self, change: C) -> C::Output {
+        Cluster::apply(self, change)
+    }
+}
+
+/// What the driver does for the loop.
+#[derive(Debug)]
+pub enum Act {
+    /// Send it, if [`PodWrite::begin`] says so by then. Answered by [`ControlLoop::written`].
+    Write(PodWrite),
+    /// Publish it, or drop it.
+    Event(PodEvent),
+    /// Run it beside everything else. Answered by [`ControlLoop::planned`].
+    Plan(PlanningJob),
+    /// The run in progress is not needed any more. It is answered all the same.
+    StopPlanning,
+    /// Run it beside everything else. Answered by [`ControlLoop::found_pressure`].
+    LookForPressure(PressureJob),
+    /// Log and count it.
+    Note(Notice),
+}
+
+/// What happened, for the log and the metrics.
+#[derive(Debug)]
+pub enum Notice {
+    /// A run that took this long found this, and it is reserved.
+    Planned(Box<PlannedPlacement>, Millis),
+    RunEnded {
+        took: Millis,
+        outcome: &'static str,
+        left_over: usize,
+    },
+    /// Planning fails on the pod: a defect of ours.
+    PlanningFails(PodKey),
+    /// A write of this kind was put off, because too many are in progress.
+    PutOff(&'static str),
+    /// An earlier leader's reservation showed too late, and was ended.
+    LandedLate(PodKey),
+    /// Loans that models' load recalls, and recalls that are over.
+    Recalls {
+        begun: usize,
+        ended: usize,
+    },
+    LoanEnds {
+        pod: PodKey,
+        lender: PodKey,
+        gpu: GpuUuid,
+    },
+    /// What became of the eviction of a pod that borrows.
+    LoanEviction(&'static str),
+    /// Engines that wait until they may wake.
+    WakesWaiting(usize),
+    MayWake(PodKey),
+    OveruseEviction {
+        pod: PodKey,
+        outcome: EvictionOutcome,
+    },
+    Happened {
+        pod: PodKey,
+        what: String,
+    },
+    Failed {
+        pod: PodKey,
+        what: String,
+    },
+}
+
+/// What the books do not have.
+#[derive(Debug, Default)]
+pub struct EdgeFacts {
+    /// Pods that are evicted because their GPUs were allocated twice.
+    pub conflict_victims: BTreeSet<PodUid>,
+    /// The API server does not let volumes, claims or storage classes be read.
+    pub lacks_volumes: bool,
+}
+
+#[derive(Debug)]
+pub struct ControlLoop<B> {
+    pub books: B,
+    facts: EdgeFacts,
+    was_leading: bool,
+    acts: VecDeque<Act>,
+    /// Progress of each reservation, beyond what the ledger has.
+    progress_of: BTreeMap<PodUid, ReservationProgress>,
+    run: PlanningRun,
+    failing_pods: FailingPods,
+    orphaned_members: BTreeMap<PodUid, OrphanedMember>,
+    stale: StaleConditions,
+    said: BTreeMap<PodUid, ToldReason>,
+    /// The pod up to which recorded wait reasons have been checked.
+    said_after: Option<PodUid>,
+    writes: WriteQueue,
+    /// `None` while a look is in progress.
+    pressure: Option<PressureWatch>,
+    /// Neighbors of engines under pressure whose eviction was ordered.
+    staying: BTreeMap<PodUid, RetryState>,
+    check_engine_load_at: Moment,
+    loans: EndingLoans,
+    released: ReleasedPods,
+    check_overuse_at: Moment,
+}
+
+impl<B: Books> ControlLoop<B> {
+    pub fn new(books: B) -> Self {
+        Self {
+            books,
+            facts: EdgeFacts::default(),
+            was_leading: false,
+            acts: VecDeque::new(),
+            progress_of: BTreeMap::new(),
+            run: PlanningRun::default(),
+            failing_pods: FailingPods::default(),
+            orphaned_members: BTreeMap::new(),
+            stale: StaleConditions::default(),
+            said: BTreeMap::new(),
+            said_after: None,
+            writes: WriteQueue::default(),
+            pressure: Some(PressureWatch::default()),
+            staying: BTreeMap::new(),
+            check_engine_load_at: Moment::default(),
+            loans: EndingLoans::default(),
+            released: ReleasedPods::default(),
+            check_overuse_at: Moment::default(),
+        }
+    }
+
+    /// The next act, in the order in which they are to be carried out.
+    pub fn next_act(&mut self) -> Option<Act> {
+        self.acts
+            .pop_front()
+            .or_else(|| self.writes.next().map(Act::Write))
+    }
+
+    /// Time passes. What is due ends, and a replica that may act handles all pending pods; another one forgets its progress.
+    pub fn tick(&mut self, now: Moment, is_leading: bool, facts: EdgeFacts) {
+        self.facts = facts;
+        let is_new = is_leading && !std::mem::replace(&mut self.was_leading, is_leading);
+        self.expire(now, is_leading);
+        if !is_leading {
+            return self.forget();
+        }
+        // A statement of its own, so that the lock is released with it.
+        let unknown = self.books.lock().apply(TakeUnknownReservations);
+        self.end_unknown(unknown);
+        self.handle_pending(now);
+        if is_new {
+            self.suppose_refused();
+        }
+    }
+
+    fn handle_pending(&mut self, now: Moment) {
+        self.end_again(now);
+        self.cancel_evictions(now);
+        // In shadow mode no pod is placed, and none is kept behind the gate.
+        if self.books.lock().policy().mode == Mode::Shadow {
+            return self.release_all();
+        }
+        // An engine that wakes has its own VRAM lent out: that comes before what others would like to have.
+        self.end_loans(now);
+        self.advance_reservations(now);
+        self.lift_gates(now);
+        self.advance_orphaned_members(now);
+        self.look_for_pressure(now);
+        self.enforce_grants(now);
+        self.seek(now);
+    }
+
+    /// A replica that may not act forgets its progress: another one continues.
+    fn forget(&mut self) {
+        self.progress_of.clear();
+        self.orphaned_members.clear();
+        self.stale = StaleConditions::default();
+        self.said.clear();
+        self.staying.clear();
+        self.loans = EndingLoans::default();
+        self.stop_planning();
+        self.failing_pods = FailingPods::default();
+        self.writes.forget_what_is_to_come();
+        if let Some(pressure) = &mut self.pressure {
+            *pressure = PressureWatch::default();
+        }
+    }
+
+    /// Lets pass all deadlines up to now, a few under each lock. The leader that ends a reservation also clears its condition:
+    /// standby replicas write nothing.
+    pub fn expire(&mut self, now: Moment, is_leading: bool) {
+        let mut all = Vec::new();
+        let mut cluster = self.books.lock();
+        loop {
+            let Expired { ended, may_be_more } = cluster.apply(PartOfTick { now, is_leading });
+            all.extend(ended);
+            if !may_be_more {
+                break;
+            }
+            cluster.give_way();
+        }
+        drop(cluster);
+        if is_leading {
+            self.end(all, now);
+        }
+    }
+
+    /// A previous leader or process may have refused every pending pod.
+    fn suppose_refused(&mut self) {
+        let copy = self.books.lock().scratch();
+        let (pods, then): (Vec<PodUid>, _) =
+            (copy.may_be_refused().into_iter().collect(), copy.now());
+        // What is changed while there is a copy has to be copied.
+        drop(copy);
+        let mut cluster = self.books.lock();
+        for some in pods.chunks(REFUSED_AT_ONCE) {
+            cluster.apply(MayBeRefused {
+                pods: some.to_vec(),
+                then,
+            });
+            cluster.give_way();
+        }
+    }
+
+    fn publish(&mut self, key: PodKey, uid: PodUid, kind: PodEventReason, text: String) {
+        self.acts.push_back(Act::Event(PodEvent {
+            key,
+            uid,
+            kind,
+            text,
+        }));
+    }
+
+    fn note(&mut self, notice: Notice) {
+        self.acts.push_back(Act::Note(notice));
+    }
+
+    fn happened(&mut self, pod: &PodKey, what: impl Into<String>) {
+        let (pod, what) = (pod.clone(), what.into());
+        self.note(Notice::Happened { pod, what });
+    }
+
+    fn failed(&mut self, pod: &PodKey, what: impl Into<String>) {
+        let (pod, what) = (pod.clone(), what.into());
+        self.note(Notice::Failed { pod, what });
+    }
+}

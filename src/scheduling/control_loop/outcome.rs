@@ -1,0 +1,354 @@
+//! Applies the results of the planner's writes to its state.
+
+use super::pod_write::{EvictionTask, PodWrite, StatusPurpose, WriteOutcome};
+use super::reservation_progress::{FailedBy, PAUSES, ReservationProgress, SHOWS_WITHIN};
+use super::retry::{Backoff, RetryState};
+use super::{Books, ControlLoop, LockedBooks, Notice};
+use crate::control_loop::{ControlPlaneError, EvictionOutcome};
+use crate::ids::{PodKey, PodUid};
+use crate::ledger::{Ledger, PodState};
+use crate::units::{Millis, Moment};
+use crate::verbs::observe::PodReleased;
+use crate::verbs::wait::{EvictionRefused, EvictionsNotMade, PodEvicted};
+use crate::vocabulary::placement::Reservation;
+
+impl<B: Books> ControlLoop<B> {
+    /// What follows from a write's answer.
+    pub fn written(&mut self, outcome: WriteOutcome, now: Moment) {
+        self.writes.end(outcome.uid());
+        match outcome {
+            WriteOutcome::Status {
+                key,
+                uid,
+                purpose,
+                written,
+            } => {
+                self.note_written(&key, &uid, &purpose, written, now);
+            }
+            WriteOutcome::GateLifted {
+                key,
+                uid,
+                reservation,
+                written,
+            } => {
+                self.note_lifted(&key, &uid, &reservation, written, now);
+            }
+            WriteOutcome::Evicted {
+                key,
+                uid,
+                task,
+                outcome,
+            } => {
+                self.note_evicted(&task, &key, &uid, outcome, now);
+            }
+            WriteOutcome::Dropped(write) => self.note_dropped(&write, now),
+        }
+    }
+
+    /// The write was not sent. What it was for may begin again.
+    fn note_dropped(&mut self, write: &PodWrite, now: Moment) {
+        match write {
+            PodWrite::Status {
+                uid,
+                purpose:
+                    StatusPurpose::Reserve { reservation } | StatusPurpose::Nominate { reservation, .. },
+                ..
+            } => {
+                if let Some(progress) = self.progress_toward(uid, reservation) {
+                    progress.end_write();
+                }
+            }
+            PodWrite::Status {
+                uid,
+                purpose: StatusPurpose::AnswerWake(answer),
+                ..
+            } => {
+                self.note_unanswered(uid, answer);
+            }
+            PodWrite::Evict { uid, task, .. } => {
+                if task.counts_each_attempt() {
+                    self.take_back(uid);
+                }
+                let attempt = match task {
+                    EvictionTask::Reservation { preemptor } => {
+                        let progress = self.progress_of.get_mut(preemptor);
+                        progress
+                            .filter(|it| it.has_victim(uid))
+                            .map(|progress| progress.attempt(uid))
+                    }
+                    EvictionTask::Relief => self.staying.get_mut(uid),
+                    EvictionTask::LoanEnd => self.loans.attempt(uid),
+                    EvictionTask::OrphanedMember => self.orphaned_attempt(uid),
+                    // The ledger says when it is due again.
+                    EvictionTask::Overuse => None,
+                };
+                // It may begin again at once.
+                if let Some(attempt) = attempt {
+                    attempt.done(now);
+                }
+            }
+            PodWrite::Status { .. } | PodWrite::LiftGate { .. } => {}
+        }
+    }
+
+    fn note_written(
+        &mut self,
+        key: &PodKey,
+        uid: &PodUid,
+        purpose: &StatusPurpose,
+        written: Result<(), ControlPlaneError>,
+        now: Moment,
+    ) {
+        if written == Err(ControlPlaneError::Gone) {
+            self.forget_unwatched(uid);
+        }
+        if purpose.ends_reservation() {
+            self.show_what_stands(key, uid);
+        }
+        let unwritten = match purpose {
+            StatusPurpose::Reserve { reservation } => {
+                return self.note_held(key, uid, reservation, written, now);
+            }
+            StatusPurpose::AnswerWake(answer) => return self.note_answered(key, answer, written),
+            StatusPurpose::Nominate { reservation, is_gated } => {
+                return self.note_nominated(key, uid, reservation, written, *is_gated, now);
+            }
+            StatusPurpose::ShowReservation => return self.note_shown(key, uid, written, now),
+            // As long as the pod shows it, the end is written again.
+            StatusPurpose::EndReservation { .. } => "could not clear the condition of a reservation that ended",
+            StatusPurpose::EndUnknownReservation => "could not clear a stale reservation condition of the pod",
+            // The pod is tried again.
+            StatusPurpose::Wake => "could not requeue a pod",
+            StatusPurpose::Release { why } if written.is_ok() => return self.say_released(key, uid, why),
+            StatusPurpose::Release { .. } => "could not remove the scheduling gate of a pod",
+            // Written again as long as the pod shows it.
+            StatusPurpose::AbandonReservation | StatusPurpose::CancelEviction
+            // The condition is written when the reason changes.
+            | StatusPurpose::ExplainWait => return,
+        };
+        if let Err(error) = written {
+            self.failed(key, format!("{unwritten}: {error}"));
+        }
+    }
+
+    /// Progress toward this reservation. The pod may have another one by now, of which the write's answer says nothing.
+    pub(super) fn progress_toward(
+        &mut self,
+        uid: &PodUid,
+        reservation: &Reservation,
+    ) -> Option<&mut ReservationProgress> {
+        self.progress_of
+            .get_mut(uid)
+            .filter(|progress| progress.is_of(reservation))
+    }
+
+    /// The pod is gone. If no watch has shown it, none will show its end: a request of kube-scheduler came after it, or is late.
+    fn forget_unwatched(&mut self, uid: &PodUid) {
+        let mut cluster = self.books.lock();
+        let is_unwatched = |pod: &PodState| pod.is_unwatched && pod.waiting().is_some();
+        if cluster.pod_state(uid).is_some_and(is_unwatched) {
+            cluster.apply(PodReleased(uid.clone()));
+            drop(cluster);
+            self.progress_of.remove(uid);
+        }
+    }
+
+    /// The end of a reservation was written. One that the preempt verb made and wrote meanwhile may be covered by that. The
+    /// planner's own are written after the end.
+    fn show_what_stands(&mut self, key: &PodKey, uid: &PodUid) {
+        let is_own = self
+            .progress_of
+            .get(uid)
+            .is_some_and(ReservationProgress::is_own);
+        if !is_own && has_reservation(&self.books.lock(), uid) {
+            self.show(key, uid);
+        }
+    }
+
+    fn note_held(
+        &mut self,
+        key: &PodKey,
+        uid: &PodUid,
+        reservation: &Reservation,
+        written: Result<(), ControlPlaneError>,
+        now: Moment,
+    ) {
+        let is_shown = self.books.lock().shows_reservation(uid, reservation);
+        let Some(progress) = self.progress_toward(uid, reservation) else {
+            return;
+        };
+        progress.end_write();
+        match written {
+            Ok(()) => progress.is_written = true,
+            // No answer came, and the watch shows it: pods may have been evicted for it.
+            Err(ControlPlaneError::Unknown(_)) if is_shown => progress.is_written = true,
+            Err(error) => {
+                let what = format!("could not write the reservation; no pod is evicted: {error}");
+                self.failed(key, what);
+                let why = |_: &PodKey| "the API server did not accept it".into();
+                self.give_up(uid, why, FailedBy::Preemptor, now);
+            }
+        }
+    }
+
+    fn note_evicted(
+        &mut self,
+        task: &EvictionTask,
+        key: &PodKey,
+        victim: &PodUid,
+        outcome: EvictionOutcome,
+        now: Moment,
+    ) {
+        match &outcome {
+            EvictionOutcome::Evicted => {
+                self.books.lock().apply(PodEvicted(victim.clone()));
+                self.happened(key, "evicted");
+            }
+            EvictionOutcome::Refused { message } => {
+                self.failed(key, format!("eviction refused: {message}"));
+                self.take_back(victim);
+                self.note_refused(victim, message);
+            }
+            EvictionOutcome::Unknown { message } => {
+                self.failed(key, format!("eviction unanswered: {message}"));
+            }
+            EvictionOutcome::TryLater { .. } | EvictionOutcome::CalledOff
+                if task.counts_each_attempt() =>
+            {
+                self.take_back(victim);
+            }
+            EvictionOutcome::Gone
+            | EvictionOutcome::TryLater { .. }
+            | EvictionOutcome::CalledOff => {}
+        }
+        match task {
+            EvictionTask::Relief => self.note_relief(victim, outcome, now),
+            EvictionTask::LoanEnd => self.note_loan_end(victim, outcome, now),
+            EvictionTask::Overuse => self.note(Notice::OveruseEviction {
+                pod: key.clone(),
+                outcome,
+            }),
+            EvictionTask::OrphanedMember => self.note_orphaned_member(victim, outcome, now),
+            EvictionTask::Reservation { preemptor } => {
+                let progress = self.progress_of.get_mut(preemptor);
+                // The preemptor may have another reservation by now, which evicts nobody or other pods.
+                let Some(progress) = progress.filter(|progress| progress.has_victim(victim)) else {
+                    return;
+                };
+                if let Err(message) = tried(progress.attempt(victim), outcome, now, PAUSES) {
+                    let why = |reader: &PodKey| eviction_refused(reader, key, &message);
+                    self.give_up(preemptor, why, FailedBy::Victim, now);
+                }
+            }
+        }
+    }
+
+    fn note_nominated(
+        &mut self,
+        key: &PodKey,
+        uid: &PodUid,
+        reservation: &Reservation,
+        written: Result<(), ControlPlaneError>,
+        is_gated: bool,
+        now: Moment,
+    ) {
+        let Some(progress) = self.progress_toward(uid, reservation) else {
+            return;
+        };
+        progress.note_nominated(now, written.is_ok(), is_gated);
+        match written {
+            // The watch may have been faster than the answer.
+            Ok(()) => self.lift_gate(uid, now),
+            // The watch shows it, too.
+            Err(ControlPlaneError::Gone) => {}
+            Err(error) => {
+                self.failed(
+                    key,
+                    format!("could not nominate a pod to its node: {error}"),
+                );
+            }
+        }
+    }
+
+    /// Releases the pod's reservation, if it still has the one whose progress is known; `because` is what its owner is told.
+    fn give_up(
+        &mut self,
+        uid: &PodUid,
+        because: impl FnOnce(&PodKey) -> String,
+        failed_by: FailedBy,
+        now: Moment,
+    ) {
+        // A statement of its own, so that the ledger is not locked any more.
+        let Some(reservation_status) = self.books.lock().reservation_of(uid) else {
+            return;
+        };
+        if self
+            .progress_toward(uid, &reservation_status.reservation)
+            .is_some()
+        {
+            self.call_off(
+                &reservation_status,
+                &because(&reservation_status.key),
+                failed_by,
+                now,
+            );
+        }
+    }
+
+    pub(super) fn take_back(&mut self, victim: &PodUid) {
+        self.books
+            .lock()
+            .apply(EvictionsNotMade(vec![victim.clone()]));
+    }
+
+    /// The pod cannot be evicted for now, whoever would have its GPUs.
+    pub(super) fn note_refused(&mut self, victim: &PodUid, why: &str) {
+        self.books
+            .lock()
+            .apply(EvictionRefused::new(victim.clone(), why));
+    }
+}
+
+/// What the preemptor's owner is told. The API server's message may name more than the victim.
+fn eviction_refused(preemptor: &PodKey, victim: &PodKey, message: &str) -> String {
+    let refused = format!("the eviction of {} is refused", victim.named_to(preemptor));
+    if victim.namespace == preemptor.namespace {
+        format!("{refused}: {message}")
+    } else {
+        refused
+    }
+}
+
+fn has_reservation(ledger: &Ledger, uid: &PodUid) -> bool {
+    ledger
+        .pod_state(uid)
+        .and_then(PodState::reservation)
+        .is_some()
+}
+
+/// Records the result of an eviction, and when to retry it if the pod still exists by then. An error is a permanent refusal of
+/// the API server.
+pub(super) fn tried(
+    attempt: &mut RetryState,
+    outcome: EvictionOutcome,
+    now: Moment,
+    pauses: Backoff,
+) -> Result<(), String> {
+    match outcome {
+        EvictionOutcome::Evicted | EvictionOutcome::Gone => attempt.done(now + SHOWS_WITHIN),
+        EvictionOutcome::CalledOff | EvictionOutcome::Unknown { .. } => {
+            attempt.failed(now, pauses, Millis(0));
+        }
+        EvictionOutcome::TryLater { after } => {
+            let after = after.map_or(0, |after| {
+                u64::try_from(after.as_millis()).unwrap_or(u64::MAX)
+            });
+            attempt.failed(now, pauses, Millis(after));
+        }
+        EvictionOutcome::Refused { message } => {
+            attempt.failed(now, pauses, pauses.longest);
+            return Err(message);
+        }
+    }
+    Ok(())
+}

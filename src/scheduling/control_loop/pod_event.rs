@@ -1,0 +1,116 @@
+//! What the loop says to the world and hears from it, besides [status changes](super::status_change): Events about pods, a pod as a
+//! fresh read shows it, and how a read or a write fails. Values and their texts; nothing here sends a request or decides.
+
+use crate::coded::labels;
+use crate::ids::{GpuUuid, NodeName, PodKey, PodUid, listed};
+use crate::units::plural;
+use crate::vocabulary::placement::Reservation;
+use std::sync::Arc;
+
+/// A pod as a fresh read shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodOnRecord {
+    pub uid: PodUid,
+    pub node: Option<NodeName>,
+    pub devices: Option<Arc<[GpuUuid]>>,
+    /// A container of it runs or has run.
+    pub has_started: bool,
+    /// It has ended, or is being deleted.
+    pub is_over: bool,
+    /// Its VRAM is lent by sleeping engines.
+    pub borrows: bool,
+    /// kube-scheduler's latest reason for not binding the pod.
+    pub refusal: Option<Arc<str>>,
+}
+
+/// Why a read or a write failed, or may have failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ControlPlaneError {
+    #[error("the pod is gone, or another one has its name now")]
+    Gone,
+    /// Nothing was written.
+    #[error("{0}")]
+    Refused(String),
+    /// No answer, or an inconclusive one: it may have been written.
+    #[error("{0}")]
+    Unknown(String),
+}
+
+/// An Event about a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodEvent {
+    pub key: PodKey,
+    pub uid: PodUid,
+    pub kind: PodEventReason,
+    /// With figures; may differ between Events of the same kind.
+    pub text: String,
+}
+
+labels! {
+    /// The kind of an Event. For most kinds one Event per pod is published in a while.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum PodEventReason: reason {
+        "StowageUnschedulable" Unschedulable,
+        "StowageInvalidRequest" InvalidRequest,
+        "StowageReserved" Reserved,
+        "StowageReservationEnded" ReservationEnded,
+        /// Recorded on the victim.
+        "StowageEvicted" Evicted,
+        /// No placement was found while it was gated.
+        "StowagePlanFailed" PlanFailed,
+        /// Its group could not be placed as a whole.
+        "StowageGroupFailed" GroupFailed,
+        /// Victims exist, but no more may be evicted within the minute.
+        "StowageEvictionLimit" EvictionLimit,
+        "StowageUnplaced" Unplaced,
+        "StowageEditIgnored" EditIgnored,
+        /// Its processes run on other GPUs than recorded.
+        "StowageDrift" Drift,
+        /// Its processes use GPUs of a node of Stowage's, and it was granted none.
+        "StowageUngranted" Ungranted,
+        /// Its processes use more VRAM than it was granted.
+        "StowageOverGrant" OverGrant,
+        /// What it was granted is another part of one GPU than of another, and its engine is told the smallest.
+        "StowageUnevenGpus" UnevenGpus,
+        /// A container's name is too long for the annotation that names its GPUs to NVIDIA's NRI plugin.
+        "StowageNoNriAnnotation" NoNriAnnotation,
+        /// It will be evicted because its processes use more VRAM than it was granted.
+        "StowageOveruse" Overuse,
+        /// A GPU of the pod is gone, unhealthy, smaller or partitioned.
+        "StowageGpuLost" GpuLost,
+        /// Its engine woke while other pods had the VRAM that it lent.
+        "StowageWokeUnasked" WokeUnasked,
+        /// VRAM allocated to it on a GPU was also allocated to another pod.
+        "StowageGpuConflict" GpuConflict,
+        /// A DRA driver publishes the GPUs of its node, which it got from Stowage.
+        "StowagePublishedByDra" PublishedByDra,
+        /// Recorded on Stowage's own pod.
+        "StowagePolicyApplied" PolicyApplied,
+        /// Recorded on Stowage's own pod.
+        "StowagePolicyRejected" PolicyRejected,
+    }
+}
+
+/// The text of the Event [`PodEventReason::Reserved`].
+pub fn reserved_text(reservation: &Reservation) -> String {
+    let gpus = listed(reservation.devices.iter());
+    let victims = plural(reservation.victims.len(), "pod");
+    format!(
+        "Reserved {gpus} on node {}; evicting {victims}.",
+        reservation.node
+    )
+}
+
+impl PodEventReason {
+    pub fn is_warning(self) -> bool {
+        !matches!(
+            self,
+            Self::Reserved | Self::UnevenGpus | Self::PolicyApplied | Self::EvictionLimit
+        )
+    }
+
+    /// Whether each Event of this kind has something new to say: each change of a policy does.
+    pub fn is_new_each_time(self) -> bool {
+        matches!(self, Self::PolicyApplied | Self::PolicyRejected)
+    }
+}

@@ -1,0 +1,120 @@
+//! Evicts preemptible neighbors of engines under pressure.
+//!
+//! A failed eviction is retried at growing intervals; meanwhile another neighbor may be evicted.
+
+use super::outcome::tried;
+use super::pod_write::{EvictionTask, PodWrite};
+use super::retry::Backoff;
+use super::{Act, Books, ControlLoop, LockedBooks};
+use crate::control_loop::{EvictionOutcome, EvictionReason};
+use crate::ids::PodUid;
+use crate::ledger::Ledger;
+use crate::planning::{PressureWatch, ReliefEviction};
+use crate::units::{Millis, Moment};
+use crate::verbs::wait::EvictionsOrdered;
+use std::collections::BTreeSet;
+
+/// Agents report once a second: more often there is nothing new.
+const LOOK_EVERY: Millis = Millis::seconds(1);
+/// No pending pod waits for this eviction. What a disruption budget refuses is seldom allowed within seconds, and a condition
+/// that changes twice a minute is of no use to the pod's owner.
+const PAUSES: Backoff = Backoff {
+    first: Millis::seconds(20),
+    longest: Millis::seconds(600),
+};
+
+/// A look for engines under pressure, which goes through all GPUs.
+#[derive(Debug)]
+pub struct PressureJob {
+    pressure: PressureWatch,
+    ledger: Ledger,
+    not_now: BTreeSet<PodUid>,
+}
+
+/// What a look has found, and what the next one goes on from.
+#[derive(Debug, Default)]
+pub struct FoundPressure {
+    pressure: PressureWatch,
+    leaving: Vec<ReliefEviction>,
+}
+
+impl PressureJob {
+    pub fn run(mut self) -> FoundPressure {
+        let leaving = self.pressure.look(&self.ledger, &self.not_now);
+        FoundPressure {
+            pressure: self.pressure,
+            leaving,
+        }
+    }
+}
+
+impl<B: Books> ControlLoop<B> {
+    /// Begins to look for engines under pressure, if that is due and none looks.
+    pub(super) fn look_for_pressure(&mut self, now: Moment) {
+        if now < self.check_engine_load_at {
+            return;
+        }
+        let Some(pressure) = self.pressure.take() else {
+            return;
+        };
+        self.check_engine_load_at = now + LOOK_EVERY;
+        let ledger = self.books.lock().scratch();
+        self.staying
+            .retain(|uid, _| ledger.pod_state(uid).is_some());
+        let not_now = self
+            .staying
+            .iter()
+            .filter(|(_, attempt)| !attempt.is_due(now));
+        let not_now = not_now.map(|(uid, _)| uid.clone()).collect();
+        self.acts.push_back(Act::LookForPressure(PressureJob {
+            pressure,
+            ledger,
+            not_now,
+        }));
+    }
+
+    /// Evicts what a look has found; `None` if the look failed. Whether its reason still stands is looked at once more when the
+    /// eviction is sent.
+    pub fn found_pressure(&mut self, found: Option<FoundPressure>) {
+        let FoundPressure { pressure, leaving } =
+            found.filter(|_| self.was_leading).unwrap_or_default();
+        self.pressure = Some(pressure);
+        leaving
+            .into_iter()
+            .for_each(|relief| self.evict_for(relief));
+    }
+
+    fn evict_for(&mut self, relief: ReliefEviction) {
+        let ReliefEviction {
+            uid,
+            key,
+            engine,
+            gpu,
+        } = relief;
+        let mut ledger = self.books.lock();
+        if !ledger.may_order(std::slice::from_ref(&uid)) {
+            drop(ledger);
+            let what = format!(
+                "it stays beside the engine {engine}: enough pods were evicted within the minute"
+            );
+            return self.failed(&key, what);
+        }
+        ledger.apply(EvictionsOrdered(std::slice::from_ref(&uid).to_vec()));
+        drop(ledger);
+        self.staying.entry(uid.clone()).or_default().begin();
+        let why = EvictionReason::Pressure { engine, gpu };
+        self.writes.add(PodWrite::Evict {
+            key,
+            uid,
+            why,
+            task: EvictionTask::Relief,
+        });
+    }
+
+    /// If the pressure lasts, this pod is tried again after a pause, or another one before.
+    pub(super) fn note_relief(&mut self, uid: &PodUid, outcome: EvictionOutcome, now: Moment) {
+        let attempt = self.staying.entry(uid.clone()).or_default();
+        // One that is refused is tried again after the longest pause.
+        let _ = tried(attempt, outcome, now, PAUSES);
+    }
+}

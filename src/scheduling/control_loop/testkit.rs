@@ -1,0 +1,47 @@
+//! What the tests of a driver see and do inside a loop.
+
+use super::{Books, ControlLoop, PodWrite};
+use crate::ids::PodUid;
+
+impl<B: Books> ControlLoop<B> {
+    /// Whether nothing that was begun is still to be answered.
+    pub fn is_idle(&self) -> bool {
+        !self.is_writing() && !self.is_planning() && !self.is_looking()
+    }
+
+    pub fn is_planning(&self) -> bool {
+        !self.run.is_idle()
+    }
+
+    /// Whether it looks for pressure.
+    pub fn is_looking(&self) -> bool {
+        self.pressure.is_none()
+    }
+
+    /// Whether a write waits or is in progress.
+    pub fn is_writing(&self) -> bool {
+        !self.writes.is_empty()
+    }
+
+    /// It has led before: it supposes nothing of pods that it finds.
+    pub fn has_led(&mut self) {
+        self.was_leading = true;
+    }
+
+    pub fn add(&mut self, write: PodWrite) {
+        self.writes.add(write);
+    }
+
+    /// As if the answer to this eviction were still to come.
+    pub fn begin_eviction(&mut self, preemptor: &PodUid, victim: &PodUid) {
+        let progress = self.progress_of.get_mut(preemptor);
+        progress
+            .into_iter()
+            .for_each(|progress| progress.attempt(victim).begin());
+    }
+
+    /// How many pods' lifted gates are remembered.
+    pub fn released_known(&self) -> usize {
+        self.released.known()
+    }
+}

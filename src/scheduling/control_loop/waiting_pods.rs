@@ -1,0 +1,214 @@
+//! Gated pods that cannot be placed: their condition gets the reason, and their gate is lifted when they have waited long
+//! enough, or would wait forever.
+
+use super::ended_reservations::is_nominated;
+use super::planning_run::PlanBasis;
+use super::pod_write::{PodWrite, StatusPurpose};
+use super::start_run::PODS_PER_RUN;
+use super::{Books, ControlLoop, LockedBooks, Notice};
+use crate::control_loop::{PlanState, PodEventReason, StatusChange};
+use crate::ids::{PodKey, PodUid};
+use crate::ledger::{PodPhase, PodState, SchedulingGate, WaitKind};
+use crate::planning::WaitReason;
+use crate::units::{Millis, Moment};
+use crate::verbs::wait::{NoPlacementFound, TakePending};
+use std::ops::Bound;
+use std::sync::Arc;
+
+/// The claims of a pod and their volumes may come later than the pod: the watches are not in step, a list of all claims takes its
+/// time, and a volume is provisioned after its claim.
+const VOLUMES_SHOW_WITHIN: Millis = Millis::seconds(30);
+/// Most pods are placed by then, and a condition that they wait would be a useless write.
+const TELL_AFTER: Millis = Millis::seconds(2);
+/// With each reading another node may be the nearest to fit, for another reason. No person reads faster than this.
+const REPEAT_AFTER: Millis = Millis::seconds(30);
+
+/// Recorded reasons are checked in turn, this many at a time.
+const SWEPT: usize = 512;
+
+/// The last wait reason in a pod's condition.
+#[derive(Debug)]
+pub(crate) struct ToldReason {
+    why: Arc<str>,
+    at: Moment,
+}
+
+impl<B: Books> ControlLoop<B> {
+    /// Handles a pod that cannot be placed. It stays behind the gate only as long as the policy says, and not at all if the
+    /// planner would never place it.
+    pub(super) fn wait(
+        &mut self,
+        uid: PodUid,
+        key: PodKey,
+        why: WaitReason,
+        began: PlanBasis,
+        now: Moment,
+    ) {
+        let mut ledger = self.books.lock();
+        ledger.apply(NoPlacementFound {
+            uid: uid.clone(),
+            generation: began.generation,
+        });
+        let Some(entry) = ledger
+            .pod_state(&uid)
+            .filter(|entry| entry.reservation().is_none())
+        else {
+            return;
+        };
+        let PodPhase::Waiting(waiting) = &entry.phase else {
+            return;
+        };
+        let waited = now.since(waiting.since);
+        let max_gated_time = ledger.policy().planning.max_gated_time;
+        let has_waited = waited >= max_gated_time;
+        let (is_gated, is_grouped) = (
+            waiting.gate == SchedulingGate::Planned,
+            entry.disruption_info.placed_with().is_some(),
+        );
+        drop(ledger);
+        if !is_gated {
+            return self.say_limit(uid, key, why);
+        }
+        if waited < max_gated_time.min(VOLUMES_SHOW_WITHIN) && self.may_be_supported_soon(&why) {
+            return self.say_why(uid, key, why, waited, now);
+        }
+        if is_grouped {
+            let text = format!("The pod's group cannot be placed: {why}.");
+            let (key, uid) = (key.clone(), uid.clone());
+            self.publish(key, uid, PodEventReason::GroupFailed, text);
+        }
+        let is_hopeless = matches!(
+            why,
+            WaitReason::UnsupportedFilter(_) | WaitReason::DevicePlugin
+        );
+        if !is_grouped && (has_waited || is_hopeless) {
+            self.release(uid, key, why);
+        } else {
+            self.say_why(uid, key, why, waited, now);
+        }
+    }
+
+    /// Whether the reason is a volume that the API server has not shown yet, and that it lets this replica read.
+    fn may_be_supported_soon(&self, why: &WaitReason) -> bool {
+        matches!(why, WaitReason::UnsupportedFilter(rule) if rule.entry())
+            && !self.facts.lacks_volumes
+    }
+
+    /// kube-scheduler's condition has the other reasons for which a rejected pod is pending. This one is an Event: a change of
+    /// its status would wake the pod.
+    fn say_limit(&mut self, uid: PodUid, key: PodKey, why: WaitReason) {
+        if let WaitReason::EvictionLimit(limit) = why {
+            let text = format!("Other pods could be evicted for this pod, but {limit}.");
+            self.publish(key, uid, PodEventReason::EvictionLimit, text);
+        }
+    }
+
+    /// Once for each reason, however often the pod is planned.
+    fn say_why(&mut self, uid: PodUid, key: PodKey, why: WaitReason, waited: Millis, now: Moment) {
+        let why = Arc::<str>::from(why.condition());
+        let is_news = match self.said.get(&uid) {
+            None => waited >= TELL_AFTER,
+            Some(said) => said.why != why && said.at + REPEAT_AFTER <= now,
+        };
+        if !is_news || self.writes.concern(&uid) {
+            return;
+        }
+        if self.writes.are_too_many() {
+            return self.note(Notice::PutOff("reason"));
+        }
+        self.said.insert(
+            uid.clone(),
+            ToldReason {
+                why: why.clone(),
+                at: now,
+            },
+        );
+        let change = StatusChange::plan(PlanState::Unschedulable { why });
+        self.writes.add(PodWrite::Status {
+            key,
+            uid,
+            change,
+            purpose: StatusPurpose::ExplainWait,
+        });
+    }
+
+    /// Forgets pods that do not wait behind the gate any more. Checks some of them each time, in turn.
+    pub(super) fn forget_told_reasons(&mut self) {
+        let after = self.said_after.take();
+        let from = after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+        let next: Vec<PodUid> = self
+            .said
+            .range::<PodUid, _>((from, Bound::Unbounded))
+            .take(SWEPT)
+            .map(|(uid, _)| uid.clone())
+            .collect();
+        if next.len() == SWEPT {
+            self.said_after = next.last().cloned();
+        }
+        let ledger = self.books.lock();
+        let waits = |uid: &PodUid| {
+            let waiting = ledger.pod_state(uid).and_then(PodState::waiting);
+            waiting.is_some_and(|waiting| {
+                waiting.gate == SchedulingGate::Planned && waiting.reservation.is_none()
+            })
+        };
+        let (said, gone) = (&mut self.said, next.iter().filter(|uid| !waits(uid)));
+        gone.for_each(|uid| drop(said.remove(uid)));
+    }
+
+    /// In shadow mode no pod is placed; a pod behind the gate would wait forever.
+    pub(super) fn release_all(&mut self) {
+        let pending = self.books.lock().apply(TakePending {
+            limit: PODS_PER_RUN,
+        });
+        for pod in pending
+            .into_iter()
+            .filter(|pod| matches!(pod.way, WaitKind::Gated))
+        {
+            let mut ledger = self.books.lock();
+            let generation = ledger.generation();
+            ledger.apply(NoPlacementFound {
+                uid: pod.uid.clone(),
+                generation,
+            });
+            drop(ledger);
+            self.release(pod.uid, pod.key, WaitReason::ShadowMode);
+        }
+    }
+
+    /// Lifts a pod's gate without a placement: autoscalers and users only see pods that kube-scheduler has rejected. Returns
+    /// whether the write is in progress.
+    pub(super) fn release(&mut self, uid: PodUid, key: PodKey, why: WaitReason) -> bool {
+        if self.writes.concern(&uid) {
+            return true;
+        }
+        if self.writes.are_too_many() {
+            self.note(Notice::PutOff("release"));
+            return false;
+        }
+        let mut change = StatusChange::plan(PlanState::GateRemoved {
+            why: Arc::from(why.condition()),
+        });
+        // From an earlier plan that failed.
+        if is_nominated(&self.books.lock(), &uid) {
+            change = change.and_clear_nomination();
+        }
+        let purpose = StatusPurpose::Release {
+            why: Arc::from(why.to_string()),
+        };
+        self.writes.add(PodWrite::Status {
+            key,
+            uid,
+            change,
+            purpose,
+        });
+        true
+    }
+
+    pub(super) fn say_released(&mut self, key: &PodKey, uid: &PodUid, why: &str) {
+        let text =
+            format!("The planner found no node for the pod and left it to kube-scheduler: {why}.");
+        let (key, uid, kind) = (key.clone(), uid.clone(), PodEventReason::PlanFailed);
+        self.publish(key, uid, kind, text);
+    }
+}

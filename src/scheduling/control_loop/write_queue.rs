@@ -1,0 +1,187 @@
+//! The loop's writes in progress: many at once, but for each pod one after the other, in the order in which they were requested.
+//!
+//! Two patches of one pod's status that are sent at once may arrive in any order, and the last one wins: a reservation that was
+//! written and released would be back. The queue does not know what a write means.
+
+use super::pod_write::PodWrite;
+use crate::ids::PodUid;
+use std::collections::{BTreeMap, VecDeque};
+
+/// Limit for all pods together: enough to keep an API server busy, and few beside its other load.
+const AT_ONCE: usize = 32;
+/// Of those, writes that can wait: an eviction or a nomination finds a place beside any number of explanations of other pods.
+const CAN_WAIT_AT_ONCE: usize = 24;
+/// Limit of pods with a write in progress or waiting for its turn. Beyond it only writes that a reservation needs are added: a
+/// pending pod's condition can wait.
+const MANY: usize = 1024;
+
+#[derive(Debug, Default)]
+pub(super) struct WriteQueue {
+    /// The pods with a write in progress or on a list below, and the writes behind it.
+    behind: BTreeMap<PodUid, VecDeque<PodWrite>>,
+    /// Writes whose turn has come, and their numbers.
+    urgent: VecDeque<(u64, PodWrite)>,
+    can_wait: VecDeque<(u64, PodWrite)>,
+    added: u64,
+    /// The pods with a write in progress, and whether it could wait.
+    in_progress: BTreeMap<PodUid, bool>,
+}
+
+impl WriteQueue {
+    /// Sends the write after all earlier writes of this pod.
+    pub fn add(&mut self, write: PodWrite) {
+        match self.behind.get_mut(write.uid()) {
+            Some(behind) => behind.push_back(write),
+            None => {
+                self.behind.insert(write.uid().clone(), VecDeque::new());
+                self.line_up(write);
+            }
+        }
+    }
+
+    /// Whether a write that can wait should be postponed.
+    pub fn are_too_many(&self) -> bool {
+        self.behind.len() >= MANY
+    }
+
+    /// Whether any write of the pod is in progress or queued.
+    pub fn concern(&self, uid: &PodUid) -> bool {
+        self.behind.contains_key(uid)
+    }
+
+    /// The next write to send: the oldest for which there is a place.
+    pub fn next(&mut self) -> Option<PodWrite> {
+        if self.in_progress.len() >= AT_ONCE {
+            return None;
+        }
+        let waited = self.in_progress.values().filter(|waited| **waited).count();
+        let number = |queue: &VecDeque<(u64, PodWrite)>| queue.front().map(|(number, _)| *number);
+        let urgent = number(&self.urgent);
+        let can_wait = number(&self.can_wait).filter(|_| waited < CAN_WAIT_AT_ONCE);
+        let waits = match (urgent, can_wait) {
+            (None, None) => return None,
+            (urgent, can_wait) => urgent.is_none_or(|first| can_wait.is_some_and(|it| it < first)),
+        };
+        let queue = if waits {
+            &mut self.can_wait
+        } else {
+            &mut self.urgent
+        };
+        let (_, write) = queue.pop_front()?;
+        self.in_progress.insert(write.uid().clone(), waits);
+        Some(write)
+    }
+
+    /// A write of the pod that was in progress has ended.
+    pub fn end(&mut self, uid: &PodUid) {
+        if self.in_progress.remove(uid).is_none() {
+            return;
+        }
+        match self.behind.get_mut(uid).and_then(VecDeque::pop_front) {
+            Some(next) => self.line_up(next),
+            None => drop(self.behind.remove(uid)),
+        }
+    }
+
+    /// Drops all writes that have not been sent.
+    pub fn forget_what_is_to_come(&mut self) {
+        self.behind.values_mut().for_each(VecDeque::clear);
+        for (_, write) in self.urgent.drain(..).chain(self.can_wait.drain(..)) {
+            self.behind.remove(write.uid());
+        }
+    }
+
+    #[cfg(any(test, feature = "testkit"))]
+    pub fn is_empty(&self) -> bool {
+        self.behind.is_empty()
+    }
+
+    fn line_up(&mut self, write: PodWrite) {
+        self.added += 1;
+        let queue = match write.can_wait() {
+            true => &mut self.can_wait,
+            false => &mut self.urgent,
+        };
+        queue.push_back((self.added, write));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control_loop::{StatusChange, StatusPurpose};
+    use crate::testkit::{key, node, uid};
+
+    fn write(name: &str, change: StatusChange, purpose: StatusPurpose) -> PodWrite {
+        PodWrite::Status {
+            key: key(name),
+            uid: uid(name),
+            change,
+            purpose,
+        }
+    }
+
+    fn nominate(name: &str, to: &str) -> PodWrite {
+        let change = StatusChange::nominate(node(to));
+        write(name, change, StatusPurpose::AbandonReservation)
+    }
+
+    fn touch(name: &str) -> PodWrite {
+        write(name, StatusChange::touch(), StatusPurpose::Wake)
+    }
+
+    #[test]
+    fn writes_of_one_pod_keep_their_order_and_those_of_others_run_meanwhile() {
+        let mut writes = WriteQueue::default();
+        writes.add(nominate("a", "n"));
+        writes.add(nominate("a", "m"));
+        writes.add(touch("b"));
+        assert_eq!(writes.next(), Some(nominate("a", "n")));
+        assert_eq!(writes.next(), Some(touch("b")));
+        assert_eq!(writes.next(), None);
+        writes.end(&uid("a"));
+        assert_eq!(writes.next(), Some(nominate("a", "m")));
+        writes.end(&uid("a"));
+        writes.end(&uid("b"));
+        assert!(writes.is_empty() && !writes.concern(&uid("a")));
+    }
+
+    #[test]
+    fn a_write_that_a_reservation_needs_finds_a_place_beside_those_that_can_wait() {
+        let mut writes = WriteQueue::default();
+        (0..200).for_each(|nth| writes.add(touch(&format!("pod-{nth:03}"))));
+        let first: Vec<PodWrite> = std::iter::from_fn(|| writes.next()).collect();
+        assert_eq!(first.len(), CAN_WAIT_AT_ONCE);
+        (0..200).for_each(|nth| writes.add(nominate(&format!("urgent-{nth:03}"), "n")));
+        let urgent: Vec<PodWrite> = std::iter::from_fn(|| writes.next()).collect();
+        assert_eq!(urgent.len(), AT_ONCE - CAN_WAIT_AT_ONCE);
+        // Neither kind keeps the other out for ever: the oldest is next.
+        writes.end(first[0].uid());
+        assert_eq!(writes.next(), Some(touch("pod-024")));
+        writes.end(urgent[0].uid());
+        assert_eq!(writes.next(), Some(nominate("urgent-008", "n")));
+    }
+
+    #[test]
+    fn writes_that_have_not_been_sent_are_dropped_when_the_replica_stops_leading() {
+        let mut writes = WriteQueue::default();
+        writes.add(nominate("a", "n"));
+        writes.next();
+        writes.add(nominate("a", "m"));
+        writes.add(nominate("b", "n"));
+        writes.forget_what_is_to_come();
+        assert!(writes.concern(&uid("a")) && !writes.concern(&uid("b")));
+        writes.end(&uid("a"));
+        assert!(writes.is_empty() && writes.next().is_none());
+        writes.add(nominate("b", "m"));
+        assert_eq!(writes.next(), Some(nominate("b", "m")));
+    }
+
+    #[test]
+    fn an_answer_that_nothing_was_sent_for_frees_no_place() {
+        let mut writes = WriteQueue::default();
+        writes.add(nominate("a", "n"));
+        writes.end(&uid("a"));
+        assert_eq!(writes.next(), Some(nominate("a", "n")));
+    }
+}

@@ -1,0 +1,444 @@
+//! Loans: what lenders do not use and who may have it; pods that ask to wake, and loans that end, as the planner sees them; and loans as
+//! a person is told of them who asks why ([`PodLoan`]), by which nothing is decided.
+
+use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
+use crate::ledger::node_state::unaccounted_vram::observation;
+use crate::ledger::node_state::{NodeState, ResidentPod};
+use crate::ledger::pod_state::PodState;
+use crate::ledger::pod_states::PodStates;
+use crate::ledger::{KeepReason, Ledger};
+use crate::policy::Policy;
+use crate::units::{Bytes, Millis};
+use crate::vocabulary::demand::{Demand, LONGEST_WAIT};
+use crate::vocabulary::gpu::{Gpu, GpuSet};
+use crate::vocabulary::node_reading::{Freshness, NodeReading};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+impl NodeState {
+    /// Adds what lenders do not use to what pods that may borrow can have. Nothing, unless the figures are fresh and the node
+    /// advertises it: kube-scheduler would not bind a pod that it cannot see room for. Nor where a GPU is reserved for a pod
+    /// that cannot borrow there: borrowers are charged in full, so that it would not find what was kept for it.
+    pub(in crate::ledger::node_state) fn add_lendable(
+        &self,
+        gpus: &mut [Gpu],
+        pod_states: &PodStates,
+        policy: &Policy,
+        except: Option<&PodUid>,
+    ) {
+        if self.freshness != Freshness::Fresh || self.lending.lenders.is_empty() {
+            return;
+        }
+        let lent = self.lent();
+        let whole: Bytes = gpus.iter().map(|gpu| gpu.capacity).sum();
+        if lent == Bytes::ZERO
+            || self
+                .lending
+                .advertised
+                .is_some_and(|advertised| advertised < whole + lent)
+        {
+            return;
+        }
+        let reserved = self.reserved_places(pod_states, policy, except);
+        for (place, gpu) in gpus.iter_mut().enumerate() {
+            let lenders = self
+                .lenders_on(place)
+                .filter(|(resident, _)| self.may_lend_more(resident));
+            let (mut lendable, mut below) = (Bytes::ZERO, None);
+            for (resident, kept) in lenders {
+                lendable += resident.per_gpu.minus(kept);
+                below = below.into_iter().chain([resident.priority]).min();
+            }
+            let needs_it =
+                |borrows_at: Option<i32>| borrows_at.is_none_or(|priority| Some(priority) >= below);
+            if reserved
+                .iter()
+                .any(|(places, borrows_at)| places.contains(place) && needs_it(*borrows_at))
+            {
+                continue;
+            }
+            let uuid = &self.devices[place].uuid;
+            let hidden = self.lending.hidden.iter().find(|(gpu, _)| gpu == uuid);
+            // What is known to be in use beside all grants is subtracted already.
+            let hidden = hidden.map_or(Bytes(u64::MAX), |(_, hidden)| *hidden);
+            gpu.lendable = lendable.minus(hidden.minus(self.unaccounted_on(place).believed()));
+            gpu.lends_below = below
+                .filter(|_| gpu.lendable > Bytes::ZERO)
+                .unwrap_or_default();
+        }
+    }
+
+    /// VRAM that the node's engines lend, used or not.
+    pub(in crate::ledger) fn lent(&self) -> Bytes {
+        let on = |place| {
+            self.lenders_on(place)
+                .map(|(resident, kept)| resident.per_gpu.minus(kept))
+                .sum()
+        };
+        match self.lending.lenders.is_empty() {
+            true => Bytes::ZERO,
+            false => (0..self.devices.len()).map(on).sum::<Bytes>(),
+        }
+    }
+
+    /// The lenders of which a demand borrows on these GPUs; none if its VRAM is free without them.
+    pub(in crate::ledger) fn lenders_to(
+        &self,
+        uid: &PodUid,
+        demand: &Demand,
+        chosen: GpuSet,
+        pod_states: &PodStates,
+        policy: &Policy,
+    ) -> Arc<[PodUid]> {
+        if !demand.terms.borrows || self.lending.lenders.is_empty() {
+            return Arc::default();
+        }
+        let gpus = self.gpus_without(uid, pod_states, policy);
+        let borrowed = chosen
+            .iter()
+            .filter(|place| gpus[*place].free() < demand.per_gpu);
+        let mut lenders: Vec<PodUid> = borrowed
+            .flat_map(|place| {
+                self.lenders_on(place)
+                    .map(|(resident, _)| resident.uid.clone())
+            })
+            .collect();
+        lenders.sort_unstable();
+        lenders.dedup();
+        lenders.into()
+    }
+
+    fn may_lend_more(&self, resident: &ResidentPod) -> bool {
+        let sleep = self
+            .lending
+            .lenders
+            .get(&resident.uid)
+            .and_then(|lender| lender.sleep.as_ref());
+        !resident.is_leaving && sleep.is_some_and(|sleep| !sleep.is_silent)
+    }
+
+    /// The pods that lend on a GPU, and what each keeps of it.
+    pub(super) fn lenders_on(&self, place: usize) -> impl Iterator<Item = (&ResidentPod, Bytes)> {
+        let uuid = &self.devices[place].uuid;
+        let here = self
+            .residents()
+            .iter()
+            .filter(move |resident| resident.gpus.contains(place));
+        here.filter_map(|resident| Some((resident, self.lending.kept(&resident.uid, uuid)?)))
+    }
+
+    /// VRAM in use on each GPU with a loan that no process explains: pods may still come to use what they were granted, but a
+    /// lender only what it keeps.
+    pub(super) fn hidden_use(&self, reading: &NodeReading) -> Vec<(GpuUuid, Bytes)> {
+        if self.lending.lenders.is_empty() {
+            return Vec::new();
+        }
+        let mut hidden = Vec::new();
+        for place in 0..self.devices.len() {
+            let uuid = &self.devices[place].uuid;
+            if self.lenders_on(place).next().is_none() {
+                continue;
+            }
+            let Some(observed) = observation(reading, place, uuid) else {
+                continue;
+            };
+            let Some(used) = observed.used else { continue };
+            let attributed: Bytes = observed.attributed.iter().map(|(_, bytes)| *bytes).sum();
+            let capacity = self.capacity_of(place);
+            let growing = |resident: &ResidentPod| {
+                let most = self.lending.kept(&resident.uid, uuid);
+                let most = most.unwrap_or_else(|| resident.reserved_on(place, capacity));
+                most.minus(observed.attributed_to(&resident.uid).unwrap_or_default())
+            };
+            let bound_before = |resident: &&ResidentPod| {
+                resident.bound.is_some_and(|since| since <= reading.sampled)
+            };
+            let here = self
+                .residents()
+                .iter()
+                .filter(|resident| resident.gpus.contains(place));
+            let growing: Bytes = here.filter(bound_before).map(growing).sum();
+            hidden.push((uuid.clone(), used.minus(attributed).minus(growing)));
+        }
+        hidden
+    }
+}
+
+/// Whether a pod may have VRAM that is lent: its class may, and nothing that is known of it would keep it from being evicted
+/// alone.
+pub(in crate::ledger::node_state) fn may_borrow(
+    demand: &Demand,
+    pod_state: Option<&PodState>,
+    policy: &Policy,
+) -> bool {
+    let stays = |pod_state| kept_from_borrowing(demand, pod_state, policy).is_some();
+    demand.terms.borrows && !pod_state.is_some_and(stays)
+}
+
+/// What would keep a pod from being evicted alone, and soon, when a lender asks.
+pub(super) fn kept_from_borrowing(
+    demand: &Demand,
+    pod_state: &PodState,
+    policy: &Policy,
+) -> Option<KeepReason> {
+    let info = &pod_state.disruption_info;
+    if info.is_static() {
+        return Some(KeepReason::Static);
+    }
+    if let Some(group) = &info.group {
+        return Some(KeepReason::Group(group.clone()));
+    }
+    if info.queue_managed {
+        return Some(KeepReason::QueueManaged);
+    }
+    let class = policy.class(demand.class);
+    let grace = class.grace_period(demand.grace);
+    if grace > LONGEST_WAIT {
+        return Some(KeepReason::Grace { grace });
+    }
+    (info.do_not_disrupt && class.honors_do_not_disrupt()).then_some(KeepReason::DoNotDisrupt)
+}
+
+impl Ledger {
+    /// The demand as the pod may be placed by it: one that could not be evicted when a lender asks borrows nothing.
+    pub(crate) fn as_borrower(&self, uid: &PodUid, mut demand: Demand) -> Demand {
+        demand.terms.borrows = may_borrow(&demand, self.pod_states.get(uid), &self.policy);
+        demand
+    }
+
+    /// What the node advertises as `stowage.dev/vram`.
+    pub(crate) fn set_advertised(&mut self, name: &NodeName, advertised: Option<Bytes>) {
+        if self
+            .node_states
+            .get_mut(name)
+            .is_some_and(|node_state| node_state.set_advertised(advertised))
+        {
+            self.node_states
+                .refresh_view(name, &self.pod_states, &self.policy);
+        }
+    }
+}
+
+/// A pod that is to wake, or may.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WakeStatus {
+    pub uid: PodUid,
+    pub key: PodKey,
+    /// What its annotation says.
+    pub request: Option<Arc<str>>,
+    /// The request that its condition answers.
+    pub told: Option<Arc<str>>,
+    /// Its whole grant is free: no borrower has any of it, and none will.
+    pub is_wakeable: bool,
+    /// Borrowers that are still on its GPUs.
+    pub borrowers: usize,
+}
+
+impl Ledger {
+    /// The pods that have not been told what their request, or the end of it, asks for, in order of node and UID.
+    pub fn open_wakes(&self) -> Vec<WakeStatus> {
+        let nodes = self
+            .node_states
+            .with_loans()
+            .filter_map(|name| self.node_states.get(name));
+        nodes
+            .flat_map(|node_state| {
+                node_state
+                    .wakes()
+                    .map(move |resident| (node_state, resident))
+            })
+            .filter_map(|(node_state, resident)| self.wake_status_at(node_state, resident))
+            .collect()
+    }
+
+    /// How far a pod is that is to wake, or may; `None` for any other.
+    pub fn wake_status(&self, uid: &PodUid) -> Option<WakeStatus> {
+        let node_state = self.node_states.get(self.pod_states.get(uid)?.node()?)?;
+        let resident = node_state
+            .resident_of(uid)
+            .filter(|resident| resident.is_waking)?;
+        self.wake_status_at(node_state, resident)
+    }
+
+    /// Whether a bound pod's engine that sleeps may wake now: nothing of its grant is lent, and nothing will be. A pod of a class
+    /// that lends has to ask, and to be told. `None` for a pod that is not bound.
+    pub(crate) fn may_wake(&self, uid: &PodUid) -> Option<bool> {
+        let pod_state = self.pod_states.get(uid)?;
+        let wake = &pod_state.bound()?.wake;
+        let resident = self.node_states.get(pod_state.node()?)?.resident_of(uid)?;
+        Some(
+            !(resident.lends || resident.is_waking)
+                || wake.request.is_some() && wake.request == wake.told,
+        )
+    }
+
+    fn wake_status_at(&self, node_state: &NodeState, resident: &ResidentPod) -> Option<WakeStatus> {
+        let pod_state = self.pod_states.get(&resident.uid)?;
+        let wake = &pod_state.bound()?.wake;
+        Some(WakeStatus {
+            uid: resident.uid.clone(),
+            key: pod_state.key.clone(),
+            request: wake.request.clone(),
+            told: wake.told.clone(),
+            is_wakeable: node_state.is_wakeable(
+                resident,
+                self.policy.planning.lending.margin,
+                self.now,
+            ),
+            borrowers: node_state.borrowers_beside(resident),
+        })
+    }
+
+    /// These pods get back what they lent before they ask for it, or need not any more.
+    pub(crate) fn set_recalled(&mut self, pods: &[PodUid], is_recalled: bool) {
+        for uid in pods {
+            let Some(name) = self
+                .pod_states
+                .get(uid)
+                .and_then(|pod_state| pod_state.node())
+                .cloned()
+            else {
+                continue;
+            };
+            let node_state = self.node_states.get_mut(&name);
+            if node_state.is_some_and(|node_state| node_state.set_recalled(uid, is_recalled)) {
+                self.node_states
+                    .refresh_view(&name, &self.pod_states, &self.policy);
+            }
+        }
+    }
+
+    /// Nodes with engines that sleep and lend, or may come to, in order of name.
+    pub(crate) fn nodes_with_lenders(&self) -> impl Iterator<Item = &NodeState> {
+        self.node_states
+            .with_lenders()
+            .filter_map(|name| self.node_states.existing(name))
+    }
+
+    /// Nodes with pods that borrow, or that are to wake, in order of name.
+    pub(crate) fn nodes_with_loans(&self) -> impl Iterator<Item = (&NodeName, &NodeState)> {
+        self.node_states
+            .with_loans()
+            .filter_map(|name| Some((name, self.node_states.get(name)?)))
+    }
+}
+
+/// What a pod has to do with VRAM that is lent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(
+    rename_all = "kebab-case",
+    rename_all_fields = "camelCase",
+    tag = "stage"
+)]
+pub enum LoanStage {
+    /// Its VRAM is lent: it is evicted when an engine beside it is to wake.
+    Borrows,
+    /// It sleeps, and lends so much of each of its GPUs, used or not.
+    Lends { bytes_per_gpu: Bytes },
+    /// It sleeps, and lends after that time at the earliest.
+    Sleeps { lends_in_millis: Millis },
+    /// It sleeps, and got back what it lent, because its model is in demand.
+    Recalled,
+    /// It asked to wake, and is not told yet that it may.
+    WaitsToWake,
+    /// It may wake.
+    MayWake,
+}
+
+/// What a bound pod has to do with VRAM that is lent, and with whom.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodLoan {
+    pub stage: LoanStage,
+    /// What its annotation says.
+    pub request: Option<Arc<str>>,
+    /// Of a pod that borrows, the pods on its GPUs that may lend; of any other, the pods that borrow there.
+    pub others: Vec<PodKey>,
+    /// What pods borrow on its GPUs.
+    pub borrowed: Bytes,
+    /// All of its grant is free, and stays so.
+    pub is_free: bool,
+}
+
+impl Ledger {
+    /// What a bound pod has to do with VRAM that is lent; `None` if that is nothing.
+    pub(crate) fn loan_of(&self, uid: &PodUid) -> Option<PodLoan> {
+        let pod_state = self.pod_states.get(uid)?;
+        let node_state = self.node_states.get(pod_state.node()?)?;
+        let stage = self.loan_stage(node_state, pod_state, uid)?;
+        let resident = node_state.resident_of(uid)?;
+        let is_other = |other: &&ResidentPod| match stage {
+            LoanStage::Borrows => other.lends,
+            _ => other.borrows,
+        };
+        let beside = node_state
+            .residents()
+            .iter()
+            .filter(|other| other.gpus.meets(resident.gpus));
+        let others = beside.filter(|other| other.uid != *uid).filter(is_other);
+        let keys = others.filter_map(|other| Some(self.pod_states.get(&other.uid)?.key.clone()));
+        Some(PodLoan {
+            stage,
+            request: pod_state
+                .bound()
+                .and_then(|bound| bound.wake.request.clone()),
+            others: keys.collect(),
+            borrowed: resident
+                .gpus
+                .iter()
+                .map(|place| node_state.borrowed_on(place))
+                .sum(),
+            is_free: node_state.is_wakeable(
+                resident,
+                self.policy.planning.lending.margin,
+                self.now,
+            ),
+        })
+    }
+
+    pub(in crate::ledger) fn loan_stage(
+        &self,
+        node_state: &NodeState,
+        pod_state: &PodState,
+        uid: &PodUid,
+    ) -> Option<LoanStage> {
+        if pod_state.borrows() {
+            return Some(LoanStage::Borrows);
+        }
+        let wake = &pod_state.bound()?.wake;
+        if wake.is_open() {
+            let waits = wake.request.is_some() && wake.request != wake.told;
+            return Some(if waits {
+                LoanStage::WaitsToWake
+            } else {
+                LoanStage::MayWake
+            });
+        }
+        let resident = node_state
+            .resident_of(uid)
+            .filter(|resident| resident.lends)?;
+        let lender = node_state.lending.lenders.get(uid)?;
+        if lender.is_recalled {
+            return Some(LoanStage::Recalled);
+        }
+        let sleep = lender.sleep.as_ref()?;
+        if !sleep.lends {
+            let pause = lender.pause(self.now, &self.policy.planning.lending);
+            return Some(LoanStage::Sleeps {
+                lends_in_millis: (sleep.since + pause).since(self.now),
+            });
+        }
+        let lent = sleep
+            .kept
+            .iter()
+            .map(|(_, kept)| resident.per_gpu.minus(*kept));
+        Some(LoanStage::Lends {
+            bytes_per_gpu: lent.min().unwrap_or_default(),
+        })
+    }
+
+    /// Whether a pod's class may borrow, and then what keeps the pod itself from it, if anything does.
+    pub(crate) fn borrowing_of(&self, pod_state: &PodState) -> Option<Option<KeepReason>> {
+        let may = pod_state.demand.terms.borrows;
+        may.then(|| kept_from_borrowing(&pod_state.demand, pod_state, &self.policy))
+    }
+}

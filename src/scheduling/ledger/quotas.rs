@@ -1,0 +1,503 @@
+//! How much of what is free a pod may take: what its tenant may, and GPUs that are kept spare.
+//!
+//! - No pod takes its tenant beyond its limit, nor, if it may not borrow, beyond its guarantee.
+//! - A tenant that borrows takes only what is idle: its pods evict only pods of its own tenant. Pods without a tenant evict only
+//!   pods without a tenant.
+//! - A pod within its tenant's guarantee may also evict pods of other tenants that borrow. Of a tenant's pods those of the
+//!   highest priority use its guarantee first, then those that have run longest; the rest borrow.
+//!
+//! Spare GPUs: which free GPUs a pod of a preemptible class may not take. A rule of `planning.spare` keeps its last GPUs: such a
+//! pod takes a wholly free GPU that counts for the rule only if, beside all the GPUs that the pod requests, as many are free as
+//! the rule keeps. So no order of pods leaves fewer. Pods of other classes take them; they become free again as pods leave.
+
+use super::Ledger;
+use super::pod_state::PodState;
+use crate::ids::{NodeName, PodUid};
+use crate::policy::{Policy, Reclaim, SpareRule};
+use crate::units::Moment;
+use crate::vocabulary::classification::TenantId;
+use crate::vocabulary::cluster_share::{TenantLimit, TenantUsage};
+use crate::vocabulary::demand::Demand;
+use crate::vocabulary::spare::{SpareCounts, SpareSet};
+use rustc_hash::FxHashSet;
+use serde::Serialize;
+use std::borrow::Cow;
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+use std::sync::{Arc, OnceLock};
+
+/// A dominant share counts up to the whole cluster.
+const WHOLE: u64 = 1_000_000;
+
+/// The order in which a tenant's pods use its guarantee: by priority, since when they run, and their UIDs.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct GuaranteeRank {
+    priority: Reverse<i32>,
+    started: Moment,
+    uid: PodUid,
+}
+
+/// What the pods of tenants use on one node.
+#[derive(Debug, Clone, Default)]
+pub(super) struct TenantsOnNode {
+    /// In order of tenant: what its pods use, and what is reserved for them.
+    pub usage: Vec<(TenantId, TenantUsage)>,
+    /// Their pods that are bound here, in order of UID. From those of all nodes follows which use a guarantee.
+    pub bound: Vec<BoundPodOfTenant>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct BoundPodOfTenant {
+    pub tenant: TenantId,
+    pub uid: PodUid,
+    pub priority: i32,
+    pub started: Moment,
+    pub used: TenantUsage,
+}
+
+impl BoundPodOfTenant {
+    fn rank(&self) -> GuaranteeRank {
+        GuaranteeRank {
+            priority: Reverse(self.priority),
+            started: self.started,
+            uid: self.uid.clone(),
+        }
+    }
+}
+
+impl TenantsOnNode {
+    fn bound_of(&self, tenant: TenantId) -> impl Iterator<Item = &BoundPodOfTenant> {
+        self.bound.iter().filter(move |pod| pod.tenant == tenant)
+    }
+
+    /// Tenants whose bound pods, or what these use, differ between the two.
+    fn tenants_that_differ(&self, other: &Self) -> BTreeSet<TenantId> {
+        if self.bound == other.bound {
+            return BTreeSet::new();
+        }
+        let tenants: BTreeSet<TenantId> = self
+            .bound
+            .iter()
+            .chain(&other.bound)
+            .map(|pod| pod.tenant)
+            .collect();
+        let differs = |tenant: &TenantId| !self.bound_of(*tenant).eq(other.bound_of(*tenant));
+        tenants.into_iter().filter(differs).collect()
+    }
+
+    /// A pod that is bound here turns out to have run for longer.
+    pub(super) fn note_running_since(&mut self, uid: &PodUid, started: Moment) {
+        if let Ok(place) = self.bound.binary_search_by(|pod| pod.uid.cmp(uid)) {
+            self.bound[place].started = started;
+        }
+    }
+}
+
+/// What each tenant's pods use on all nodes, by its place in the policy.
+#[derive(Debug, Clone, Default)]
+pub(super) struct TenantUsages {
+    usages: Vec<UsageOfTenant>,
+}
+
+#[derive(Debug, Clone, Default)]
+pub(super) struct UsageOfTenant {
+    /// Over what its pods use on each node.
+    sum: TenantUsage,
+    /// Its pods that use its guarantee, once someone has asked. All its bound pods are gone through for that, so copies of the
+    /// ledger share it until one of them changes.
+    guaranteed: Arc<OnceLock<GuaranteedPods>>,
+}
+
+/// A tenant's pods that use its guarantee. There may be thousands: all of these are freed under the ledger's lock when one pod
+/// changes, so only those are listed that come after one that does not fit.
+#[derive(Debug, Default)]
+struct GuaranteedPods {
+    /// The first in order that does not fit into the guarantee; `None` if all fit. Those before it use the guarantee.
+    first_not_fitting: Option<GuaranteeRank>,
+    /// Those after it that fit into what is left.
+    fitting_after: FxHashSet<PodUid>,
+}
+
+impl GuaranteedPods {
+    /// Of bound pods in order.
+    fn among<'a>(
+        in_order: impl Iterator<Item = &'a BoundPodOfTenant>,
+        guarantee: TenantUsage,
+    ) -> Self {
+        let (mut guaranteed, mut sum) = (Self::default(), TenantUsage::default());
+        for pod in in_order {
+            let with = sum + pod.used;
+            if with.is_within(guarantee) {
+                sum = with;
+                if guaranteed.first_not_fitting.is_some() {
+                    guaranteed.fitting_after.insert(pod.uid.clone());
+                }
+            } else if guaranteed.first_not_fitting.is_none() {
+                guaranteed.first_not_fitting = Some(pod.rank());
+            }
+        }
+        guaranteed
+    }
+
+    fn contains(&self, pod: &GuaranteeRank) -> bool {
+        self.first_not_fitting
+            .as_ref()
+            .is_none_or(|first| pod < first)
+            || self.fitting_after.contains(&pod.uid)
+    }
+}
+
+impl TenantUsages {
+    pub(super) fn of(&self, tenant: TenantId) -> TenantUsage {
+        self.usages
+            .get(tenant.place())
+            .map(|usage| usage.sum)
+            .unwrap_or_default()
+    }
+
+    /// `None` of a tenant that no pod has had yet.
+    pub(super) fn get(&self, tenant: TenantId) -> Option<&UsageOfTenant> {
+        self.usages.get(tenant.place())
+    }
+
+    /// Which pods of the tenant use its guarantee is to be found out again.
+    pub(super) fn forget_guaranteed(&mut self, tenant: TenantId) {
+        let Some(usage) = self.usages.get_mut(tenant.place()) else {
+            return;
+        };
+        match Arc::get_mut(&mut usage.guaranteed) {
+            Some(alone) => drop(alone.take()),
+            // It still holds for the copies.
+            None => usage.guaranteed = Arc::default(),
+        }
+    }
+
+    /// Puts what tenants use on a node now in place of what they used there before.
+    pub(super) fn replace(&mut self, before: &TenantsOnNode, now: &TenantsOnNode, policy: &Policy) {
+        self.usages
+            .resize_with(policy.tenants().len(), UsageOfTenant::default);
+        for (tenant, used) in &before.usage {
+            if let Some(usage) = self.usages.get_mut(tenant.place()) {
+                usage.sum = usage.sum.minus(*used);
+            }
+        }
+        for (tenant, used) in &now.usage {
+            if let Some(usage) = self.usages.get_mut(tenant.place()) {
+                usage.sum += *used;
+            }
+        }
+        // Only bound pods use a guarantee: a reservation changes the sums alone.
+        now.tenants_that_differ(before)
+            .into_iter()
+            .for_each(|tenant| self.forget_guaranteed(tenant));
+    }
+}
+
+/// The shares of tenants, as a preemptor sees them.
+#[derive(Debug, Default)]
+pub(crate) struct TenantShares {
+    /// The policy has no tenants: any pod may be evicted.
+    is_off: bool,
+    /// There is a preemptor: for one of no pod, no pod uses a guarantee, and none is spared.
+    is_of_pod: bool,
+    of_preemptor: Option<TenantId>,
+    /// What the preemptor's tenant has left of a guarantee that it may reclaim.
+    reclaimable: Option<TenantUsage>,
+}
+
+impl TenantShares {
+    /// Tenants do not matter.
+    pub(super) fn off() -> Self {
+        Self {
+            is_off: true,
+            ..Self::default()
+        }
+    }
+
+    /// Whether the pod is of another tenant than the preemptor, where that matters.
+    pub(crate) fn is_of_another(&self, pod_state: &PodState) -> bool {
+        !self.is_off && pod_state.demand.tenant != self.of_preemptor
+    }
+
+    /// Whether the preemptor, which would use that much, may reclaim what other tenants borrow.
+    pub(crate) fn may_reclaim(&self, wanted: TenantUsage) -> bool {
+        self.reclaimable.is_some_and(|left| wanted.is_within(left))
+    }
+}
+
+/// Whose quota a victim uses: borrowed capacity is reclaimed first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum QuotaStatus {
+    /// Beyond its tenant's guarantee, if it has one. The more its tenant has borrowed for its weight, the less the pod is spared:
+    /// the tenant's share in millionths, subtracted from the maximum.
+    Borrowed {
+        spared: u32,
+    },
+    Guaranteed,
+}
+
+/// A tenant's quota and its usage.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TenantQuota {
+    pub ceiling: TenantLimit,
+    pub used: TenantUsage,
+}
+
+impl TenantQuota {
+    /// Whether the tenant may use `wanted` more, once it has given `given_back` back.
+    pub(crate) fn allows(&self, wanted: TenantUsage, given_back: TenantUsage) -> bool {
+        self.ceiling == TenantLimit::default()
+            || self
+                .ceiling
+                .left(self.used.minus(given_back))
+                .allows(wanted)
+    }
+}
+
+impl Ledger {
+    /// What a tenant's pods use: bound, assumed or reserved.
+    pub(crate) fn used_by(&self, tenant: TenantId) -> TenantUsage {
+        self.node_states.used_by(tenant)
+    }
+
+    /// What the cluster has.
+    pub(crate) fn whole(&self) -> TenantUsage {
+        self.node_states.whole()
+    }
+
+    /// What the pod's tenant may still take, beside all it has but this pod's.
+    pub(crate) fn allowance(&self, uid: &PodUid, demand: &Demand) -> TenantLimit {
+        self.allowance_beside(uid, demand, TenantUsage::default())
+    }
+
+    /// The same, once it has given that much back.
+    pub(crate) fn allowance_beside(
+        &self,
+        uid: &PodUid,
+        demand: &Demand,
+        given_back: TenantUsage,
+    ) -> TenantLimit {
+        let Some((id, tenant)) = demand
+            .tenant
+            .and_then(|id| Some((id, self.policy.tenant(id)?)))
+        else {
+            return TenantLimit::default();
+        };
+        tenant
+            .ceiling()
+            .left(self.used_by(id).minus(self.use_of(uid)).minus(given_back))
+    }
+
+    /// The shares of tenants, as the pod of `uid` sees them.
+    pub(super) fn tenancy(&self, uid: &PodUid) -> TenantShares {
+        let Some(pod_state) = self.pod_states.get(uid) else {
+            return TenantShares::default();
+        };
+        if self.policy.tenants().is_empty() {
+            return TenantShares::off();
+        }
+        TenantShares {
+            is_of_pod: true,
+            of_preemptor: pod_state.demand.tenant,
+            reclaimable: self.reclaimable(uid, &pod_state.demand),
+            ..TenantShares::default()
+        }
+    }
+
+    /// Whether a pod's tenant keeps it from being evicted for a preemptor that would use that much: of another tenant's pods, only
+    /// those that borrow are reclaimed.
+    pub(super) fn is_kept_by_tenant(
+        &self,
+        victim: &PodUid,
+        pod_state: &PodState,
+        wanted: TenantUsage,
+        shares: &TenantShares,
+    ) -> bool {
+        // Most preemptors may reclaim nothing: for them no tenant's pods are gone through.
+        shares.is_of_another(pod_state)
+            && (!shares.may_reclaim(wanted)
+                || shares.is_of_pod && self.uses_guarantee(victim, pod_state))
+    }
+
+    /// Whose quota a victim uses, as the preemptor sees it for which `shares` was made.
+    pub(crate) fn quota_status(
+        &self,
+        victim: &PodUid,
+        pod_state: &PodState,
+        shares: &TenantShares,
+    ) -> QuotaStatus {
+        if !shares.is_of_pod {
+            return QuotaStatus::Borrowed { spared: 0 };
+        }
+        if self.uses_guarantee(victim, pod_state) {
+            return QuotaStatus::Guaranteed;
+        }
+        let share_of = |id: TenantId| {
+            let tenant = self.policy.tenant(id)?;
+            Some(
+                WHOLE
+                    - tenant
+                        .dominant_share(self.used_by(id), self.whole())
+                        .min(WHOLE),
+            )
+        };
+        let spared = pod_state.demand.tenant.and_then(share_of);
+        QuotaStatus::Borrowed {
+            spared: spared.unwrap_or(0) as u32,
+        }
+    }
+
+    /// Whether a pod uses its tenant's guarantee.
+    fn uses_guarantee(&self, uid: &PodUid, pod_state: &PodState) -> bool {
+        let Some((tenant, bound)) = pod_state.demand.tenant.zip(pod_state.bound()) else {
+            return false;
+        };
+        let Some(usage) = self.node_states.usage_of(tenant) else {
+            return false;
+        };
+        let priority = Reverse(pod_state.demand.priority);
+        let rank = GuaranteeRank {
+            priority,
+            started: bound.started,
+            uid: uid.clone(),
+        };
+        if let Some(guaranteed) = usage.guaranteed.get() {
+            return guaranteed.contains(&rank);
+        }
+        let guaranteed = self.guaranteed(tenant);
+        let is_guaranteed = guaranteed.contains(&rank);
+        // Two threads may compute it at the same time, with the same result. Neither waits, because one may hold the ledger's lock.
+        let _ = usage.guaranteed.set(guaranteed);
+        is_guaranteed
+    }
+
+    #[cfg(test)]
+    pub(super) fn knows_guaranteed(&self, tenant: TenantId) -> bool {
+        self.node_states
+            .usage_of(tenant)
+            .is_some_and(|usage| usage.guaranteed.get().is_some())
+    }
+
+    /// The weighted dominant share of what the tenant borrows, in millionths of a cluster that has `whole`; 0 without a tenant.
+    pub(crate) fn borrowed_share(&self, tenant: Option<TenantId>, whole: TenantUsage) -> u64 {
+        let known = tenant.and_then(|id| Some((id, self.policy.tenant(id)?)));
+        known.map_or(0, |(id, tenant)| {
+            tenant.dominant_share(self.used_by(id), whole)
+        })
+    }
+
+    /// What the pod's tenant, beside all it has but this pod's, may reclaim by eviction.
+    fn reclaimable(&self, uid: &PodUid, demand: &Demand) -> Option<TenantUsage> {
+        let id = demand.tenant?;
+        let tenant = self
+            .policy
+            .tenant(id)
+            .filter(|tenant| tenant.reclaim == Reclaim::Allowed)?;
+        let others = self.used_by(id).minus(self.use_of(uid));
+        others
+            .is_within(tenant.guarantee)
+            .then(|| tenant.guarantee.minus(others))
+    }
+
+    /// The pods that use the tenant's guarantee.
+    fn guaranteed(&self, tenant: TenantId) -> GuaranteedPods {
+        let bound = self
+            .node_states
+            .iter()
+            .flat_map(|(_, node_state)| node_state.tenants().bound_of(tenant));
+        let mut in_order: Vec<&BoundPodOfTenant> = bound.collect();
+        in_order.sort_by_cached_key(|pod| pod.rank());
+        let guarantee = self
+            .policy
+            .tenant(tenant)
+            .map(|tenant| tenant.guarantee)
+            .unwrap_or_default();
+        GuaranteedPods::among(in_order.into_iter(), guarantee)
+    }
+
+    /// What a pod uses or has reserved.
+    pub(crate) fn use_of(&self, uid: &PodUid) -> TenantUsage {
+        let used = || {
+            let pod_state = self.pod_states.get(uid)?;
+            let node = pod_state
+                .node()
+                .or(pod_state.reservation().map(|reservation| &reservation.node))?;
+            self.node_states.get(node)?.use_of(pod_state)
+        };
+        used().unwrap_or_default()
+    }
+
+    /// What the pod's tenant may have, and has beside this pod.
+    pub(super) fn tenant_quota(&self, uid: &PodUid) -> TenantQuota {
+        let of = || {
+            let id = self.pod_states.get(uid)?.demand.tenant?;
+            let tenant = self.policy.tenant(id)?;
+            Some(TenantQuota {
+                ceiling: tenant.ceiling(),
+                used: self.used_by(id).minus(self.use_of(uid)),
+            })
+        };
+        of().unwrap_or_default()
+    }
+}
+
+impl Ledger {
+    /// The rules whose last free GPUs such a pod may not take now.
+    pub(crate) fn kept_from(&self, demand: &Demand) -> SpareSet {
+        self.kept_from_beside(self.node_states.spare(), demand)
+    }
+
+    /// The same if so many GPUs were free.
+    fn kept_from_beside(&self, free: &SpareCounts, demand: &Demand) -> SpareSet {
+        if self.policy.planning.spare.is_empty()
+            || demand.asks_plugin()
+            || !self.policy.is_preemptible(demand.class)
+        {
+            return SpareSet::NONE;
+        }
+        let is_kept =
+            |place: usize, rule: &SpareRule| free.of(place) < rule.gpus.saturating_add(demand.gpus);
+        let rules = self.policy.spare_rules_now();
+        rules
+            .filter(|(place, rule)| is_kept(*place, rule))
+            .map(|(place, _)| place)
+            .collect()
+    }
+
+    /// The demand as it is to be decided on now.
+    pub(crate) fn beside_spare<'d>(&self, demand: &'d Demand) -> Cow<'d, Demand> {
+        self.beside(self.node_states.spare(), demand)
+    }
+
+    /// The same if so many GPUs were free.
+    pub(crate) fn beside<'d>(&self, free: &SpareCounts, demand: &'d Demand) -> Cow<'d, Demand> {
+        match self.kept_from_beside(free, demand) {
+            kept if kept == demand.kept => Cow::Borrowed(demand),
+            kept => Cow::Owned(Demand {
+                kept,
+                ..demand.clone()
+            }),
+        }
+    }
+
+    /// The GPUs that are free now, for each rule.
+    pub(crate) fn free_for_spare(&self) -> SpareCounts {
+        *self.node_states.spare()
+    }
+
+    /// Whether new pods go to a node at all: a free GPU of a node that is cordoned is no spare one.
+    pub(crate) fn set_takes_new_pods(&mut self, name: &NodeName, takes_new_pods: bool) {
+        self.node_states.set_takes_new_pods(name, takes_new_pods);
+    }
+
+    /// The rules of `planning.spare` in their order, with the GPUs that are free for each; `None` for one that does not hold now.
+    pub fn spare(&self) -> impl Iterator<Item = (&SpareRule, Option<u32>)> {
+        let free = self.node_states.spare();
+        let rules = self.policy.planning.spare.iter().enumerate();
+        rules.map(|(place, rule)| (rule, self.policy.holds_now(rule).then(|| free.of(place))))
+    }
+}
+
+#[cfg(test)]
+mod spare_tests;

@@ -1,0 +1,227 @@
+//! Drives the core's control loop over the API server: brings it the time and the answers, and carries out its acts. Each write is
+//! a task, and plans and looks for pressure run on threads of their own, so nothing else waits for them.
+//!
+//! Nothing here decides: what to write is the loop's, and whether it still holds is asked of the core when it is sent
+//! ([`carry_out`]).
+
+mod carry_out;
+mod notices;
+
+#[cfg(test)]
+mod tests;
+
+use crate::kubernetes::watch::STORAGE;
+use crate::service::{HeavyWork, Service, SharedBooks, WorkKind};
+use carry_out::carry_out;
+use rustc_hash::FxHashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use stowage_kubernetes_objects::port::ControlPlane;
+use stowage_scheduling::control_loop::{
+    Act, ControlLoop, EdgeFacts, FoundPressure, PlanningJob, PodWrite, RunEnd, WriteOutcome,
+};
+use stowage_scheduling::planning::Plan;
+use stowage_scheduling::policy::ConflictRule;
+use stowage_scheduling::units::Moment;
+use tokio::task::{Id, JoinHandle, JoinSet};
+use tracing::error;
+
+pub(super) struct LoopDriver {
+    service: Arc<Service>,
+    control_plane: Arc<dyn ControlPlane>,
+    pub control_loop: ControlLoop<SharedBooks>,
+    writes: JoinSet<WriteOutcome>,
+    /// The writes in progress.
+    about: FxHashMap<Id, PodWrite>,
+    plan: PlanTask,
+    look: Option<JoinHandle<FoundPressure>>,
+    /// Planning fails on the pod of this name.
+    #[cfg(test)]
+    poison: Option<&'static str>,
+}
+
+impl LoopDriver {
+    pub fn new(service: Arc<Service>, control_plane: Arc<dyn ControlPlane>) -> Self {
+        Self {
+            control_loop: ControlLoop::new(SharedBooks(service.clone())),
+            service,
+            control_plane,
+            writes: JoinSet::new(),
+            about: FxHashMap::default(),
+            plan: PlanTask::default(),
+            look: None,
+            #[cfg(test)]
+            poison: None,
+        }
+    }
+
+    pub fn tick(&mut self, now: Moment) {
+        let is_leading = self.service.leadership.is_open();
+        self.control_loop.tick(now, is_leading, self.facts(now));
+        self.act();
+        if is_leading {
+            let waiting = self.service.cluster().pending_count();
+            self.service.metrics.planner.waiting.set(waiting as i64);
+        }
+    }
+
+    fn facts(&self, now: Moment) -> EdgeFacts {
+        let ends_conflicts =
+            self.service.cluster().policy().conflicts == ConflictRule::EvictUnstarted;
+        let conflict_victims = match ends_conflicts {
+            true => self.service.conflicts().victims(now),
+            false => Vec::new(),
+        };
+        EdgeFacts {
+            conflict_victims: conflict_victims.into_iter().map(|one| one.uid).collect(),
+            lacks_volumes: STORAGE
+                .iter()
+                .any(|what| self.service.refused_reads.is_refused(what)),
+        }
+    }
+
+    /// Waits until a write, the planning run or a look for pressure ends, and handles its result. Never ends while none is in
+    /// progress.
+    pub async fn go_on(&mut self) {
+        tokio::select! {
+            biased;
+            outcome = next_outcome(&mut self.writes, &mut self.about) => {
+                self.control_loop.written(outcome, self.now());
+            }
+            ended = self.plan.end() => {
+                self.control_loop.planned(ended, self.service.leadership.is_open(), self.now());
+            }
+            found = end_of_look(&mut self.look) => self.control_loop.found_pressure(found),
+        }
+        self.act();
+    }
+
+    /// Handles what is in progress until nothing is.
+    #[cfg(test)]
+    pub async fn settle(&mut self) {
+        self.act();
+        while !self.control_loop.is_idle() {
+            self.go_on().await;
+        }
+    }
+
+    /// Carries out the loop's acts.
+    pub fn act(&mut self) {
+        while let Some(act) = self.control_loop.next_act() {
+            match act {
+                Act::Write(write) => self.send(write),
+                Act::Event(event) => self.control_plane.record_event(event),
+                Act::Plan(job) => self.begin_plan(job),
+                Act::StopPlanning => self.plan.stop(),
+                Act::LookForPressure(job) => {
+                    let work = &self.service.heavy_work;
+                    let look = work.begin_in_background(WorkKind::Relief, move || job.run());
+                    self.look = Some(look);
+                }
+                Act::Note(notice) => self.tell(notice),
+            }
+        }
+    }
+
+    fn send(&mut self, write: PodWrite) {
+        let about = write.clone();
+        let (service, control_plane) = (self.service.clone(), self.control_plane.clone());
+        let task = self
+            .writes
+            .spawn(async move { carry_out(write, &service, &*control_plane).await });
+        self.about.insert(task.id(), about);
+    }
+
+    fn begin_plan(&mut self, job: PlanningJob) {
+        #[cfg(test)]
+        let poison = self.poison;
+        self.plan
+            .begin(&self.service.heavy_work, move |is_stopped| {
+                #[cfg(test)]
+                assert!(
+                    !job.pods().iter().any(|pod| Some(&*pod.key.name) == poison),
+                    "planted"
+                );
+                job.run(is_stopped)
+            });
+    }
+
+    /// The ledger's present: what is due by it is due here.
+    fn now(&self) -> Moment {
+        self.service.cluster().now()
+    }
+}
+
+/// The result of the next write that ends. Never ends while none is in progress.
+async fn next_outcome(
+    writes: &mut JoinSet<WriteOutcome>,
+    about: &mut FxHashMap<Id, PodWrite>,
+) -> WriteOutcome {
+    loop {
+        let Some(done) = writes.join_next_with_id().await else {
+            return std::future::pending().await;
+        };
+        let id = match &done {
+            Ok((id, _)) => *id,
+            Err(error) => error.id(),
+        };
+        let Some(write) = about.remove(&id) else {
+            continue;
+        };
+        return done.map_or_else(|_| write.broken_off(), |(_, outcome)| outcome);
+    }
+}
+
+/// `None` if the look failed. Never ends while none is in progress.
+async fn end_of_look(look: &mut Option<JoinHandle<FoundPressure>>) -> Option<FoundPressure> {
+    let Some(task) = look else {
+        return std::future::pending().await;
+    };
+    let found = task.await;
+    *look = None;
+    found
+        .inspect_err(|error| error!(%error, "could not check the engines for pressure"))
+        .ok()
+}
+
+/// The planning run in progress. One that is not needed any more is stopped: the process does not end before its threads do.
+#[derive(Debug, Default)]
+struct PlanTask {
+    task: Option<JoinHandle<Plan>>,
+    /// When set, the run ends at the next node that it considers.
+    stop: Arc<AtomicBool>,
+}
+
+impl PlanTask {
+    /// `plan` gets a function that says whether to stop. It does not run on the threads that answer filter.
+    fn begin(
+        &mut self,
+        work: &HeavyWork,
+        plan: impl FnOnce(&dyn Fn() -> bool) -> Plan + Send + 'static,
+    ) {
+        self.stop = Arc::default();
+        let stop = self.stop.clone();
+        let plan = move || plan(&|| stop.load(Ordering::Relaxed));
+        self.task = Some(work.begin_until(WorkKind::Plan, self.stop.clone(), plan));
+    }
+
+    fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// Never ends while no run is in progress.
+    async fn end(&mut self) -> RunEnd {
+        let Some(task) = &mut self.task else {
+            return std::future::pending().await;
+        };
+        let done = task.await;
+        self.task = None;
+        done.map_or(RunEnd::Failed, RunEnd::Planned)
+    }
+}
+
+impl Drop for PlanTask {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

@@ -1,0 +1,341 @@
+//! A planner on a small cluster, and the pods and nodes as its watches show them.
+
+use super::*;
+use stowage_scheduling::ids::{GpuUuid, NodeName};
+use stowage_scheduling::verbs::wait::Reserve;
+use tokio::sync::oneshot;
+
+pub(crate) struct PlannerFixture {
+    pub service: Arc<Service>,
+    pub recorder: Arc<Recorder>,
+    pub index: ClusterIndex,
+    pub planner: LoopDriver,
+    pub pods: Vec<Value>,
+}
+
+impl PlannerFixture {
+    /// Nodes with one 80 GiB GPU each, of which 72 GiB are allocatable.
+    pub fn new(nodes: &[&str]) -> Self {
+        Self::by(Policy::default(), nodes)
+    }
+
+    pub fn by(policy: Policy, nodes: &[&str]) -> Self {
+        let service = Service::with_stopped_clock(policy);
+        let recorder = Arc::new(Recorder::default());
+        let mut index = ClusterIndex::default();
+        let nodes = nodes
+            .iter()
+            .map(|name| serde_json::from_value(node(name)).unwrap());
+        index.reset_nodes(&service, &nodes.collect::<Vec<_>>());
+        index.reset_pods(&service, &[]);
+        service.lead_from_the_start();
+        let mut planner = LoopDriver::new(service.clone(), recorder.clone());
+        // What a new leader supposes of pods that it finds has other tests.
+        planner.control_loop.has_led();
+        Self {
+            service,
+            recorder,
+            index,
+            planner,
+            pods: Vec::new(),
+        }
+    }
+
+    /// This replica begins to lead, and its lists show this pod as another leader left it.
+    pub fn take_over(&mut self, pod: Value) {
+        self.service.set_tenure(Tenure::Standby);
+        self.show(pod);
+        self.service.lead_from_the_start();
+    }
+
+    pub fn show(&mut self, pod: Value) {
+        let read = serde_json::from_value(pod.clone()).unwrap();
+        self.index.apply_pod(&self.service, &read);
+        self.pods
+            .retain(|known| known["metadata"]["name"] != pod["metadata"]["name"]);
+        self.pods.push(pod);
+    }
+
+    pub fn pod(&self, name: &str) -> Value {
+        self.pods
+            .iter()
+            .find(|pod| pod["metadata"]["name"] == name)
+            .unwrap()
+            .clone()
+    }
+
+    /// kube-scheduler asks about the pod, which the watch need not have shown, and is told that no node fits.
+    pub fn refuse(&mut self, pod: Value) {
+        let pod = serde_json::from_value(pod).unwrap();
+        let (uid, key) = objects::identity(&pod).unwrap();
+        let demand =
+            objects::classified_demand(&pod, |traits| self.service.classify(traits)).unwrap();
+        let disruption = Some(objects::disruption(&pod, self.service.clock.wall()));
+        let request = VerbRequest {
+            uid: uid.clone(),
+            key,
+            demand,
+            waiting: objects::waiting(&pod),
+            disruption,
+        };
+        let mut cluster = self.service.cluster();
+        cluster.apply(FilterAsked(request));
+        let snapshot = cluster.snapshot();
+        let asked = Some(snapshot.set_of(0..snapshot.nodes().len()));
+        cluster.apply(FilterDecided {
+            uid,
+            answer: FilterAnswer::Refused { asked },
+        });
+    }
+
+    pub fn gone(&mut self, name: &str) {
+        let pod = serde_json::from_value(self.pod(name)).unwrap();
+        self.index.delete_pod(&self.service, &pod);
+    }
+
+    /// Advances the clock, which does not advance by itself.
+    pub fn pass(&mut self, seconds: u64) {
+        let later = self.planner.now() + Millis::seconds(seconds);
+        self.planner.control_loop.expire(later, true);
+        self.planner.act();
+    }
+
+    pub fn released(&mut self) {
+        let after = self.planner.control_loop.unplannable_pods_after().cloned();
+        let unplannable_pods = self
+            .index
+            .unplannable_pods_after(after.as_ref(), UNPLANNABLE_AT_ONCE);
+        let now = self.planner.now();
+        self.planner.control_loop.released(unplannable_pods, now);
+        self.planner.act();
+    }
+
+    /// One tick, without waiting for its writes.
+    pub(crate) fn begin_tick(&mut self) {
+        self.planner.tick(self.planner.now());
+    }
+
+    /// One tick with all that it writes, in words. The watch shows it at once.
+    pub async fn tick(&mut self) -> Vec<String> {
+        let mut written = self.tick_unseen().await;
+        for line in &written {
+            if let Some((name, node)) = nomination(line) {
+                self.show_nominated(name, node);
+            }
+            if !*self.recorder.deaf.lock() {
+                self.show_condition(line);
+            }
+        }
+        self.planner.control_loop.lift_gates(self.planner.now());
+        self.planner.act();
+        written.extend(self.settle().await);
+        written
+    }
+
+    /// What is written within so many seconds, a tick in each.
+    pub(crate) async fn written_within(&mut self, seconds: u64) -> Vec<String> {
+        let mut written = Vec::new();
+        for _ in 0..seconds {
+            self.pass(1);
+            written.extend(self.tick().await);
+        }
+        written
+    }
+
+    /// One tick with all that it writes, of which the watch shows nothing yet.
+    pub(crate) async fn tick_unseen(&mut self) -> Vec<String> {
+        self.begin_tick();
+        self.settle().await
+    }
+
+    /// Until the planning run has ended.
+    pub(crate) async fn run_ends(&mut self) {
+        while self.planner.control_loop.is_planning() {
+            self.planner.go_on().await;
+        }
+    }
+
+    /// Until the look for pressure has ended. What it orders waits to be sent.
+    pub(crate) async fn look_ends(&mut self) {
+        while self.planner.control_loop.is_looking() {
+            self.planner.go_on().await;
+        }
+    }
+
+    /// What is written until nothing is under way.
+    pub async fn settle(&mut self) -> Vec<String> {
+        self.planner.settle().await;
+        self.recorder.written()
+    }
+
+    pub(crate) fn show_nominated(&mut self, name: &str, node: &str) {
+        let mut pod = self.pod(name);
+        pod["status"]["nominatedNodeName"] = json!(node);
+        self.show(pod);
+    }
+
+    /// The condition that the line is about, if it is about one.
+    pub(crate) fn show_condition(&mut self, line: &str) {
+        let Some((name, what)) = line.split_once(": ") else {
+            return;
+        };
+        let condition = if what.starts_with("hold") {
+            let Some(written) = self.recorder.reservations.lock().get(name).cloned() else {
+                return;
+            };
+            let Reservation {
+                node,
+                devices,
+                victims,
+                deadline,
+            } = written;
+            // The service's clock stands still, and is what deadlines are read by.
+            let left = deadline.since(self.service.now());
+            let deadline =
+                jiff::Timestamp::now() + jiff::SignedDuration::from_millis(left.0 as i64);
+            reserved(
+                &json!({ "node": node, "devices": devices, "victims": victims, "deadline": deadline }),
+            )
+        } else if what.starts_with("end hold") {
+            json!({ "type": "stowage.dev/Reserved", "status": "False" })
+        } else if what.starts_with("evict") {
+            evicted("True")
+        } else if what == "stays" {
+            evicted("False")
+        } else {
+            return;
+        };
+        // Some tests forget the pods that they show.
+        let Some(mut pod) = self
+            .pods
+            .iter()
+            .find(|pod| pod["metadata"]["name"] == name)
+            .cloned()
+        else {
+            return;
+        };
+        let mut conditions = pod["status"]["conditions"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
+        conditions.retain(|known| known["type"] != condition["type"]);
+        conditions.push(condition);
+        pod["status"]["conditions"] = conditions.into();
+        self.show(pod);
+    }
+}
+
+pub fn reserved(message: &Value) -> Value {
+    json!({ "type": "stowage.dev/Reserved", "status": "True", "message": message.to_string() })
+}
+
+pub fn evicted(status: &str) -> Value {
+    json!({ "type": "stowage.dev/DisruptionTarget", "status": status })
+}
+
+/// The pod and the node, if the line is about a nomination.
+pub fn nomination(line: &str) -> Option<(&str, &str)> {
+    let (name, what) = line.split_once(": ")?;
+    let (_, node) = what.split_once("nominate ")?;
+    Some((name, node.split(',').next()?))
+}
+
+pub fn node(name: &str) -> Value {
+    let labels = json!({
+        "nvidia.com/gpu.count": "1", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100",
+    });
+    let allocatable =
+        json!({ "cpu": "64", "memory": "512Gi", "pods": "110", "stowage.dev/vram": "72Gi" });
+    json!({ "metadata": { "name": name, "labels": labels }, "status": { "allocatable": allocatable } })
+}
+
+/// A condition that reserves the node's only GPU for so long from now on, as the API server shows it.
+pub(crate) fn reservation_observed(victims: &[&str], seconds: i64) -> Value {
+    reservation_until(
+        victims,
+        &(jiff::Timestamp::now() + jiff::SignedDuration::from_secs(seconds)).to_string(),
+    )
+}
+
+pub(crate) fn reservation_until(victims: &[&str], deadline: &str) -> Value {
+    let devices = [stowage_scheduling::ids::GpuUuid::from_index(0)];
+    let message =
+        json!({ "node": "n", "devices": devices, "victims": victims, "deadline": deadline });
+    json!([reserved(&message)])
+}
+
+pub fn uid(name: &str) -> PodUid {
+    PodUid::parse(&format!("uid-{name}")).unwrap()
+}
+
+pub fn waiting(name: &str, gib: u64, priority: i32) -> Value {
+    let resources = json!({ "limits": { "stowage.dev/vram": format!("{gib}Gi") } });
+    json!({
+        "metadata": { "name": name, "namespace": "default", "uid": format!("uid-{name}"), "labels": {} },
+        "spec": {
+            "schedulerName": "stowage", "priority": priority,
+            "containers": [{ "name": "engine", "resources": resources }],
+        },
+        "status": {},
+    })
+}
+
+pub fn gated(name: &str, gib: u64, priority: i32) -> Value {
+    let mut pod = waiting(name, gib, priority);
+    pod["spec"]["schedulingGates"] = json!([{ "name": "stowage.dev/plan" }]);
+    pod
+}
+
+pub fn bound(name: &str, node: &str, gib: u64, priority: i32) -> Value {
+    let mut pod = waiting(name, gib, priority);
+    pod["spec"]["nodeName"] = json!(node);
+    pod["metadata"]["annotations"] =
+        json!({ "stowage.dev/devices": "0", "stowage.dev/vram-granted": (gib << 30).to_string() });
+    let devices = stowage_scheduling::ids::GpuUuid::from_index(0);
+    pod["metadata"]["annotations"]["stowage.dev/devices"] = json!(devices.as_str());
+    pod
+}
+
+pub fn member(name: &str, gib: u64, group: &str, size: u32) -> Value {
+    let mut pod = gated(name, gib, 100);
+    pod["metadata"]["labels"]["stowage.dev/group"] = json!(group);
+    pod["metadata"]["annotations"] = json!({ "stowage.dev/group-min": size.to_string() });
+    pod
+}
+
+pub fn reservation_for(bench: &PlannerFixture, name: &str) -> Reservation {
+    bench
+        .service
+        .cluster()
+        .reservation_of(&uid(name))
+        .unwrap()
+        .reservation
+}
+
+pub(crate) fn hold_as_the_verb_does(bench: &PlannerFixture, name: &str, victim: &str) {
+    let mut ledger = bench.service.cluster();
+    let reservation = Reservation {
+        node: NodeName::parse("n").unwrap(),
+        devices: [GpuUuid::from_index(0)].into(),
+        victims: [uid(victim)].into(),
+        deadline: ledger.now() + Millis::seconds(60),
+    };
+    ledger
+        .apply(Reserve {
+            uid: uid(name),
+            reservation,
+        })
+        .unwrap();
+}
+
+/// The pod's next write is under way, and answered when the test answers.
+pub(crate) async fn stall_write(bench: &mut PlannerFixture) -> oneshot::Sender<()> {
+    let (answer, stalled) = oneshot::channel();
+    *bench.recorder.stall.lock() = Some(stalled);
+    bench.begin_tick();
+    bench.run_ends().await;
+    while bench.recorder.stall.lock().is_some() {
+        tokio::task::yield_now().await;
+    }
+    answer
+}
