@@ -1,8 +1,9 @@
 //! Any history of a small cluster with two replicas of Stowage: an API server that applies writes at any time, also after the
 //! replica that sent them is gone, watches that lag, restarts, hand-overs, policy changes, readings, groups and budgets.
 //!
-//! After every step the ledgers of both replicas add up. No GPU is overallocated, as long as no write was applied after another
-//! replica began to act: what may happen then is reported by the audit, and breaks nothing else.
+//! After every step the ledgers of both replicas add up. No GPU is overallocated, by their books and by the oracle, which sees the
+//! Bindings that land, as long as no write was applied after another replica began to act: what may happen then is reported by the
+//! audit, and breaks nothing else.
 
 pub mod made;
 mod pages;
@@ -20,6 +21,7 @@ use stowage_scheduling::evicting::{BudgetRules, cheapest_victims};
 use stowage_scheduling::ids::{NodeName, PodUid};
 use stowage_scheduling::ledger::ObservedWaiting;
 use stowage_scheduling::policy::Policy;
+use stowage_scheduling::testkit::oracle::Oracle;
 use stowage_scheduling::units::{Bytes, Millis, Moment, Percent};
 use stowage_scheduling::verbs::Cluster;
 use stowage_scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision};
@@ -92,6 +94,7 @@ struct LedgerRace {
     nodes: BTreeMap<NodeName, (NodeIdentity, Vec<Device>)>,
     budget: Option<DisruptionBudget>,
     writes: VecDeque<Write>,
+    oracle: Oracle,
     replicas: [FuzzedReplica; REPLICAS],
     /// Which of them acts, and how often that has changed.
     acting: usize,
@@ -118,11 +121,18 @@ pub fn ledger(data: &[u8]) {
             assert!(violations.is_empty(), "{step:?}: {violations:?}");
             let _ = replica.ledger.snapshot();
         }
+        if !world.promises_may_be_broken {
+            assert_eq!(world.oracle.broken(), [], "{step:?}");
+        }
         if nth % PAGES_EVERY == PAGES_EVERY - 1 {
             world.read_pages();
         }
     }
     world.read_pages();
+}
+
+fn node_name(number: u8) -> NodeName {
+    NodeName::parse(&format!("node-{}", number % NODES)).expect("a name")
 }
 
 impl LedgerRace {
@@ -133,7 +143,16 @@ impl LedgerRace {
         };
         let mut first = replica();
         first.ledger.apply(LeadershipBegan(epoch(0)));
+        let mut oracle = Oracle::default();
+        for node in 0..NODES {
+            // Of all machines that may have the name, less the headroom.
+            let all = (0..4).flat_map(|machine| (0..4).map(move |index| (machine, index)));
+            let gpus = all.map(|(machine, index)| device(node, machine, index, 0).uuid);
+            let gpus = gpus.map(|gpu| (gpu, Bytes::gib(72)));
+            oracle.show_node(&node_name(node), gpus);
+        }
         Self {
+            oracle,
             now: Moment(0),
             policy: 0,
             deleted: [0; PODS as usize],
@@ -160,7 +179,7 @@ impl LedgerRace {
 
     fn apply(&mut self, [verb, pod, node, amount]: [u8; 4]) {
         let uid = self.uid(pod);
-        let name = NodeName::parse(&format!("node-{}", node % NODES)).expect("a name");
+        let name = node_name(node);
         let (now, acting) = (self.now, self.acting);
         self.replicas
             .iter_mut()
@@ -183,6 +202,7 @@ impl LedgerRace {
             8 => self.reserve(&uid, &name),
             9 => {
                 self.pods.remove(&uid);
+                self.oracle.end(&uid);
                 self.deleted[usize::from(pod % PODS)] += 1;
                 self.tell(FuzzedEvent::Gone(uid));
             }
@@ -371,9 +391,12 @@ impl LedgerRace {
             } => {
                 if let Some((pod, reservation)) = self.pods.get_mut(&uid) {
                     bind(pod, reservation, &node, annotations);
+                    let key = objects::identity(pod).expect("it has names").1;
+                    let bound = objects::observed_binding(pod, &key).expect("it has a node");
+                    self.oracle.see(&uid, bound);
                 }
                 self.tell_pod(&uid);
-                if amount % 2 == 0 && !is_late {
+                if amount.is_multiple_of(2) && !is_late {
                     self.answer(by, &uid);
                 }
             }
@@ -388,7 +411,7 @@ impl LedgerRace {
             (node, objects::recorded_devices(pod))
         });
         match bound {
-            None => drop(ledger.apply(PodReleased(uid.clone()))),
+            None => ledger.apply(PodReleased(uid.clone())),
             Some((Some(node), devices)) => {
                 ledger.apply(BindingWritten {
                     uid: uid.clone(),
@@ -482,7 +505,7 @@ impl LedgerRace {
         let uid = self.uid(pod);
         let gpu = |device: &Device| GpuReading {
             uuid: device.uuid.clone(),
-            used: (amount % 7 > 0).then(|| Bytes::gib(u64::from(amount % 90))),
+            used: (!amount.is_multiple_of(7)).then(|| Bytes::gib(u64::from(amount % 90))),
             attributed: vec![(uid.clone(), Bytes::gib(u64::from(amount % 50)))],
             engine_load: EngineLoad::of(Percent::new(amount % 101), Some(u32::from(amount))),
         };
@@ -521,11 +544,11 @@ impl LedgerRace {
         let annotations = pod.metadata.annotations.get_or_insert_default();
         annotations.insert(
             "karpenter.sh/do-not-disrupt".into(),
-            (amount % 4 == 0).to_string(),
+            amount.is_multiple_of(4).to_string(),
         );
         annotations.insert(
             "stowage.dev/exclusive".into(),
-            (amount % 5 == 0).to_string(),
+            amount.is_multiple_of(5).to_string(),
         );
         if amount >= 200 {
             pod.metadata.deletion_timestamp = serde_json::from_str("\"2026-01-01T00:00:00Z\"").ok();
@@ -635,7 +658,7 @@ impl LedgerRace {
         {
             match event {
                 FuzzedEvent::Pod(pod, reservation) => replica.see(&pod, reservation),
-                FuzzedEvent::Gone(uid) => drop(replica.ledger.apply(PodReleased(uid.clone()))),
+                FuzzedEvent::Gone(uid) => replica.ledger.apply(PodReleased(uid.clone())),
             }
         }
     }

@@ -1,6 +1,6 @@
 //! What is fuzzed: `cargo fuzz run --features fuzzing TARGET`. `cargo test` replays the corpus without the fuzzer.
 //!
-//! [`ledger`] is a cluster with two replicas of Stowage, [`decisions`] one small world with an oracle that checks every answer,
+//! [`ledger`] is a cluster with two replicas of Stowage, [`decisions`] one that events from outside reach in any order,
 //! [`hostile`] makes pods with as much content as possible,
 //! [`small_cluster`] is where policies, reports and recordings come to.
 
@@ -15,13 +15,16 @@ pub use recording::recording;
 pub use reload::{reload, report};
 
 use stowage_scheduling::policy::Policy;
+use stowage_scheduling::testkit::histories::{OutsideEvent, RecordedCluster};
 use stowage_scheduling::units::{Bytes, MilliCpu, Millis};
 
-/// A small world and a sequence of steps at the core's entry point, as the bytes draw them: every answer is right. The same
-/// driver plays seeds (`stowage simulate decisions`).
+/// A small cluster to which happens what each two bytes choose: no promise is broken, as an oracle beside it counts.
 pub fn decisions(data: &[u8]) {
-    let result = stowage_lab::simulate::decisions::play_bytes(data);
-    assert_eq!(result.broken, None);
+    let mut recorded = RecordedCluster::of_three_nodes();
+    for word in data.chunks_exact(2) {
+        let word = u16::from_le_bytes([word[0], word[1]]);
+        recorded.happens(&OutsideEvent::drawn(word.into()));
+    }
 }
 
 /// Requests of the scheduler and reports of agents: whatever comes is read or refused, never a panic.

@@ -14,12 +14,12 @@ use k8s_openapi::api::core::v1::{Container, Node, Pod, PodSpec, Volume};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use stowage_scheduling::ids::NodeName;
-use stowage_scheduling::kube_filters::host_ports::{EVERY_ADDRESS, HostPort};
 use stowage_scheduling::kube_filters::node::{FilterNode, NodeTerm, Taint};
 use stowage_scheduling::kube_filters::requirements::{
     NodeFootprint, Requirements, UnsupportedRule,
 };
 use stowage_scheduling::kube_filters::resources::Amounts;
+use stowage_scheduling::kube_filters::resources::{EVERY_ADDRESS, HostPort};
 use stowage_scheduling::vocabulary::gpu_wish::GpuWish;
 use stowage_scheduling::vocabulary::label_selector::Requirement;
 

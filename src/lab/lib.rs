@@ -1,11 +1,10 @@
 //! The lab runs the decision core without a cluster. [`simulate`] plays workloads in simulated time with the production
 //! functions, beside other policies; [`demo`] runs the whole service among stand-ins for the API server, kube-scheduler,
 //! kubelets and engines, in one process; [`faults`] plays two of its replicas in simulated time, and breaks what it can;
-//! [`campaign`] plays many seeds at once, and [`picture`] draws what came of it.
+//! [`picture`] draws what came of a simulation.
 //!
 //! No rule about pods, GPUs or victims is here, and nothing that serves a cluster depends on this package.
 
-pub mod campaign;
 pub mod demo;
 pub mod faults;
 pub mod picture;

@@ -3,8 +3,7 @@
 
 use std::process::Command;
 use std::time::Duration;
-use stowage_lab::campaign::CampaignRules;
-use stowage_lab::faults::campaign::play_all;
+use stowage_lab::faults::campaign::{CampaignRules, play_all};
 use stowage_lab::faults::planted::PlantedBug;
 use stowage_lab::faults::shrink::shrink;
 use stowage_lab::faults::{History, play};

@@ -5,9 +5,8 @@
 //! `cargo test --test it handovers` plays a few seeds. `STOWAGE_FAULT_SEEDS=1000` plays so many; `stowage simulate faults --seeds
 //! 7 --history` plays one and prints what happened.
 
-use stowage_lab::campaign::CampaignRules;
 use stowage_lab::faults::History;
-use stowage_lab::faults::campaign::play_all;
+use stowage_lab::faults::campaign::{CampaignRules, play_all};
 use stowage_lab::faults::fault::FaultKind;
 
 /// What a machine of a CI job plays in some seconds.

@@ -59,7 +59,7 @@ pub fn sleeping(pod: &PodUid, device: &Device, amount: u8) -> EngineReading {
         model: ModelId::parse("model").expect("a name"),
         gpus: [device.uuid.clone()].into(),
         state: EngineModelState::Asleep(SleepLevel::of(Some(amount % 3))),
-        reusable_in: (amount % 2 == 0).then(|| "default".into()),
+        reusable_in: amount.is_multiple_of(2).then(|| "default".into()),
         seen: Moment(u64::MAX),
     }
 }

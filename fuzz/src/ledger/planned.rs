@@ -5,6 +5,7 @@ use super::{LedgerRace, Write};
 use stowage_scheduling::ids::PodUid;
 use stowage_scheduling::ledger::ObservedWaiting;
 use stowage_scheduling::planning::{EvictionRight, PlanStep, PlannedPlacement, plan};
+use stowage_scheduling::testkit::oracle::VictimFacts;
 use stowage_scheduling::verbs::preempt::{
     OfferedNode, PreemptAsked, PreemptDecided, PreemptDecision, preempt,
 };
@@ -129,11 +130,13 @@ impl LedgerRace {
             return;
         };
         for victim in reservation.victims.iter().filter(stays) {
-            let its = self.priority(victim).expect("it stays");
-            assert!(
-                its < priority,
-                "{victim} of priority {its} leaves for {uid} of {priority}"
-            );
+            // Under some of the policies every class is preemptible.
+            let facts = VictimFacts {
+                priority: self.priority(victim).expect("it stays"),
+                is_preemptible: true,
+                is_protected: false,
+            };
+            assert_eq!(facts.check(victim, uid, priority), Ok(()));
         }
     }
 

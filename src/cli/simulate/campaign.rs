@@ -1,4 +1,4 @@
-//! What `stowage simulate faults` and `decisions` share: seeds and minutes on the command line, and what is printed of a campaign.
+//! Many seeds of `stowage simulate faults`: seeds and minutes on the command line, and what is printed of a failed one.
 
 use anyhow::{Result, bail};
 use clap::Args;
@@ -91,21 +91,21 @@ impl SeedRange {
         (self.last - self.first).saturating_add(1)
     }
 
-    /// The only seed, for `--history` of what a seed is called.
-    pub fn only(self, what: &str) -> Result<u64> {
+    /// The only seed, for `--history`.
+    pub fn only(self) -> Result<u64> {
         if self.first != self.last {
-            bail!("--history prints one {what}; write --seeds {}", self.first);
+            bail!("--history prints one history; write --seeds {}", self.first);
         }
         Ok(self.first)
     }
 }
 
 impl Reproduction {
-    /// Of `stowage simulate WHAT` with these arguments.
-    pub fn of(what: &str, as_it_was: &str, smallest: &str) -> Self {
+    /// Of `stowage simulate faults` with these arguments.
+    pub fn of(as_it_was: &str, smallest: &str) -> Self {
         let command = |arguments: &str| {
             format!(
-                "stowage simulate {what} {arguments} --found-by '{}'",
+                "stowage simulate faults {arguments} --found-by '{}'",
                 build_info::text()
             )
         };
@@ -202,7 +202,7 @@ mod tests {
             refused.contains("stowage 0.1.0") && refused.contains("leave --found-by out"),
             "{refused}"
         );
-        let again = Reproduction::of("faults", "--seeds 7 --steps 90", "--seeds 7 --steps 40");
+        let again = Reproduction::of("--seeds 7 --steps 90", "--seeds 7 --steps 40");
         let found_by = format!("--seeds 7 --steps 40 --found-by '{}'", build_info::text());
         assert_eq!(
             again.smallest,

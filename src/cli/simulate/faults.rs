@@ -14,8 +14,7 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use stowage_lab::campaign::{CampaignResult, CampaignRules};
-use stowage_lab::faults::campaign::play_all;
+use stowage_lab::faults::campaign::{CampaignResult, CampaignRules, play_all};
 use stowage_lab::faults::fault::FaultKind;
 use stowage_lab::faults::planted::PlantedBug;
 use stowage_lab::faults::shrink::shrink;
@@ -55,7 +54,7 @@ pub struct SimulateFaultsArgs {
     #[arg(long, value_name = "S", default_value_t = SHRINK_SECONDS)]
     shrink: u64,
 
-    /// A bug that is there on purpose, for `tests/planted/hunt`
+    /// A bug that is there on purpose, to see that the oracle finds it
     #[arg(long, value_name = "BUG", hide = true)]
     planted: Option<PlantedBug>,
 
@@ -109,7 +108,7 @@ impl FailedHistory {
         } else {
             shrink(history, within)
         };
-        let again = Reproduction::of("faults", &history.arguments(), &smallest.arguments());
+        let again = Reproduction::of(&history.arguments(), &smallest.arguments());
         Self {
             seed: history.seed,
             broken,
@@ -129,7 +128,7 @@ impl SimulateFaultsArgs {
             )
         })?;
         if self.history {
-            return self.print_history(self.seeds.only("history")?);
+            return self.print_history(self.seeds.only()?);
         }
         let histories = self.seeds.all().map(|seed| self.history_of(seed));
         let bar = progress(self.seeds.count());

@@ -2,7 +2,6 @@
 //! has their list, and what they share: seeds, and parallel runs.
 
 mod campaign;
-mod decisions;
 mod faults;
 mod packing;
 mod scenario;
@@ -40,8 +39,6 @@ enum SimulateCommand {
     Teams(scenario::ScenarioArgs),
     /// Fault injection: the whole service in simulated time, with seeded faults of replicas, agents, the API server and clocks
     Faults(faults::SimulateFaultsArgs),
-    /// Randomized test of the decision core: seeded sequences of decisions, each answer checked by an independent oracle
-    Decisions(decisions::SimulateDecisionsArgs),
     /// Every scenario, one after the other
     All(scenario::AllArgs),
 }
@@ -57,7 +54,6 @@ impl SimulateArgs {
             SimulateCommand::FraudCreditChatbot(args) => args.run("fraud-credit-chatbot"),
             SimulateCommand::Teams(args) => args.run("teams"),
             SimulateCommand::Faults(args) => args.run(),
-            SimulateCommand::Decisions(args) => args.run(),
             SimulateCommand::All(args) => args.run(),
         }
     }

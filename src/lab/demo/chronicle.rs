@@ -8,6 +8,10 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use stowage_kubernetes_objects::{VRAM, written};
 use stowage_scheduling::ids::PodUid;
+use stowage_scheduling::testkit;
+use stowage_scheduling::testkit::oracle::{Granted, Oracle};
+use stowage_scheduling::units::Bytes;
+use stowage_scheduling::vocabulary::demand::Sharing;
 
 /// The share of a GPU that the default policy allocates to pods, in percent.
 const PROMISABLE_PERCENT: u64 = 90;
@@ -148,35 +152,40 @@ impl Chronicle {
     }
 }
 
-/// Broken invariants that the API server's objects prove: a GPU with more allocated than it has, a shared GPU that was to be
-/// exclusive, a bound pod without its GPUs.
+/// Broken invariants that the API server's objects prove: what the oracle says, and a bound pod without its GPUs.
 pub(crate) fn broken_promises(gpus: &[GpuView], pods: &[&PodView]) -> Vec<String> {
+    let mut oracle = Oracle::default();
+    for on_node in gpus.chunk_by(|one, next| one.node == next.node) {
+        let here = on_node.iter();
+        let here = here.map(|gpu| (testkit::gpu(&gpu.uuid), Bytes(gpu.promisable)));
+        oracle.show_node(&testkit::node(on_node[0].node), here);
+    }
     let mut broken = Vec::new();
-    for gpu in gpus {
-        // What pods borrow is a sleeping engine's as well.
-        for borrows in [false, true] {
-            let alike = gpu.pods.iter().filter(|(pod, _)| pod.borrows == borrows);
-            let promised: u64 = alike.map(|(_, bytes)| bytes).sum();
-            if promised > gpu.promisable {
-                broken.push(format!(
-                    "{} GPU {}: {promised} of {} bytes are allocated",
-                    gpu.node, gpu.index, gpu.promisable
-                ));
-            }
+    for pod in pods {
+        let Some(node) = &pod.node else { continue };
+        if pod.devices.is_empty() {
+            broken.push(format!("{} is bound and has no GPU", pod.name));
+            continue;
         }
-        if gpu.pods.len() > 1 && gpu.pods.iter().any(|(pod, _)| pod.exclusive) {
-            broken.push(format!(
-                "{} GPU {} is shared and exclusive",
-                gpu.node, gpu.index
-            ));
-        }
+        let gpus: Vec<_> = pod.devices.iter().map(|uuid| testkit::gpu(uuid)).collect();
+        let granted = Granted {
+            gpus: u32::try_from(gpus.len()).unwrap_or(u32::MAX),
+            per_gpu: Bytes(pod.granted / gpus.len() as u64),
+            sharing: if pod.exclusive {
+                Sharing::Exclusive
+            } else {
+                Sharing::Shared
+            },
+            borrows: pod.borrows,
+        };
+        oracle.bind(
+            &testkit::uid(&pod.name),
+            &testkit::node(node),
+            &gpus,
+            granted,
+        );
     }
-    for pod in pods
-        .iter()
-        .filter(|pod| pod.node.is_some() && pod.devices.is_empty())
-    {
-        broken.push(format!("{} is bound and has no GPU", pod.name));
-    }
+    broken.extend(oracle.broken().iter().map(ToString::to_string));
     broken
 }
 

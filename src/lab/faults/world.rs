@@ -110,7 +110,7 @@ struct TaskNotes {
     /// Victims that `preempt` named: by UID, with the priority of the pod for which.
     named: Vec<(String, i64, String)>,
     /// Of these, in one answer, how many the budget guards, with the pod for which.
-    guarded: Vec<(i64, String)>,
+    guarded: Vec<(usize, String)>,
     /// Requests for Bindings that were answered with success.
     claims: Vec<BoundClaim>,
 }
@@ -224,7 +224,7 @@ impl FaultyCluster {
             nodes,
             node_returns: vec![None; nodes],
             created: vec![began; nodes],
-            budget: Budget::keeping(1 + kinds.below(2) as i64),
+            budget: Budget::keeping(1 + kinds.below(2)),
             began,
             replicas: [None, None],
             returns: [Some(began); 2],

@@ -4,12 +4,10 @@
 //!
 //! [`openb`] reads a production trace, or generates one; [`table`] parses tables of traces; [`events`] is the event queue,
 //! and `shown` tells the core of nodes and pods. [`fleet`] is a cluster with its hardware, engines and
-//! traffic, on which scenarios are played. [`packing`] measures the GPU allocation by placement policy; [`decisions`] has every
-//! answer of the core checked by an oracle.
+//! traffic, on which scenarios are played. [`packing`] measures the GPU allocation by placement policy.
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
-pub mod decisions;
 pub mod events;
 pub mod fleet;
 pub mod openb;

@@ -8,8 +8,8 @@ use crate::testkit::{LedgerCluster, demand_of, key, node, uid};
 use crate::units::Millis;
 use crate::verbs::bind::BindAsked;
 use crate::verbs::binding::BindingWritten;
+use crate::verbs::observe::SliceObserved;
 use crate::verbs::observe::{EngineStartObserved, PodDeleted};
-use crate::verbs::slices::SliceObserved;
 use crate::vocabulary::demand::{Demand, Sharing};
 
 fn of_model(model: &str) -> Demand {

@@ -12,7 +12,6 @@ mod cost_bounds;
 mod device_plugin;
 pub mod eviction_cost;
 mod lower_bound;
-mod pod_eviction_cost;
 mod survey;
 mod victim_unit;
 mod without_evictable;

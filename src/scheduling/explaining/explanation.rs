@@ -1,12 +1,6 @@
 //! An explanation as data: what `/v1/explain` answers and `stowage explain` prints. Memory is in bytes, durations are in
 //! milliseconds, GPUs are in thousandths, and every name says so. Nothing is computed here.
 
-mod loans;
-mod starts;
-
-pub use loans::{BorrowingPart, GpuLoansPart, PodLoanPart};
-pub use starts::{BoundStartPart, CalibrationPart, StartPart};
-
 use super::PodAccess;
 use super::obstacle::Obstacle;
 use super::remedy::{Impasse, Remedy};
@@ -14,6 +8,7 @@ pub use super::unsupported::UnsupportedPart;
 use crate::audit::conflicts::GpuConflict;
 use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodKey, PodUid};
 use crate::ledger::{LoanStage, OccupantPhase, SchedulingGate};
+use crate::placing::start_model::FactorSource;
 use crate::policy::{Borrowing, Mode};
 use crate::units::{Bytes, Millis, Percent, plural};
 use crate::vocabulary::cluster_share::{TenantLimit, TenantUsage};
@@ -549,4 +544,86 @@ pub struct RefusalGroup {
     /// The node nearest to fitting, and its reason with figures.
     pub example: NodeName,
     pub text: String,
+}
+
+/// What the explained pod, which is bound, has to do with VRAM that is lent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodLoanPart {
+    #[serde(flatten)]
+    pub stage: LoanStage,
+    /// What `stowage.dev/wake-requested` says.
+    pub request: Option<String>,
+    /// Of a pod that borrows, the pods on its GPUs that lend; of any other, the pods that borrow there.
+    pub others: Vec<String>,
+    /// VRAM that pods borrow on its GPUs.
+    pub borrowed_bytes: Bytes,
+    /// All of its grant is free, and stays so.
+    pub is_free: bool,
+}
+
+/// Whether a pod that waits may have VRAM that sleeping engines lend.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BorrowingPart {
+    /// Why it may not; `None` if it may.
+    pub kept_out_because: Option<String>,
+}
+
+/// VRAM that is lent on one GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuLoansPart {
+    /// What sleeping engines lend here now, used or not.
+    pub lent_bytes: Bytes,
+    pub borrowed_bytes: Bytes,
+    /// They lend to pods of a lower priority than this.
+    pub below_priority: i32,
+    /// What such pods may still have.
+    pub free_to_borrowers_bytes: Bytes,
+}
+
+/// The time from binding until the pod answers, in parts that follow one another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StartPart {
+    pub pull_millis: Millis,
+    pub fetch_millis: Millis,
+    pub load_millis: Millis,
+    pub init_millis: Millis,
+    /// The whole time by the policy's speeds alone.
+    pub policy_millis: Millis,
+    pub missing_images: u32,
+    pub missing_image_bytes: Bytes,
+    /// No node lists some of the missing images: the policy's size counts.
+    pub is_image_size_assumed: bool,
+    /// How the pull was calibrated.
+    pub pull: CalibrationPart,
+    /// How the rest was calibrated.
+    pub engine: CalibrationPart,
+}
+
+/// How many times as long something takes as the policy says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CalibrationPart {
+    /// Where that was learned.
+    pub source: FactorSource,
+    /// From how many starts; 0 if nothing was.
+    pub starts: u16,
+    /// Of the part that depends on bytes.
+    pub transfer_thousandths: u32,
+    pub init_thousandths: u32,
+}
+
+/// When a bound pod's engine was expected to answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BoundStartPart {
+    /// After binding.
+    pub expected_millis: Millis,
+    /// The same by the policy's speeds alone.
+    pub policy_millis: Millis,
+    /// When it did; `None` while it starts.
+    pub took_millis: Option<Millis>,
 }

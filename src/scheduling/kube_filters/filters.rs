@@ -3,9 +3,9 @@
 //! The order is by how useful the reason is: what no eviction changes comes before what is merely in use. A refusal is certain;
 //! an unknown verdict matters only if no filter refuses.
 
-use super::host_ports::HostPort;
 use super::node::{Effect, FilterNode};
 use super::requirements::{Requirements, UnsupportedRule};
+use super::resources::HostPort;
 use super::resources::{CPU, EPHEMERAL_STORAGE, MEMORY, RequestedSums};
 use super::volumes::{ATTACHED_ANYWHERE, VolumeRules};
 use crate::coded::coded;

@@ -7,14 +7,13 @@
 //! else that filters nodes, the verdict is unknown. Arguments of a scheduler profile (`addedAffinity`, ignored resources) are not
 //! known here.
 //!
-//! [`resources`], [`node`] and [`host_ports`] are the types; [`requirements`] is what a pod shows; [`filters`] the verdict;
+//! [`resources`] and [`node`] are the types; [`requirements`] is what a pod shows; [`filters`] the verdict;
 //! [`volumes`] what claims and their volumes ask of a node; [`node_state`] is a node with its pods and [`anti_affinity`] the
 //! index of bound pods' anti-affinities; this file is the view of them all. Nothing here knows a Kubernetes type:
 //! `kubernetes::objects` reads them.
 
 mod anti_affinity;
 pub mod filters;
-pub mod host_ports;
 pub mod node;
 mod node_state;
 pub mod requirements;

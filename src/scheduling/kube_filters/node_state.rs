@@ -3,9 +3,9 @@
 //! As in the ledger's node states, the sums are recomputed from the pods whenever one of them changes: a node has some hundred
 //! pods, and sums that are never adjusted cannot drift.
 
-use super::host_ports::HostPort;
 use super::node::FilterNode;
 use super::requirements::{NodeFootprint, Requirements};
+use super::resources::HostPort;
 use super::resources::RequestedSums;
 use crate::ids::PodUid;
 use std::borrow::Cow;

@@ -1,8 +1,8 @@
 //! The view against an oracle that keeps plain lists and reads all of them again for each verdict: after any changes, in any
 //! order, both agree.
 
-use super::host_ports::HostPort;
 use super::node::{Effect, NodeTerm, ObjectLabels, Taint, Toleration, TolerationRule};
+use super::resources::HostPort;
 use super::resources::NamedAmounts;
 use super::*;
 use crate::vocabulary::label_selector::{Requirement, Rule, Selector};

@@ -1,8 +1,8 @@
 //! What a pod shows to kube-scheduler's filters: of a pending pod everything, of a bound pod only what affects others.
 
-use super::host_ports::HostPort;
 use super::node::{FilterNode, HOSTNAME, NodeTerm, ObjectLabels, Toleration, name_one_node};
 use super::resources::Amounts;
+use super::resources::HostPort;
 use crate::coded::coded;
 use crate::ids::NodeName;
 use crate::vocabulary::label_selector::Selector;

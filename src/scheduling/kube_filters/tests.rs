@@ -1,7 +1,7 @@
 //! Kube-scheduler's filters one by one, and when the view changes.
 
-use super::host_ports::HostPort;
 use super::node::{Effect, NodeTerm, ObjectLabels, Taint, Toleration, TolerationRule};
+use super::resources::HostPort;
 use super::resources::{CPU, NamedAmounts};
 use super::*;
 use crate::testkit::{node, uid};

@@ -83,7 +83,7 @@ impl Ledger {
 
 /// The place of a budget that does not exist: a pod that several budgets cover is refused by the Eviction API whatever they
 /// allow.
-pub(crate) const SEVERAL: usize = usize::MAX;
+const SEVERAL: usize = usize::MAX;
 
 /// Budgets of one namespace, with their rules and the values these name. A decision goes through all of them: beyond that
 /// many, every pod of the namespace counts as covered by several.

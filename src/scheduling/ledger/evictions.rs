@@ -458,7 +458,7 @@ impl ScopeKey {
 
 /// Evictions that are remembered at most, over all owners; the oldest are forgotten first. At the usual limit of sixty a minute
 /// it is more than a day's.
-const REMEMBERED: usize = 100_000;
+const EVICTIONS_REMEMBERED: usize = 100_000;
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(
@@ -532,7 +532,7 @@ impl From<VecDeque<(Moment, OwnerUid)>> for OwnerEvictions {
 
 impl OwnerEvictions {
     fn add(&mut self, now: Moment, owner: OwnerUid) {
-        if self.when.len() >= REMEMBERED {
+        if self.when.len() >= EVICTIONS_REMEMBERED {
             self.forget_oldest();
         }
         *self.count.entry(owner.clone()).or_default() += 1;
@@ -551,8 +551,8 @@ impl OwnerEvictions {
 }
 
 /// How long the first refusal counts; each further one counts twice as long.
-const FIRST: Millis = Millis::seconds(30);
-const LONGEST: Millis = Millis::seconds(600);
+const EXCLUDED_AT_FIRST: Millis = Millis::seconds(30);
+const EXCLUDED_AT_MOST: Millis = Millis::seconds(600);
 
 /// Why a pod could not be evicted, and how long that counts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -569,14 +569,19 @@ impl EvictionRefusal {
             why: why.into(),
             at,
             times,
-            until: at + FIRST.times(1 << (times - 1).min(16)).min(LONGEST),
+            until: at
+                + EXCLUDED_AT_FIRST
+                    .times(1 << (times - 1).min(16))
+                    .min(EXCLUDED_AT_MOST),
         }
     }
 
     /// The pod has changed, and may go by now. A pod that changes all the time is not tried all the time: were many such pods the
     /// cheapest, a search would never come to the others.
     pub(super) fn note_change(&mut self) {
-        self.until = self.until.min(self.at + FIRST.times(self.times.into()));
+        self.until = self
+            .until
+            .min(self.at + EXCLUDED_AT_FIRST.times(self.times.into()));
     }
 }
 

@@ -544,7 +544,7 @@ impl WaitingPod {
     }
 
     /// A reservation on the same node is the same one, with another deadline or fewer victims.
-    pub(super) fn replace_reservation(&mut self, reservation: Option<Reservation>, now: Moment) {
+    fn replace_reservation(&mut self, reservation: Option<Reservation>, now: Moment) {
         let stays = self.reservation.as_ref().map(|known| &known.node)
             == reservation.as_ref().map(|new| &new.node);
         if !stays {

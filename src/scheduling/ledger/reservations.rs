@@ -205,7 +205,7 @@ impl Ledger {
 }
 
 /// Two deadlines that differ by less are one.
-pub(super) const SAME_DEADLINE: Millis = Millis::seconds(1);
+const SAME_DEADLINE: Millis = Millis::seconds(1);
 
 /// A pod that waits with a reservation.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -450,7 +450,7 @@ impl ReservationOrigin {
     }
 
     /// The reservation was given up. Another replica may make it again, as far as one that does not lead knows.
-    pub(super) fn note_given_up(&mut self, uid: &PodUid, reservation: Reservation) {
+    fn note_given_up(&mut self, uid: &PodUid, reservation: Reservation) {
         if self.is_leading() {
             self.given_up.insert(uid.clone(), reservation);
         }

@@ -170,7 +170,7 @@ impl PreparedPolicy {
     }
 
     /// The same, if it is current.
-    pub(super) fn brought_to(self, copy: Ledger) -> Self {
+    fn brought_to(self, copy: Ledger) -> Self {
         let (mut changed, classified) = (copy.clone(), self.classified.clone());
         let concerned = self.concerned.clone();
         drop(changed.take_current(self));
@@ -226,7 +226,7 @@ impl Ledger {
     }
 
     /// The same of one that follows from what is known now, but for pods and nodes.
-    pub(super) fn take_current(&mut self, prepared: PreparedPolicy) -> RetiredPolicy {
+    fn take_current(&mut self, prepared: PreparedPolicy) -> RetiredPolicy {
         let PreparedPolicy {
             earlier,
             changed,
@@ -420,7 +420,7 @@ impl Ledger {
             .collect()
     }
 
-    pub(super) fn note_labels(&mut self, edits: NamespaceEdits) {
+    fn note_labels(&mut self, edits: NamespaceEdits) {
         let known = Arc::make_mut(&mut self.namespaces);
         for (name, labels) in edits {
             match labels {

@@ -225,7 +225,7 @@ pub(crate) struct NodeStarts {
 }
 
 /// A tenant by its name, or a namespace without one: whose starts count together.
-pub(crate) type Starter<'a> = (bool, &'a str);
+type Starter<'a> = (bool, &'a str);
 
 /// For how long a pod's engine has kept others from starting.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -270,7 +270,7 @@ impl NodeStarts {
     }
 
     /// The pod's engine has kept others from starting on these GPUs for so long.
-    pub(crate) fn note_past(
+    fn note_past(
         &mut self,
         uid: &PodUid,
         (is_tenant, name): Starter<'_>,

@@ -25,7 +25,7 @@ use crate::vocabulary::node::Node;
 use serde::Serialize;
 
 /// The top of the extender's score range.
-pub(crate) const MAX_SCORE: u8 = 10;
+const MAX_SCORE: u8 = 10;
 
 /// How good a place is for a demand; less is better. The order of the fields is the policy, the first that differs decides. What
 /// a pod's attempt brings along goes before it, and its node's name after it: see [`Candidate`].
@@ -398,7 +398,7 @@ pub fn parts(
 }
 
 /// Sixteen doublings of a second are eighteen hours: nothing takes longer to load.
-pub(crate) const READY_STEPS: u32 = 16;
+const READY_STEPS: u32 = 16;
 
 pub(crate) fn share_of_one_more(n: u16) -> u32 {
     WHOLE_PART * u32::from(n) / (u32::from(n) + 1)

@@ -1,12 +1,13 @@
 //! Classes: how pods are treated. A pod does not choose its class: the first class that matches its traits
 //! ([`PodTraits`](crate::vocabulary::classification::PodTraits)) has it.
 
+use super::Policy;
 use super::eviction::OveruseRule;
 use super::expression::{Expression, ExpressionPod};
 use super::selection::{LabelExpression, NamespaceSelector, has_all, takes};
 use super::window::Window;
 use crate::units::{Millis, Percent, setting};
-use crate::vocabulary::demand::Sharing;
+use crate::vocabulary::demand::{Demand, PodRequest, RequestError, Sharing};
 use crate::vocabulary::is_default;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -417,4 +418,15 @@ impl Match {
 
 fn any_of(allowed: &[String], actual: &str) -> bool {
     allowed.is_empty() || allowed.iter().any(|one| one == actual)
+}
+
+impl Demand {
+    pub fn of(pod: &PodRequest<'_>, policy: &Policy) -> Result<Self, RequestError> {
+        Self::classified(pod, |traits| policy.classify(traits))
+    }
+
+    /// [`Demand::worst_case_classified`] by a policy.
+    pub fn worst_case(pod: &PodRequest<'_>, policy: &Policy) -> Self {
+        Self::worst_case_classified(pod, |traits| policy.classify(traits))
+    }
 }

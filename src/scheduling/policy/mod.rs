@@ -1,26 +1,21 @@
 //! The validated policy: what the cluster's owner decides. `policy_file` parses files and reports their mistakes; everything here
 //! has been checked.
 //!
-//! [`settings`] are the settings of the whole cluster, in sections: [`scoring`], [`packing`], [`eviction`], [`planning`],
-//! [`dra`], [`nodes`]. [`class`] says what a pod is by its traits ([`PodTraits`], [`expression`]), [`tenant`] which share of the cluster a
+//! [`settings`] are the settings of the whole cluster, in sections: [`scoring`], [`eviction`], [`planning`], [`nodes`]. [`class`] says what a pod is by its traits ([`PodTraits`], [`expression`]), [`tenant`] which share of the cluster a
 //! team has, [`pool`] what a node is for, and [`window`] at which hours any of it holds. [`selection`] is how classes and tenants
 //! name namespaces and labels, and [`namespaces`] what follows from the labels of namespaces.
 
 pub mod autoscaling;
 pub mod class;
-mod demand;
-pub mod dra;
 pub mod eviction;
 pub mod expression;
 pub mod namespaces;
 pub mod nodes;
-pub mod packing;
 pub mod planning;
 pub mod pool;
 pub mod scoring;
 pub mod selection;
 pub mod settings;
-pub mod spare;
 mod stored;
 pub mod tenant;
 pub mod window;
@@ -30,15 +25,14 @@ pub(crate) use class::UnknownLoadRule;
 pub use class::{
     Class, ClassLimits, Match, Preemptibility, Protection, SleepingRule, StartGate, Unmet,
 };
-pub(crate) use dra::DraRules;
 pub use eviction::{ConflictRule, EvictionCosts, EvictionRates, OveruseRule, ViolateBudgets};
 pub(crate) use eviction::{KueueRule, PreemptionRules};
 pub use expression::{Expression, ExpressionError, ExpressionPod};
 pub use namespaces::NamespaceLabels;
 pub(crate) use namespaces::NamespaceSelection;
+pub(crate) use nodes::DraRules;
 pub use nodes::NodeRules;
-pub use packing::PackingPolicy;
-pub(crate) use packing::{LearningMode, PackingRules};
+pub use planning::SpareRule;
 pub use planning::{
     Consolidation, CountThreshold, GroupPlacement, GroupRules, PercentageThreshold, Planning,
     WhenIncomplete,
@@ -46,11 +40,12 @@ pub use planning::{
 pub(crate) use planning::{LendingRules, PressureRules};
 pub use pool::Pool;
 pub(crate) use pool::{PoolAdmission, PoolId};
+pub use scoring::PackingPolicy;
 pub use scoring::Weights;
+pub(crate) use scoring::{LearningMode, PackingRules};
 pub(crate) use scoring::{PartAndWeight, ScoreParts, Scoring};
 pub use selection::{LabelExpression, LabelOperator, NamespaceSelector};
 pub use settings::{ExpiredRule, Mode, Settings, TelemetryRules};
-pub use spare::SpareRule;
 pub use tenant::{Borrowing, Reclaim, Tenant};
 pub use window::{TimeOfDay, Weekdays, Window};
 

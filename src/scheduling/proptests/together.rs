@@ -17,7 +17,7 @@ use crate::testkit::numbered::{node_name, uid};
 use crate::testkit::{classified, demand_of, unit_gpu};
 use crate::units::{Bytes, Millis};
 use crate::verbs::observe::PodDeleted;
-use crate::verbs::slices::{SliceDeleted, SliceObserved};
+use crate::verbs::observe::{SliceDeleted, SliceObserved};
 use crate::verbs::tick::PolicySet;
 use crate::verbs::{Cluster, ClusterState, Input};
 use crate::vocabulary::classification::PodTraits;

@@ -32,15 +32,15 @@ use crate::verbs::observe::{
     DevicesReported, EngineStartObserved, FilterPod, FilterPodObserved, NodeDeleted,
     NodeImagesObserved, NodeObserved, PodDeleted, PodObserved, ReadingReported,
 };
+use crate::verbs::observe::{SliceDeleted, SliceObserved};
+use crate::verbs::observe::{StorageDeleted, StorageObserved};
 use crate::verbs::preempt::{
     LeftToPlanner, OfferedNode, PreemptAsked, PreemptDecided, PreemptDecision, preempt,
     preempt_in_full,
 };
 use crate::verbs::prioritize::{PrioritizeAsked, prioritize};
 use crate::verbs::request::VerbRequest;
-use crate::verbs::slices::{SliceDeleted, SliceObserved};
-use crate::verbs::storage::{StorageDeleted, StorageObserved};
-use crate::verbs::tick::{LeadershipBegan, PolicySet, TakeOveruse, Tick};
+use crate::verbs::tick::{LeadershipBegan, LeadershipEnded, PolicySet, TakeOveruse, Tick};
 use crate::verbs::wait::{
     LoansRecalled, NoPlacementFound, PodRequeued, PutBack, ReservePlaces, TakePending,
 };
@@ -79,6 +79,8 @@ pub enum OutsideEvent {
     SetPolicy(u16),
     Label(u8, Option<u8>),
     ListNamespaces(u8),
+    /// Another leader begins where this one ended.
+    Lead,
     Pass(u64),
 }
 
@@ -131,7 +133,7 @@ impl OutsideEvent {
     pub fn drawn(word: u64) -> Self {
         let mut random = Random::seeded(word, 0);
         let mut below = |bound: u8| u8::try_from(random.below(bound.into())).expect("below a u8");
-        let (kind, pod, node) = (below(49), below(8), below(3));
+        let (kind, pod, node) = (below(50), below(8), below(3));
         match kind {
             0..4 => Self::Arrive(pod, 1 + u64::from(below(89)), i32::from(below(6)) - 3),
             4..10 => Self::Schedule(pod),
@@ -167,6 +169,7 @@ impl OutsideEvent {
             43 => Self::SetPolicy(1 + u16::from(below(8))),
             44..46 => Self::Label(below(2), below(4).checked_sub(1)),
             46 => Self::ListNamespaces(below(3)),
+            47 => Self::Lead,
             _ => Self::Pass(1 + u64::from(below(200)) * u64::from(below(200))),
         }
     }

@@ -10,6 +10,7 @@ mod gpus;
 pub mod histories;
 mod lending;
 mod names;
+pub mod oracle;
 pub mod random;
 
 pub use cluster::{LedgerCluster, START};

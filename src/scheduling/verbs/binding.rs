@@ -22,6 +22,7 @@
 //! No allocation stays assumed forever: the request that made it settles it while it runs, and its placement's loop from then on.
 //! A pod that was deleted while its Binding was open, and is asked for again, has a new placement, and so another loop.
 
+use super::input::changes;
 use super::{Change, Cluster};
 use crate::ids::{GpuUuid, LeaderEpoch, NodeName, PodUid};
 use crate::ledger::{AssumeConflict, AssumedPod, PodPhase, PodState};
@@ -233,30 +234,14 @@ impl Change for BindingRead {
     }
 }
 
-impl Change for SettlingAsked {
+changes! { cluster,
     /// The first step; `None` if a loop runs for the placement.
-    type Output = Option<BindingStep>;
-
-    fn apply_to(self, cluster: &mut Cluster) -> Self::Output {
-        let begins = cluster.bindings.settle(&self.uid, &self.placement);
-        begins.then(|| BindingStep::Pause(cluster.bindings.next_pause(&self.uid)))
+    SettlingAsked { uid, placement } -> Option<BindingStep> {
+        let begins = cluster.bindings.settle(&uid, &placement);
+        begins.then(|| BindingStep::Pause(cluster.bindings.next_pause(&uid)))
     }
-}
-
-impl Change for BindingWritten {
-    type Output = ();
-
-    fn apply_to(self, cluster: &mut Cluster) {
-        cluster.ledger.confirm(&self.uid, &self.node, self.devices);
-    }
-}
-
-impl Change for BindingFailed {
-    type Output = ();
-
-    fn apply_to(self, cluster: &mut Cluster) {
-        cluster.ledger.forget(&self.0);
-    }
+    BindingWritten { uid, node, devices } -> () { cluster.ledger.confirm(&uid, &node, devices) }
+    BindingFailed(uid) -> () { cluster.ledger.forget(&uid) }
 }
 
 impl Cluster {

@@ -10,12 +10,12 @@ use super::observe::{
     PlacelessMemberObserved, PodDeleted, PodObserved, PodReleased, ReadingReported,
     ReservationGone,
 };
+use super::observe::{SliceDeleted, SliceObserved};
+use super::observe::{StorageDeleted, StorageObserved};
 use super::preempt::{LeftToPlanner, OfferedNode, PreemptAsked, PreemptDecided};
 use super::preempt_device_plugin::NarrowAsked;
 use super::prioritize::PrioritizeAsked;
 use super::shadow::LetThrough;
-use super::slices::{SliceDeleted, SliceObserved};
-use super::storage::{StorageDeleted, StorageObserved};
 use super::tick::{
     ClockAdvanced, LeadershipBegan, LeadershipEnded, PackingModelLearned, PartOfTick, PolicySet,
     TakeOveruse, Tick,
@@ -28,6 +28,23 @@ use super::wait::{
 };
 use super::{Change, Cluster};
 use serde::{Deserialize, Serialize};
+
+/// Declares what changes do to a cluster and what follows for the caller, where that is little: fields, output, effect. A change
+/// that does more implements [`Change`] itself.
+macro_rules! changes {
+    ($cluster:ident, $($(#[$doc:meta])* $change:ident $fields:tt -> $output:ty $effect:block)+) => {
+        $(impl $crate::verbs::Change for $change {
+            $(#[$doc])*
+            type Output = $output;
+
+            fn apply_to(self, $cluster: &mut $crate::verbs::Cluster) -> $output {
+                let $change $fields = self;
+                $effect
+            }
+        })+
+    };
+}
+pub(super) use changes;
 
 /// Declares [`Input`] with one variant for each kind of change, named as its type.
 macro_rules! inputs {

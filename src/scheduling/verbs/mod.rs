@@ -9,7 +9,7 @@
 //! ([`filter`], [`prioritize`], [`preempt`]) is a pure function of that view and runs outside the lock; `apply(…Decided)` records
 //! it, and checks again what may have changed in between. `bind` decides under the lock, because it allocates.
 //!
-//! - [`observe`], [`namespaces`], [`slices`], [`storage`]: what the watches and the agents show. [`tick`]: time, leadership, the
+//! - [`observe`], [`namespaces`]: what the watches and the agents show. [`tick`]: time, leadership, the
 //!   policy and the packing model.
 //! - [`request`]: the pod of a request, and the one constructor of a scheduling attempt.
 //! - [`filter`], [`prioritize`], [`preempt`], [`preempt_device_plugin`], [`bind`]: kube-scheduler's four verbs; [`shadow`]: what
@@ -31,9 +31,7 @@ pub mod preempt_device_plugin;
 pub mod prioritize;
 pub mod request;
 pub mod shadow;
-pub mod slices;
 mod state;
-pub mod storage;
 pub mod tick;
 pub mod wait;
 

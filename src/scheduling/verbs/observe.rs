@@ -1,9 +1,14 @@
-//! What the watches and the node agents show, as inputs: nodes, pods, disruption budgets, device reports and readings.
+//! What the watches and the node agents show, as inputs: nodes, pods, disruption budgets, device reports and readings, ResourceSlices
+//! of DRA drivers, and the volumes, claims and storage classes by which the planner evaluates where a pod with volumes may run.
 
+use super::input::changes;
 use super::{Change, Cluster};
 use crate::ids::{NodeName, PodUid};
-use crate::kube_filters::{FilterNode, NodeFootprint, Requirements};
-use crate::ledger::{DevicesRefused, PodObservation, PodWarning, StartProgress, TimedStart};
+use crate::kube_filters::{FilterNode, NodeFootprint, Requirements, StorageKind, StorageObject};
+use crate::ledger::{
+    DeviceSlice, DevicesRefused, NewlyPublished, PodObservation, PodWarning, StartProgress,
+    TimedStart,
+};
 use crate::units::Bytes;
 use crate::vocabulary::device_plugin::PluginDevices;
 use crate::vocabulary::disruption_budget::{BudgetVisibility, DisruptionBudget};
@@ -177,21 +182,40 @@ impl Change for NodeObserved {
     }
 }
 
-impl Change for NodeDeleted {
-    type Output = ();
-
-    fn apply_to(self, cluster: &mut Cluster) {
-        cluster.ledger.remove_node(&self.0);
-        cluster.kube_filters.remove_machine(&self.0);
+changes! { cluster,
+    NodeDeleted(name) -> () {
+        cluster.ledger.remove_node(&name);
+        cluster.kube_filters.remove_machine(&name);
     }
-}
-
-impl Change for PodObserved {
-    type Output = PodWarning;
-
-    fn apply_to(self, cluster: &mut Cluster) -> PodWarning {
-        cluster.ledger.see(self.0)
+    PodObserved(observation) -> PodWarning { cluster.ledger.see(observation) }
+    PlacelessMemberObserved { uid, member } -> () { cluster.ledger.set_placeless_member(&uid, member) }
+    PodDeleted(uid) -> () {
+        cluster.ledger.release(&uid);
+        let before = cluster.kube_filters.node_of(&uid).cloned();
+        cluster.kube_filters.remove_pod(&uid);
+        before.iter().for_each(|node| cluster.settle_free_host(node));
     }
+    PodReleased(uid) -> () { drop(cluster.ledger.release(&uid)) }
+    ReservationGone(uid) -> () { cluster.ledger.forget_observed_reservation(&uid) }
+    /// How many GPUs the node has that it did not have before.
+    DevicesReported { node, devices, are_all } -> Result<usize, DevicesRefused> {
+        match are_all {
+            true => cluster.ledger.report_all_devices(&node, devices),
+            false => cluster.ledger.report_devices(&node, devices),
+        }
+    }
+    NodeImagesObserved { node, images } -> () { cluster.ledger.observe_images(&node, images) }
+    /// The start, if it is over by that.
+    EngineStartObserved { uid, progress } -> Option<TimedStart> { cluster.ledger.observe_start(&uid, progress) }
+    BudgetObserved(budget) -> () { cluster.ledger.set_budget(budget) }
+    BudgetDeleted { namespace, name } -> () { cluster.ledger.remove_budget(&namespace, &name) }
+    BudgetsVisible(visibility) -> () { cluster.ledger.set_budget_visibility(visibility) }
+    FreeHostKnown { node, free_host } -> () { cluster.ledger.set_free_host(&node, free_host) }
+    SliceObserved { name, slice } -> NewlyPublished { cluster.ledger.set_slice(&name, Some(slice)) }
+    /// An older generation of its pool may count again.
+    SliceDeleted(name) -> NewlyPublished { cluster.ledger.set_slice(&name, None) }
+    StorageObserved { name, object } -> () { cluster.kube_filters.set_storage(name, object) }
+    StorageDeleted { kind, name } -> () { cluster.kube_filters.remove_storage(kind, &name) }
 }
 
 impl Change for FilterPodObserved {
@@ -229,55 +253,6 @@ impl Change for FilterPodObserved {
     }
 }
 
-impl Change for PlacelessMemberObserved {
-    type Output = ();
-
-    fn apply_to(self, cluster: &mut Cluster) {
-        cluster.ledger.set_placeless_member(&self.uid, self.member);
-    }
-}
-
-impl Change for PodDeleted {
-    type Output = ();
-
-    fn apply_to(self, cluster: &mut Cluster) {
-        cluster.ledger.release(&self.0);
-        let before = cluster.kube_filters.node_of(&self.0).cloned();
-        cluster.kube_filters.remove_pod(&self.0);
-        before
-            .iter()
-            .for_each(|node| cluster.settle_free_host(node));
-    }
-}
-
-impl Change for PodReleased {
-    type Output = ();
-
-    fn apply_to(self, cluster: &mut Cluster) {
-        cluster.ledger.release(&self.0);
-    }
-}
-
-impl Change for ReservationGone {
-    type Output = ();
-
-    fn apply_to(self, cluster: &mut Cluster) {
-        cluster.ledger.forget_observed_reservation(&self.0);
-    }
-}
-
-impl Change for DevicesReported {
-    /// How many GPUs the node has that it did not have before.
-    type Output = Result<usize, DevicesRefused>;
-
-    fn apply_to(self, cluster: &mut Cluster) -> Self::Output {
-        match self.are_all {
-            true => cluster.ledger.report_all_devices(&self.node, self.devices),
-            false => cluster.ledger.report_devices(&self.node, self.devices),
-        }
-    }
-}
-
 impl Change for ReadingReported {
     /// Engines that have woken over VRAM that they had lent.
     type Output = Vec<PodUid>;
@@ -295,55 +270,6 @@ impl Change for ReadingReported {
     }
 }
 
-impl Change for NodeImagesObserved {
-    type Output = ();
-
-    fn apply_to(self, cluster: &mut Cluster) {
-        cluster.ledger.observe_images(&self.node, self.images);
-    }
-}
-
-impl Change for EngineStartObserved {
-    /// The start, if it is over by that.
-    type Output = Option<TimedStart>;
-
-    fn apply_to(self, cluster: &mut Cluster) -> Self::Output {
-        cluster.ledger.observe_start(&self.uid, self.progress)
-    }
-}
-
-impl Change for BudgetObserved {
-    type Output = ();
-
-    fn apply_to(self, cluster: &mut Cluster) {
-        cluster.ledger.set_budget(self.0);
-    }
-}
-
-impl Change for BudgetDeleted {
-    type Output = ();
-
-    fn apply_to(self, cluster: &mut Cluster) {
-        cluster.ledger.remove_budget(&self.namespace, &self.name);
-    }
-}
-
-impl Change for BudgetsVisible {
-    type Output = ();
-
-    fn apply_to(self, cluster: &mut Cluster) {
-        cluster.ledger.set_budget_visibility(self.0);
-    }
-}
-
-impl Change for FreeHostKnown {
-    type Output = ();
-
-    fn apply_to(self, cluster: &mut Cluster) {
-        cluster.ledger.set_free_host(&self.node, self.free_host);
-    }
-}
-
 impl Cluster {
     /// Brings what the filters know of a node's CPU and memory, and of claims there, to the ledger.
     fn settle_free_host(&mut self, node: &NodeName) {
@@ -352,4 +278,30 @@ impl Cluster {
         self.ledger
             .set_device_claims(node, self.kube_filters.claims_devices(node));
     }
+}
+
+/// A slice as the API server shows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SliceObserved {
+    pub name: Arc<str>,
+    pub slice: DeviceSlice,
+}
+
+/// The slice of that name is gone.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SliceDeleted(pub Arc<str>);
+
+/// An object of storage as the API server shows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StorageObserved {
+    /// Of a claim `namespace/name`.
+    pub name: Arc<str>,
+    pub object: StorageObject,
+}
+
+/// The object is gone.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StorageDeleted {
+    pub kind: StorageKind,
+    pub name: Arc<str>,
 }

@@ -1,7 +1,7 @@
 //! The `prioritize` verb: a rank for each of the nodes that passed filter.
 
+use super::input::changes;
 use super::request::{DecisionView, VerbRequest};
-use super::{Change, Cluster};
 use crate::placing::rank::{ScheduleAttempt, Shortlist, shortlist};
 use serde::{Deserialize, Serialize};
 
@@ -21,10 +21,4 @@ pub fn prioritize<'a>(
     shortlist(&view.snapshot, &view.request.demand, names, attempt)
 }
 
-impl Change for PrioritizeAsked {
-    type Output = DecisionView;
-
-    fn apply_to(self, cluster: &mut Cluster) -> DecisionView {
-        DecisionView::take(cluster, self.0)
-    }
-}
+changes! { cluster, PrioritizeAsked(request) -> DecisionView { DecisionView::take(cluster, request) } }

@@ -1,5 +1,5 @@
 //! The order of the inputs determines everything: inputs that are stored and applied again lead to the same state, and a state
-//! that is stored and loaded goes on as the one it was.
+//! that is stored and loaded goes on as the one it was. No promise is broken meanwhile.
 
 use super::{Cluster, ClusterState, Input};
 use crate::audit::ledger::audit;
@@ -42,6 +42,7 @@ proptest! {
         let text = stored.state().to_string();
         let state: ClusterState = serde_json::from_str(&text).unwrap();
         let mut loaded = RecordedCluster::of(Cluster::load(state).unwrap());
+        loaded.go_on_as(&stored);
         prop_assert_eq!(stored.state(), loaded.state());
         stored.decisions.clear();
         for event in &after {
@@ -51,4 +52,13 @@ proptest! {
         }
         prop_assert_eq!(stored.state(), loaded.state());
     }
+}
+
+#[test]
+fn histories_bind_pods() {
+    let mut recorded = RecordedCluster::of_three_nodes();
+    (0..4000).for_each(|word| recorded.happens(&OutsideEvent::drawn(word)));
+    let bound = recorded.decisions.iter();
+    let bound = bound.filter(|text| text.starts_with("Ok(Write(")).count();
+    assert!(bound > 50, "{bound}");
 }

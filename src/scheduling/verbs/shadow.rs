@@ -4,9 +4,9 @@
 //! pods; the ledger keeps the decision for comparison with the pod's bind.
 
 use super::filter::{FilterDecided, offered, refused};
+use super::input::changes;
 use super::preempt_device_plugin::NarrowedCandidates;
 use super::request::{DecisionView, VerbRequest};
-use super::{Change, Cluster};
 use crate::coded::labels;
 use crate::ids::{NodeName, PodUid};
 use crate::ledger::{Ledger, PodPhase};
@@ -140,10 +140,4 @@ pub fn decided(view: &DecisionView, list: &Shortlist) -> FilterDecided {
     }
 }
 
-impl Change for LetThrough {
-    type Output = ();
-
-    fn apply_to(self, cluster: &mut Cluster) {
-        self.0.enter(&mut cluster.ledger);
-    }
-}
+changes! { cluster, LetThrough(request) -> () { request.enter(&mut cluster.ledger) } }

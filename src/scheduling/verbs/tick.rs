@@ -1,6 +1,6 @@
 //! What changes without an object of the cluster: time, leadership, the policy and the packing model.
 
-use super::{Change, Cluster};
+use super::input::changes;
 use crate::ids::{LeaderEpoch, PodUid};
 use crate::ledger::{Expired, OveruseStep, PreparedPolicy, RetiredPolicy};
 use crate::placing::learned::PackingModel;
@@ -67,88 +67,31 @@ pub struct PackingModelPrepared(pub Snapshot);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TakeOveruse;
 
-impl Change for ClockAdvanced {
-    type Output = ();
-
-    fn apply_to(self, cluster: &mut Cluster) {
-        cluster.ledger.set_now(self.0);
-    }
-}
-
-impl Change for Tick {
+changes! { cluster,
+    ClockAdvanced(now) -> () { cluster.ledger.set_now(now) }
     /// Pods whose reservations ended.
-    type Output = Vec<PodUid>;
-
-    fn apply_to(self, cluster: &mut Cluster) -> Vec<PodUid> {
-        if self.is_leading {
-            cluster.ledger.expire(self.now)
-        } else {
-            cluster.ledger.expire_except_reservations(self.now);
-            Vec::new()
+    Tick { now, is_leading } -> Vec<PodUid> {
+        if is_leading {
+            return cluster.ledger.expire(now);
         }
+        cluster.ledger.expire_except_reservations(now);
+        Vec::new()
     }
-}
-
-impl Change for PartOfTick {
-    type Output = Expired;
-
-    fn apply_to(self, cluster: &mut Cluster) -> Expired {
-        cluster.ledger.expire_few(self.now, self.is_leading)
-    }
-}
-
-impl Change for TakeOveruse {
+    PartOfTick { now, is_leading } -> Expired { cluster.ledger.expire_few(now, is_leading) }
     /// All of it counts as done.
-    type Output = Vec<OveruseStep>;
-
-    fn apply_to(self, cluster: &mut Cluster) -> Vec<OveruseStep> {
-        cluster.ledger.take_overuse()
-    }
-}
-
-impl Change for LeadershipBegan {
-    type Output = ();
-
-    fn apply_to(self, cluster: &mut Cluster) {
-        cluster.ledger.begin_leading(self.0);
-    }
-}
-
-impl Change for LeadershipEnded {
-    type Output = ();
-
-    fn apply_to(self, cluster: &mut Cluster) {
-        cluster.ledger.stop_leading();
-    }
-}
-
-impl Change for PolicySet {
+    TakeOveruse {} -> Vec<OveruseStep> { cluster.ledger.take_overuse() }
+    LeadershipBegan(epoch) -> () { cluster.ledger.begin_leading(epoch) }
+    LeadershipEnded {} -> () { cluster.ledger.stop_leading() }
     /// To be dropped beside the lock.
-    type Output = RetiredPolicy;
-
-    fn apply_to(self, cluster: &mut Cluster) -> RetiredPolicy {
-        match self.prepared {
+    PolicySet { policy, prepared } -> RetiredPolicy {
+        match prepared {
             Some(prepared) => cluster.ledger.take_policy(prepared),
-            None => cluster.ledger.set_policy(self.policy),
+            None => cluster.ledger.set_policy(policy),
         }
     }
-}
-
-impl Change for PackingModelPrepared {
     /// To be dropped beside the lock.
-    type Output = RetiredSummaries;
-
-    fn apply_to(self, cluster: &mut Cluster) -> RetiredSummaries {
-        cluster.ledger.take_packing_model(self.0)
-    }
-}
-
-impl Change for PackingModelLearned {
-    type Output = ();
-
-    fn apply_to(self, cluster: &mut Cluster) {
-        cluster.ledger.set_packing_model(self.0);
-    }
+    PackingModelPrepared(snapshot) -> RetiredSummaries { cluster.ledger.take_packing_model(snapshot) }
+    PackingModelLearned(model) -> () { cluster.ledger.set_packing_model(model) }
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Pending pods as the planner works them off: which are due, what became of each, their reservations, and the evictions for
 //! them.
 
+use super::input::changes;
 use super::{Change, Cluster};
 use crate::ids::PodUid;
 use crate::ledger::evictions::{EvictionLimit, ScopeKey};
@@ -128,35 +129,26 @@ pub struct ScopeReserved {
     pub uid: PodUid,
 }
 
-impl Change for TakePending {
-    type Output = Vec<PendingPod>;
-
-    fn apply_to(self, cluster: &mut Cluster) -> Self::Output {
-        cluster.ledger.pending(self.limit)
-    }
-}
-
-impl Change for PutBack {
-    type Output = ();
-
-    fn apply_to(self, cluster: &mut Cluster) {
-        cluster.ledger.put_back(&self.0);
-    }
-}
-
-impl Change for PodRequeued {
-    type Output = ();
-
-    fn apply_to(self, cluster: &mut Cluster) {
-        cluster.ledger.note_woken(&self.0);
-    }
-}
-
-impl Change for NoPlacementFound {
-    type Output = ();
-
-    fn apply_to(self, cluster: &mut Cluster) {
-        cluster.ledger.note_no_placement(&self.uid, self.generation);
+changes! { cluster,
+    TakePending { limit } -> Vec<PendingPod> { cluster.ledger.pending(limit) }
+    PutBack(pods) -> () { cluster.ledger.put_back(&pods) }
+    PodRequeued(uid) -> () { cluster.ledger.note_woken(&uid) }
+    NoPlacementFound { uid, generation } -> () { cluster.ledger.note_no_placement(&uid, generation) }
+    AllMayBeRefused {} -> () { cluster.ledger.suppose_all_refused() }
+    MayBeRefused { pods, then } -> () { pods.iter().for_each(|uid| cluster.ledger.suppose_refused(uid, then)) }
+    Reserve { uid, reservation } -> Result<(), AssumeConflict> { cluster.ledger.reserve(&uid, reservation) }
+    ReleaseReservation(uid) -> () { cluster.ledger.release_reservation(&uid) }
+    ExtendReservation { uid, until } -> () { cluster.ledger.extend_reservation(&uid, until) }
+    TakeUnknownReservations {} -> BTreeSet<PodUid> { cluster.ledger.take_unknown_reservations() }
+    EvictionsOrdered(pods) -> () { cluster.ledger.note_ordered(&pods) }
+    EvictionsNotMade(pods) -> () { cluster.ledger.take_back_ordered(&pods) }
+    PodEvicted(uid) -> () { cluster.ledger.note_evicted(&uid) }
+    EvictionRefused { uid, why } -> () { cluster.ledger.note_eviction_refused(&uid, &why) }
+    EvictionFailed(uid) -> () { cluster.ledger.note_failed_eviction(&uid) }
+    ScopeReserved { scope, uid } -> () { cluster.ledger.reserve_scope(scope, &uid) }
+    LoansRecalled { end, begin } -> () {
+        cluster.ledger.set_recalled(&end, false);
+        cluster.ledger.set_recalled(&begin, true);
     }
 }
 
@@ -208,111 +200,4 @@ fn take_all(ledger: &mut Ledger, places: &[PlannedPlacement]) -> Result<(), (usi
         }
     }
     Ok(())
-}
-
-impl Change for AllMayBeRefused {
-    type Output = ();
-
-    fn apply_to(self, cluster: &mut Cluster) {
-        cluster.ledger.suppose_all_refused();
-    }
-}
-
-impl Change for MayBeRefused {
-    type Output = ();
-
-    fn apply_to(self, cluster: &mut Cluster) {
-        self.pods
-            .iter()
-            .for_each(|uid| cluster.ledger.suppose_refused(uid, self.then));
-    }
-}
-
-impl Change for Reserve {
-    type Output = Result<(), AssumeConflict>;
-
-    fn apply_to(self, cluster: &mut Cluster) -> Self::Output {
-        cluster.ledger.reserve(&self.uid, self.reservation)
-    }
-}
-
-impl Change for ReleaseReservation {
-    type Output = ();
-
-    fn apply_to(self, cluster: &mut Cluster) {
-        cluster.ledger.release_reservation(&self.0);
-    }
-}
-
-impl Change for ExtendReservation {
-    type Output = ();
-
-    fn apply_to(self, cluster: &mut Cluster) {
-        cluster.ledger.extend_reservation(&self.uid, self.until);
-    }
-}
-
-impl Change for TakeUnknownReservations {
-    type Output = BTreeSet<PodUid>;
-
-    fn apply_to(self, cluster: &mut Cluster) -> Self::Output {
-        cluster.ledger.take_unknown_reservations()
-    }
-}
-
-impl Change for EvictionsOrdered {
-    type Output = ();
-
-    fn apply_to(self, cluster: &mut Cluster) {
-        cluster.ledger.note_ordered(&self.0);
-    }
-}
-
-impl Change for EvictionsNotMade {
-    type Output = ();
-
-    fn apply_to(self, cluster: &mut Cluster) {
-        cluster.ledger.take_back_ordered(&self.0);
-    }
-}
-
-impl Change for PodEvicted {
-    type Output = ();
-
-    fn apply_to(self, cluster: &mut Cluster) {
-        cluster.ledger.note_evicted(&self.0);
-    }
-}
-
-impl Change for EvictionRefused {
-    type Output = ();
-
-    fn apply_to(self, cluster: &mut Cluster) {
-        cluster.ledger.note_eviction_refused(&self.uid, &self.why);
-    }
-}
-
-impl Change for EvictionFailed {
-    type Output = ();
-
-    fn apply_to(self, cluster: &mut Cluster) {
-        cluster.ledger.note_failed_eviction(&self.0);
-    }
-}
-
-impl Change for LoansRecalled {
-    type Output = ();
-
-    fn apply_to(self, cluster: &mut Cluster) {
-        cluster.ledger.set_recalled(&self.end, false);
-        cluster.ledger.set_recalled(&self.begin, true);
-    }
-}
-
-impl Change for ScopeReserved {
-    type Output = ();
-
-    fn apply_to(self, cluster: &mut Cluster) {
-        cluster.ledger.reserve_scope(self.scope, &self.uid);
-    }
 }

@@ -2,19 +2,15 @@
 //!
 //! The sum over a pod's containers is the scheduler's own: containers and side-cars run together, an init
 //! container runs beside the side-cars started before it, and the larger of the two is what the pod needs.
-//! No Kubernetes type is named here; the edges fill in a [`PodRequest`] from theirs, or one that says nothing ([`plain`]).
+//! No Kubernetes type is named here; the edges fill in a [`PodRequest`] from theirs, or one that says nothing ([`PodRequest::plain`]).
 
-mod asking_container;
 mod key;
-mod plain;
 mod request_error;
 mod requested;
 
-pub use asking_container::AskingContainer;
 pub(crate) use key::DemandKey;
-pub use plain::DEFAULT_GRACE;
 pub use request_error::RequestError;
-pub use requested::together;
+pub use requested::{AskingContainer, DEFAULT_GRACE, together};
 use requested::{
     RequestedGpus, asking, gpus_of, host_resources_of, kv_cache_of, sharing_of, traits, vram_of,
 };

@@ -7,8 +7,8 @@ use super::testkit::{nodes, nodes_of, of_class, plugin, pod, policy, question, s
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use stowage_scheduling::kube_filters::Amounts;
-use stowage_scheduling::kube_filters::host_ports::{EVERY_ADDRESS, HostPort};
 use stowage_scheduling::kube_filters::requirements::{AntiAffinity, NamespaceScope};
+use stowage_scheduling::kube_filters::resources::{EVERY_ADDRESS, HostPort};
 use stowage_scheduling::policy::{Policy, Pool};
 use stowage_scheduling::units::{Bytes, MilliCpu};
 use stowage_scheduling::vocabulary::demand::Sharing;

@@ -1,6 +1,8 @@
 //! A disruption budget over some of the preemptible pods, and its controller.
 
 use super::*;
+use stowage_scheduling::testkit::oracle::check_budget;
+use stowage_scheduling::testkit::uid;
 
 /// Longer than any watch lags, and than a request is under way.
 const SEEN_AFTER: Duration = Duration::from_secs(75);
@@ -8,13 +10,13 @@ const SEEN_AFTER: Duration = Duration::from_secs(75);
 /// The budget, and what it has allowed.
 pub struct Budget {
     /// So many of the pods that are ready stay.
-    min_available: i64,
+    min_available: usize,
     /// The most that it has allowed since then, until the next entry.
-    allowed: VecDeque<(Instant, i64)>,
+    allowed: VecDeque<(Instant, usize)>,
 }
 
 impl Budget {
-    pub fn keeping(min_available: i64) -> Self {
+    pub fn keeping(min_available: usize) -> Self {
         Self {
             min_available,
             allowed: VecDeque::new(),
@@ -53,9 +55,9 @@ impl FaultyCluster {
         if !self.features.has_budget {
             return;
         }
-        let ready = self.pods().iter().filter(|pod| counts(pod)).count() as i64;
+        let ready = self.pods().iter().filter(|pod| counts(pod)).count();
         let kept = self.budget.min_available;
-        let allowed = (ready - kept).max(0);
+        let allowed = ready.saturating_sub(kept);
         let status = json!({ "disruptionsAllowed": allowed, "currentHealthy": ready, "desiredHealthy": kept });
         self.api
             .patch_status(
@@ -87,11 +89,11 @@ impl FaultyCluster {
         let count = pods
             .iter()
             .filter(|pod| counts(pod) && is_named(pod))
-            .count() as i64;
+            .count();
         self.check_disruptions(count, preemptor);
     }
 
-    pub(super) fn check_disruptions(&mut self, count: i64, preemptor: &str) {
+    pub(super) fn check_disruptions(&mut self, count: usize, preemptor: &str) {
         let most = self
             .budget
             .allowed
@@ -99,10 +101,8 @@ impl FaultyCluster {
             .map(|(_, allowed)| *allowed)
             .max()
             .unwrap_or(0);
-        if count > most {
-            self.break_with(format!(
-                "{count} pods are to leave for {preemptor}, and their budget allows {most}"
-            ));
+        if let Err(broken) = check_budget(&uid(preemptor), count, most) {
+            self.break_with(broken.to_string());
         }
     }
 }

@@ -212,7 +212,7 @@ impl SchedulingRequest {
                 .as_str()
                 .unwrap_or_default()
                 .to_owned();
-            guarded += i64::from(counts(&victim));
+            guarded += usize::from(counts(&victim));
             self.task_notes
                 .lock()
                 .named

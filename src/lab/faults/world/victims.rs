@@ -5,6 +5,8 @@ use super::super::oracle::reservation;
 use super::pods::is_of_group;
 use super::scheduling::priority;
 use super::*;
+use stowage_scheduling::testkit::oracle::{BrokenPromise, VictimFacts};
+use stowage_scheduling::testkit::uid;
 
 /// What is known of victims.
 #[derive(Default)]
@@ -149,11 +151,8 @@ impl FaultyCluster {
         if by_scheduler && let Some((higher, preemptor)) = self.victims.preempted.get(&uid).cloned()
         {
             self.tally.preempted += 1;
-            if own >= higher || own >= 0 {
-                self.break_with(format!(
-                    "{} of priority {own} is preempted for {preemptor} of priority {higher}",
-                    name(pod)
-                ));
+            if let Err(broken) = checked(&name(pod), own, &preemptor, higher) {
+                self.break_with(broken.to_string());
             }
             return;
         }
@@ -178,11 +177,10 @@ impl FaultyCluster {
             .reserved
             .get(uid)
             .map_or(&[][..], Vec::as_slice);
-        if named_by.is_empty()
-            || named_by
-                .iter()
-                .any(|one| one.priority > own && !one.is_late)
-        {
+        let is_rightful = |one: &NamedBy| {
+            !one.is_late && checked(&name(pod), own, &one.preemptor, one.priority).is_ok()
+        };
+        if named_by.is_empty() || named_by.iter().any(is_rightful) {
             return;
         }
         let describe = |one: &NamedBy| {
@@ -200,4 +198,15 @@ impl FaultyCluster {
             reservations.join(" and ")
         ));
     }
+}
+
+/// What the oracle says of a victim. Classes of negative priority are preemptible here.
+fn checked(victim: &str, priority: i64, preemptor: &str, above: i64) -> Result<(), BrokenPromise> {
+    let number = |priority: i64| i32::try_from(priority).expect("the API has no others");
+    let facts = VictimFacts {
+        priority: number(priority),
+        is_preemptible: priority < 0,
+        is_protected: false,
+    };
+    facts.check(&uid(victim), &uid(preemptor), number(above))
 }

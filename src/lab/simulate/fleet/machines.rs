@@ -1,5 +1,5 @@
 //! The fleet's hardware as it is: nodes, their GPUs, what is on their disks and in their memory. Every placement is entered
-//! here, whichever scheduler made it, so that one that gives away what is taken is found out: this is the oracle of every run.
+//! here, whichever scheduler made it, and shown to the oracle, so that one that gives away what is taken is found out.
 //!
 //! Nothing here decides, and nothing here is read by Stowage's scheduler, which knows what messages say.
 
@@ -7,7 +7,9 @@ use super::pods::{Image, PodSpec};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use stowage_scheduling::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodUid};
+use stowage_scheduling::testkit::oracle::{BrokenPromise, Granted, Oracle};
 use stowage_scheduling::units::{Bytes, Millis, Moment};
+use stowage_scheduling::vocabulary::demand::Sharing;
 use stowage_scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
 use stowage_scheduling::vocabulary::model_tier::{
     LoadingSpeeds, ModelTier, NodeModel, time_to_ready,
@@ -68,44 +70,7 @@ pub struct Start {
 pub struct PhysicalGpu {
     pub uuid: GpuUuid,
     /// What its pods have of it.
-    pub pods: BTreeMap<PodUid, Charge>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Charge {
-    pub vram: Bytes,
-    pub exclusive: bool,
-}
-
-/// A promise that a placement breaks.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BrokenPromise {
-    #[error("{pod} is bound to {node}, which has no such GPU")]
-    NoSuchGpu { pod: PodUid, node: NodeName },
-    #[error("{node} {gpu}: {pod} makes it {promised} of {vram}")]
-    OverPromised {
-        pod: PodUid,
-        node: NodeName,
-        gpu: GpuUuid,
-        promised: Bytes,
-        vram: Bytes,
-    },
-    #[error("{node} {gpu}: {pod} shares it, and one of its pods is exclusive")]
-    ExclusiveShared {
-        pod: PodUid,
-        node: NodeName,
-        gpu: GpuUuid,
-    },
-    #[error("{pod} asks for {asked} GPUs and is bound to {got}")]
-    OtherCount { pod: PodUid, asked: u32, got: usize },
-    #[error("{pod} is bound a second time")]
-    BoundTwice { pod: PodUid },
-    #[error("{victim} is evicted for {}, and its priority is {priority}", preemptor.as_ref().map_or("no pod", PodUid::as_str))]
-    WrongVictim {
-        victim: PodUid,
-        preemptor: Option<PodUid>,
-        priority: i32,
-    },
+    pub pods: BTreeMap<PodUid, Bytes>,
 }
 
 /// All nodes.
@@ -113,6 +78,7 @@ pub enum BrokenPromise {
 pub struct Machines {
     all: Vec<Machine>,
     by_name: BTreeMap<NodeName, usize>,
+    oracle: Oracle,
     /// How fast weights and images really come.
     pub speeds: LoadingSpeeds,
 }
@@ -125,9 +91,16 @@ impl Machines {
             .enumerate()
             .map(|(place, m)| (m.spec.name.clone(), place))
             .collect();
+        let mut oracle = Oracle::default();
+        for machine in &all {
+            let gpus = machine.gpus.iter();
+            let gpus = gpus.map(|gpu| (gpu.uuid.clone(), machine.spec.vram));
+            oracle.show_node(&machine.spec.name, gpus);
+        }
         Self {
             all,
             by_name,
+            oracle,
             speeds,
         }
     }
@@ -159,57 +132,28 @@ impl Machines {
         node: &NodeName,
         devices: &[GpuUuid],
     ) -> Vec<BrokenPromise> {
-        let mut broken = Vec::new();
-        let known = self.by_name.get(node).map(|place| &mut self.all[*place]);
-        let Some(machine) = known else {
-            return vec![BrokenPromise::NoSuchGpu {
-                pod: pod.clone(),
-                node: node.clone(),
-            }];
-        };
-        if devices.len() != spec.gpus as usize {
-            let (pod, asked, got) = (pod.clone(), spec.gpus, devices.len());
-            broken.push(BrokenPromise::OtherCount { pod, asked, got });
-        }
-        let vram = machine.spec.vram;
-        for device in devices {
-            let Some(gpu) = machine.gpus.iter_mut().find(|gpu| gpu.uuid == *device) else {
-                broken.push(BrokenPromise::NoSuchGpu {
-                    pod: pod.clone(),
-                    node: node.clone(),
-                });
-                continue;
-            };
-            gpu.pods.insert(
-                pod.clone(),
-                Charge {
-                    vram: spec.per_gpu(),
-                    exclusive: spec.exclusive,
-                },
-            );
-            let promised = gpu.charged();
-            let (pod, node, gpu_uuid) = (pod.clone(), node.clone(), gpu.uuid.clone());
-            if gpu.pods.len() > 1 && gpu.pods.values().any(|charge| charge.exclusive) {
-                broken.push(BrokenPromise::ExclusiveShared {
-                    pod,
-                    node,
-                    gpu: gpu_uuid,
-                });
-            } else if promised > vram {
-                broken.push(BrokenPromise::OverPromised {
-                    pod,
-                    node,
-                    gpu: gpu_uuid,
-                    promised,
-                    vram,
-                });
+        if let Some(machine) = self.get_mut(node) {
+            let here = machine.gpus.iter_mut();
+            for gpu in here.filter(|gpu| devices.contains(&gpu.uuid)) {
+                gpu.pods.insert(pod.clone(), spec.per_gpu());
             }
         }
-        broken
+        let granted = Granted {
+            gpus: spec.gpus,
+            per_gpu: spec.per_gpu(),
+            sharing: if spec.exclusive {
+                Sharing::Exclusive
+            } else {
+                Sharing::Shared
+            },
+            borrows: false,
+        };
+        self.oracle.bind(pod, node, devices, granted)
     }
 
     /// The pod is gone from its node.
     pub fn remove(&mut self, pod: &PodUid, node: &NodeName) {
+        self.oracle.end(pod);
         if let Some(machine) = self.get_mut(node) {
             machine.gpus.iter_mut().for_each(|gpu| {
                 gpu.pods.remove(pod);
@@ -353,7 +297,7 @@ impl Machine {
                 attributed: gpu
                     .pods
                     .iter()
-                    .map(|(pod, charge)| (pod.clone(), charge.vram))
+                    .map(|(pod, bytes)| (pod.clone(), *bytes))
                     .collect(),
                 engine_load: loads.fold(EngineLoad::NONE, |all, one| all.beside(*one)),
             }
@@ -431,7 +375,7 @@ impl Sleeper {
 
 impl PhysicalGpu {
     pub fn charged(&self) -> Bytes {
-        self.pods.values().map(|charge| charge.vram).sum()
+        self.pods.values().copied().sum()
     }
 }
 
@@ -467,10 +411,10 @@ mod tests {
             .collect();
         let shared = PodSpec::plain("a", Bytes::gib(50));
         assert_eq!(machines.place(&uid("one"), &shared, &node, &gpus[..1]), []);
-        let broken = machines.place(&uid("two"), &shared, &node, &gpus[..1]);
-        assert!(
-            matches!(&broken[..], [BrokenPromise::OverPromised { promised, .. }] if *promised == Bytes::gib(100))
-        );
+        assert!(matches!(
+            machines.place(&uid("two"), &shared, &node, &gpus[..1])[..],
+            [BrokenPromise::Gpu(_)]
+        ));
         machines.remove(&uid("one"), &node);
         let alone = PodSpec {
             exclusive: true,
@@ -478,7 +422,7 @@ mod tests {
         };
         assert!(matches!(
             machines.place(&uid("three"), &alone, &node, &gpus[..1])[..],
-            [BrokenPromise::ExclusiveShared { .. }]
+            [BrokenPromise::Gpu(_)]
         ));
         assert!(matches!(
             machines.place(&uid("four"), &alone, &node, &gpus)[..],

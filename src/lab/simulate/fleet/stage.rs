@@ -10,7 +10,7 @@
 //! A pod that is bound starts for as long as its image and weights take on that node. A pod that is evicted has its grace period
 //! and is gone after it; what it does in that time is the scenario's. Messages and acts have fates ([`Fates`]).
 
-use super::machines::{BrokenPromise, Machine, Machines, Start};
+use super::machines::{Machine, Machines, Start};
 use super::messages::{Act, Envelope, Fate, Fates, Message, PodBound, PodShown, Reliable};
 use super::pods::PodSpec;
 use super::schedulers::FleetScheduler;
@@ -19,6 +19,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use stowage_scheduling::ids::{GpuUuid, NodeName, PodUid};
 use stowage_scheduling::ledger::StartProgress;
+use stowage_scheduling::testkit::oracle::{BrokenPromise, VictimFacts};
 use stowage_scheduling::testkit::random::{Random, mixed};
 use stowage_scheduling::units::{Millis, Moment};
 use stowage_scheduling::vocabulary::node_reading::{EngineLoad, NodeReading};
@@ -398,14 +399,14 @@ impl<'s, T> Stage<'s, T> {
         let Some(pod) = self.pods.get_mut(uid).filter(|pod| pod.leaving.is_none()) else {
             return;
         };
-        let priority = pod.spec.priority;
-        if above.is_some_and(|above| priority >= above) {
-            let (victim, preemptor) = (uid.clone(), preemptor.cloned());
-            self.broken.push(BrokenPromise::WrongVictim {
-                victim,
-                preemptor,
-                priority,
-            });
+        // Any class may be evicted here: the policies of scenarios say which is.
+        let facts = VictimFacts {
+            priority: pod.spec.priority,
+            is_preemptible: true,
+            is_protected: false,
+        };
+        if let Some((preemptor, above)) = preemptor.zip(above) {
+            self.broken.extend(facts.check(uid, preemptor, above).err());
         }
         pod.leaving = Some(now);
         pod.evicted_for = preemptor.cloned();

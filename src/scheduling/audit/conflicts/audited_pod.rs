@@ -84,7 +84,7 @@ impl AuditedPod {
         }
     }
 
-    pub(super) fn grant(&self) -> Option<&Grant> {
+    pub(crate) fn grant(&self) -> Option<&Grant> {
         match &self.part {
             GpuClaim::Bound(grant) => Some(grant),
             GpuClaim::Holds(_) => None,

@@ -2,24 +2,42 @@
 //! the ledger: a mistake there would have to be made twice to pass.
 
 use super::audited_pod::{AuditedPod, Grant, ReservedShare};
-use super::{GpuConflictKind, Party, PartyRole};
-use crate::ids::{GpuUuid, PodUid};
+use super::{GpuConflict, GpuConflictKind, Party, PartyRole};
+use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::units::{Bytes, Moment};
 use crate::vocabulary::demand::Sharing;
 use crate::vocabulary::gpu::{Device, Health};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The pods of one node.
-pub(super) type NodePods = BTreeMap<PodUid, AuditedPod>;
+pub(crate) type NodePods = BTreeMap<PodUid, AuditedPod>;
 
 /// A conflict as one check finds it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct FoundConflict {
+pub(crate) struct FoundConflict {
     pub kind: GpuConflictKind,
     pub gpu: GpuUuid,
     /// In order of UID.
     pub parties: Vec<Party>,
     pub capacity: Option<Bytes>,
+}
+
+impl FoundConflict {
+    pub(crate) fn on(self, node: &NodeName) -> GpuConflict {
+        let Self {
+            kind,
+            gpu,
+            parties,
+            capacity,
+        } = self;
+        GpuConflict {
+            kind,
+            node: node.clone(),
+            gpu,
+            parties,
+            capacity,
+        }
+    }
 }
 
 /// A pod on a GPU, with the part that the check reads.
@@ -36,7 +54,7 @@ struct AuditedGpu<'a> {
 
 /// Every conflict on a node with these GPUs, in order of GPU and kind. `devices` are as the node's agent reports them, or as
 /// labels show them (then they are known by index alone), or empty.
-pub(super) fn check(devices: &[Device], pods: &NodePods, now: Moment) -> Vec<FoundConflict> {
+pub(crate) fn check(devices: &[Device], pods: &NodePods, now: Moment) -> Vec<FoundConflict> {
     let is_reported = devices.iter().any(|device| device.uuid.index().is_none());
     let mut found = Vec::new();
     for (name, gpu) in &gpus(devices, pods, now) {

@@ -29,7 +29,8 @@ pub use remedy::ConflictVictim;
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::units::{Millis, Moment};
 use crate::vocabulary::gpu::Device;
-use check::{FoundConflict, NodePods};
+use check::FoundConflict;
+pub(crate) use check::{NodePods, check};
 use check_queue::CheckQueue;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
@@ -261,7 +262,7 @@ impl Conflicts {
         let Some(on) = self.nodes.get_mut(name) else {
             return;
         };
-        let found = check::check(devices, &on.pods, now);
+        let found = check(devices, &on.pods, now);
         let mut before = std::mem::take(&mut on.standing);
         for found in found {
             let same = |one: &StandingConflict| {
@@ -328,12 +329,8 @@ impl OnNode {
 
 impl StandingConflict {
     fn of(node: &NodeName, found: FoundConflict, known: Option<Self>, now: Moment) -> Self {
-        let FoundConflict {
-            kind,
-            gpu,
-            parties,
-            capacity,
-        } = found;
+        let conflict = found.on(node);
+        let (kind, parties) = (conflict.kind, &conflict.parties);
         let since = known.as_ref().map_or(now, |known| known.since);
         let joined = |party: &Party| {
             known
@@ -344,13 +341,6 @@ impl StandingConflict {
         let party_since = parties.iter().map(joined).collect();
         let counts =
             known.as_ref().is_some_and(|known| known.counts) || since + kind.stands_for() <= now;
-        let conflict = GpuConflict {
-            kind,
-            node: node.clone(),
-            gpu,
-            parties,
-            capacity,
-        };
         // An unchanged conflict is shared with the readers that already have it.
         let conflict = match known {
             Some(known) if *known.conflict == conflict => known.conflict,

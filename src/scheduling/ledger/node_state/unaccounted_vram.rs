@@ -477,7 +477,7 @@ impl NodeState {
     }
 
     /// Forgets pods that a reading shows to be gone.
-    pub(super) fn look_after_departed(&mut self, reading: &NodeReading) {
+    fn look_after_departed(&mut self, reading: &NodeReading) {
         self.departed
             .retain(|departed| reading.sampled < departed.at || reading.shows(&departed.uid));
     }

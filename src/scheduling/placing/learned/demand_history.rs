@@ -4,7 +4,7 @@
 //! is bounded, and cheap to add to, because the ledger adds to it under its lock. Conclusions from it are drawn elsewhere.
 
 use crate::ids::GpuModel;
-use crate::policy::packing::WINDOW;
+use crate::policy::scoring::WINDOW;
 use crate::units::Bytes;
 use crate::vocabulary::demand::{Demand, HostResources, Sharing};
 use crate::vocabulary::device_plugin::Ask;

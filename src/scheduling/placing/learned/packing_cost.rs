@@ -440,7 +440,7 @@ impl FreePart {
     }
 
     /// What this demand leaves free on a GPU of this kind.
-    pub(crate) fn left_by(self, demand: &Demand, kind: &GpuKind) -> Self {
+    fn left_by(self, demand: &Demand, kind: &GpuKind) -> Self {
         let free = match demand.sharing {
             Sharing::Shared => (self.free - kind.part(demand.per_gpu)).max(0.0),
             Sharing::Exclusive => 0.0,

@@ -234,7 +234,7 @@ impl ServableShare {
     }
 }
 
-pub(crate) fn may_run_on(demand_shape: &DemandShape, model: &GpuModel) -> bool {
+fn may_run_on(demand_shape: &DemandShape, model: &GpuModel) -> bool {
     demand_shape.models.is_empty() || demand_shape.models.contains(model)
 }
 
@@ -259,7 +259,7 @@ pub(crate) fn free_for_others(gpu: &Gpu) -> Bytes {
 }
 
 /// GPU counts of which blocks are priced: the most wanted ones. Pods request two, four or eight GPUs, rarely another number.
-const MOST: usize = 4;
+const MOST_PRICED: usize = 4;
 
 /// A block of `gpus` whole GPUs on one node.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -298,7 +298,7 @@ impl GpuBlock {
         let mut pods: Vec<(u32, Vec<CpuWant>)> = pods.into_iter().collect();
         let share = |wants: &[CpuWant]| wants.iter().map(|want| want.share).sum::<f64>();
         pods.sort_by(|(m, a), (n, b)| share(b).total_cmp(&share(a)).then(m.cmp(n)));
-        pods.truncate(MOST);
+        pods.truncate(MOST_PRICED);
         pods.into_iter()
             .flat_map(|(gpus, wants)| Self::of(gpus as usize, wants))
             .collect()

@@ -1,4 +1,5 @@
-//! A ledger to which random steps are applied, beside plain records of them. Its invariants are checked against those records.
+//! A ledger to which random steps are applied, beside plain records of them. Its invariants are checked against those records, and
+//! by the oracle.
 
 use super::step::*;
 use crate::evicting::{BudgetRules, cheapest_victims};
@@ -11,6 +12,7 @@ use crate::placing::learned::{DemandHistory, DemandShape, PackingModel};
 use crate::placing::snapshot::Snapshot;
 use crate::policy::{Policy, Preemptibility};
 use crate::testkit::demand_of;
+use crate::testkit::oracle::{Granted, Oracle, VictimFacts};
 use crate::units::{Bytes, MilliCpu, Millis, Moment};
 use crate::vocabulary::demand::{Demand, HostResources, Sharing};
 use crate::vocabulary::device_plugin::{Ask, PluginDevices};
@@ -30,8 +32,8 @@ use std::sync::Arc;
 pub(crate) struct LedgerHistory {
     pub ledger: Ledger,
     now: Moment,
-    /// What Stowage itself allocated: pod → (devices, amount on each, exclusive).
-    promised: BTreeMap<PodUid, (Vec<GpuUuid>, u64, bool)>,
+    /// Sees what Stowage itself allocates.
+    oracle: Oracle,
     /// Engines that have not been seen ready, and how long no other may start on their GPUs.
     starting: BTreeMap<PodUid, Moment>,
     /// Pods on devices of a plugin, and their number of devices.
@@ -56,14 +58,20 @@ impl LedgerHistory {
         let mut bench = Self {
             ledger: Ledger::new(Arc::new(policy)),
             now: Moment(0),
-            promised: BTreeMap::new(),
+            oracle: Oracle::default(),
             starting: BTreeMap::new(),
             on_devices: BTreeMap::new(),
             departed: BTreeMap::new(),
             unaccounted: BTreeMap::new(),
             at_last_learning: Snapshot::default(),
         };
-        (0..3).for_each(|node| bench.apply(&LedgerStep::AddNode(node)));
+        for node in 0..3 {
+            bench.apply(&LedgerStep::AddNode(node));
+            // 88 = 100 − the driver's 2 − 10 % headroom.
+            let gpus = devices(node, 3).into_iter();
+            let gpus = gpus.map(|device| (device.uuid, Bytes(88)));
+            bench.oracle.show_node(&node_name(node), gpus);
+        }
         bench
     }
 
@@ -313,17 +321,25 @@ impl LedgerHistory {
                 );
                 return;
             }
-            let alone = demand.sharing == Sharing::Exclusive;
-            // 88 = 100 − the driver's 2 − 10 % headroom.
-            let amount = if alone { 88 } else { demand.per_gpu.0 };
+            let granted = Granted {
+                gpus: demand.gpus,
+                per_gpu: match demand.sharing {
+                    Sharing::Shared => demand.per_gpu,
+                    Sharing::Exclusive => Bytes(88),
+                },
+                sharing: demand.sharing,
+                borrows: false,
+            };
             if self.ledger.policy().class(demand.class).engine {
                 self.check_start(&placement.devices);
                 let closed_until = self.ledger.pod_state(&uid(pod)).unwrap().starting;
                 self.starting
                     .insert(uid(pod), closed_until.expect("it is to start"));
             }
-            self.promised
-                .insert(uid(pod), (placement.devices.to_vec(), amount, alone));
+            let broken = self
+                .oracle
+                .bind(&uid(pod), &node_name(node), &placement.devices, granted);
+            assert_eq!(broken, []);
         }
     }
 
@@ -334,16 +350,15 @@ impl LedgerHistory {
             .iter()
             .filter(|(_, closed_until)| **closed_until > self.now)
         {
-            let beside = devices
-                .iter()
-                .find(|gpu| self.promised[other].0.contains(gpu));
+            let (_, its) = self.oracle.place_of(other).unwrap();
+            let beside = devices.iter().find(|gpu| its.contains(gpu));
             assert_eq!(beside, None, "{other} starts there");
         }
     }
 
     /// The pod has nothing any more.
     fn forget(&mut self, pod: u8) {
-        self.promised.remove(&uid(pod));
+        self.oracle.end(&uid(pod));
         self.starting.remove(&uid(pod));
         self.on_devices.remove(&uid(pod));
     }
@@ -523,24 +538,15 @@ impl LedgerHistory {
             return;
         };
         for potential in &candidate.potential_victims {
-            let victim = &self.ledger.pod_state(&potential.uid).unwrap().demand;
-            assert!(
-                victim.priority < demand.priority,
-                "a victim has lower priority"
-            );
-            assert_eq!(
-                self.ledger.policy().class(victim.class).eviction,
-                Preemptibility::ForHigherPriority
-            );
-            assert!(
-                !self
-                    .ledger
-                    .pod_state(&potential.uid)
-                    .unwrap()
-                    .disruption_info
-                    .do_not_disrupt,
-                "it is to be left alone"
-            );
+            let victim = self.ledger.pod_state(&potential.uid).unwrap();
+            let class = self.ledger.policy().class(victim.demand.class);
+            let facts = VictimFacts {
+                priority: victim.demand.priority,
+                is_preemptible: class.eviction == Preemptibility::ForHigherPriority,
+                is_protected: victim.disruption_info.do_not_disrupt,
+            };
+            let checked = facts.check(&potential.uid, &uid(pod), demand.priority);
+            assert_eq!(checked, Ok(()));
         }
         let Some(set) = cheapest_victims(&candidate, &demand, BudgetRules::Keep) else {
             return;
@@ -567,26 +573,6 @@ impl LedgerHistory {
                 Ok(()) | Err(crate::ledger::AssumeConflict::AlreadyReserved { .. })
             );
             assert!(known, "what the search found can be held: {result:?}");
-        }
-    }
-
-    /// No GPU is overallocated, and an exclusive GPU has one pod only.
-    pub(crate) fn check_promises(&self) {
-        let mut on: BTreeMap<&GpuUuid, Vec<(u64, bool)>> = BTreeMap::new();
-        for (devices, amount, alone) in self.promised.values() {
-            devices
-                .iter()
-                .for_each(|gpu| on.entry(gpu).or_default().push((*amount, *alone)));
-        }
-        for (gpu, tenants) in on {
-            assert!(
-                tenants.iter().map(|(amount, _)| amount).sum::<u64>() <= 88,
-                "{gpu} is promised beyond its capacity"
-            );
-            assert!(
-                tenants.len() == 1 || tenants.iter().all(|(_, alone)| !alone),
-                "{gpu} is not shared if exclusive"
-            );
         }
     }
 

@@ -1,6 +1,14 @@
-//! A cluster to which things happen from outside, and which notes every input that the core takes.
+//! A cluster to which things happen from outside, and which notes every input that the core takes. An oracle sees each Binding and
+//! each choice of victims.
 
 use super::*;
+use crate::planning::{EvictionRight, PlannedPlacement};
+use crate::testkit::oracle::{Granted, Oracle, VictimFacts};
+use crate::vocabulary::placement::Placement;
+use std::collections::BTreeMap;
+
+/// For how long after it was given up a Binding may land.
+const LATEST_LANDING: Millis = Millis::seconds(16);
 
 /// A cluster, and every input that it was given, as text.
 pub struct RecordedCluster {
@@ -10,6 +18,19 @@ pub struct RecordedCluster {
     pub(crate) decisions: Vec<String>,
     /// What the next policy is prepared on, and then brought to, one after the other.
     copies: Vec<Ledger>,
+    terms: i32,
+    /// What is bound, or may be: from the answer of bind on, until no Binding of the pod can land.
+    promises: Promises,
+}
+
+/// The oracle's side.
+#[derive(Clone, Default)]
+struct Promises {
+    oracle: Oracle,
+    /// What each pod asks for. What is promised to a pod, its later edits do not change.
+    asked: BTreeMap<PodUid, Demand>,
+    /// Until when a Binding may land whose answer was lost.
+    may_land: BTreeMap<PodUid, Moment>,
 }
 
 impl RecordedCluster {
@@ -19,6 +40,8 @@ impl RecordedCluster {
             inputs: Vec::new(),
             decisions: Vec::new(),
             copies: Vec::new(),
+            terms: 1,
+            promises: Promises::default(),
         }
     }
 
@@ -70,6 +93,9 @@ impl RecordedCluster {
             are_all: true,
         })
         .unwrap();
+        // The default policy's headroom leaves so much of them.
+        let gpus = (0..4).map(|index| (unit_gpu(node, index).uuid, Bytes(90)));
+        self.promises.oracle.show_node(&node_name(node), gpus);
     }
 
     fn request(&self, pod: u8) -> Option<VerbRequest> {
@@ -84,14 +110,28 @@ impl RecordedCluster {
         })
     }
 
+    /// It happens, and no promise is broken by what is decided.
     pub fn happens(&mut self, event: &OutsideEvent) {
+        self.take(event);
+        let broken = self.promises.oracle.broken();
+        assert_eq!(broken, [], "after {event:?}");
+    }
+
+    fn take(&mut self, event: &OutsideEvent) {
         match *event {
             OutsideEvent::Arrive(pod, vram, priority) => {
+                let sharing = if vram % 5 == 0 {
+                    Sharing::Exclusive
+                } else {
+                    Sharing::Shared
+                };
+                let gpus = if pod == 7 { 2 } else { 1 };
                 let demand = Demand {
                     model: (pod % 3 > 0).then(|| ModelId::parse("m").unwrap()),
                     images: [image(pod % 3)].into(),
-                    ..demand_of(vram, 1, Sharing::Shared, priority)
+                    ..demand_of(vram, gpus, sharing, priority)
                 };
+                let demand = self.promises.arrive(uid(pod), demand);
                 let state = ObservedPhase::Waiting(ObservedWaiting::default());
                 let observation = PodObservation {
                     uid: uid(pod),
@@ -121,7 +161,10 @@ impl RecordedCluster {
             OutsideEvent::Preempt(pod) => self.preempt(pod),
             OutsideEvent::Bind(pod, node, answer) => self.bind(pod, node, answer),
             OutsideEvent::Read(pod, what) => self.read(pod, what),
-            OutsideEvent::Delete(pod) => self.apply(PodDeleted(uid(pod))),
+            OutsideEvent::Delete(pod) => {
+                self.apply(PodDeleted(uid(pod)));
+                self.promises.end(&uid(pod));
+            }
             OutsideEvent::Start(pod, what) => {
                 let progress = match what {
                     0 => StartProgress::Untimed,
@@ -315,6 +358,13 @@ impl RecordedCluster {
                     .collect();
                 self.label(NamespacesListed(all));
             }
+            OutsideEvent::Lead => {
+                self.terms += 1;
+                self.apply(LeadershipEnded);
+                self.apply(LeadershipBegan(LeaderEpoch::new(
+                    "lease", self.terms, "nonce",
+                )));
+            }
             OutsideEvent::Pass(millis) => {
                 let now = self.cluster.now() + Millis(millis);
                 let ended = self.apply(Tick {
@@ -400,12 +450,16 @@ impl RecordedCluster {
         let PreemptDecision::Evict { victims, .. } = decision else {
             return self.apply(LeftToPlanner(request.uid));
         };
+        let evicted: Vec<PodUid> = victims.evicted().cloned().collect();
         let decided = PreemptDecided {
-            uid: request.uid,
+            uid: request.uid.clone(),
             victims,
             policy: request.demand.classified_by,
         };
         let made = self.apply(decided);
+        if made.is_ok() {
+            self.check_victims(&request.uid, evicted.iter());
+        }
         self.decisions.push(format!("{made:?}"));
     }
 
@@ -419,6 +473,9 @@ impl RecordedCluster {
         let Ok(BindAnswer::Write(decision)) = answered else {
             return;
         };
+        self.promises.bind(&uid(pod), &decision.placement);
+        self.promises
+            .answered(&uid(pod), answer, self.cluster.now());
         let step = self.apply(BindingAnswered {
             uid: uid(pod),
             placement: decision.placement.clone(),
@@ -426,7 +483,7 @@ impl RecordedCluster {
                 is_new: decision.is_new,
             },
             answer,
-            latest_landing: Millis::seconds(16),
+            latest_landing: LATEST_LANDING,
         });
         if answer == BindingAnswer::Written {
             let footprint = NodeFootprint {
@@ -474,7 +531,13 @@ impl RecordedCluster {
                 borrows,
             },
         };
-        let (stage, latest_landing) = (BindingStage::Settling, Millis::seconds(16));
+        match shown {
+            PodRead::Failed => {}
+            PodRead::Gone => self.promises.end(&uid(pod)),
+            PodRead::Unbound => self.promises.unbound(&uid(pod), self.cluster.now()),
+            PodRead::Bound { .. } => self.promises.bind(&uid(pod), &placement),
+        }
+        let (stage, latest_landing) = (BindingStage::Settling, LATEST_LANDING);
         let asked = self.cluster.now();
         let read = BindingRead {
             uid: uid(pod),
@@ -505,7 +568,14 @@ impl RecordedCluster {
         for step in plan.steps {
             match step {
                 PlanStep::Place(places) => {
-                    let taken = self.apply(ReservePlaces { places, generation });
+                    let taken = self.apply(ReservePlaces {
+                        places: places.clone(),
+                        generation,
+                    });
+                    let own = |place: &&PlannedPlacement| place.by == EvictionRight::Preemption;
+                    for place in places.iter().filter(own).filter(|_| taken.is_ok()) {
+                        self.check_victims(&place.uid, place.reservation.victims.iter());
+                    }
                     self.decisions.push(format!("{taken:?}"));
                 }
                 PlanStep::Wake { uid, .. } => self.apply(PodRequeued(uid)),
@@ -514,9 +584,84 @@ impl RecordedCluster {
         }
     }
 
+    /// Those that are there still may be evicted for the pod.
+    fn check_victims<'a>(&self, preemptor: &PodUid, victims: impl Iterator<Item = &'a PodUid>) {
+        let policy = self.cluster.policy();
+        let asked = |pod: &PodUid| self.promises.asked.get(pod);
+        let above = asked(preemptor).expect("it waits").priority;
+        for victim in victims {
+            let is_there = self.promises.oracle.place_of(victim).is_some();
+            let Some(demand) = asked(victim).filter(|_| is_there) else {
+                continue;
+            };
+            let class = policy.classify(&demand.traits).class;
+            let facts = VictimFacts {
+                priority: demand.priority,
+                is_preemptible: policy.class(class).eviction == Preemptibility::ForHigherPriority,
+                is_protected: false,
+            };
+            assert_eq!(facts.check(victim, preemptor, above), Ok(()));
+        }
+    }
+
+    /// Of a cluster that was stored, and is loaded: what is outside of it is the same.
+    #[cfg(test)]
+    pub fn go_on_as(&mut self, stored: &Self) {
+        (self.terms, self.promises) = (stored.terms, stored.promises.clone());
+    }
+
     #[cfg(test)]
     /// The state as text.
     pub fn state(&self) -> serde_json::Value {
         serde_json::to_value(self.cluster.export()).unwrap()
+    }
+}
+
+impl Promises {
+    fn arrive(&mut self, pod: PodUid, demand: Demand) -> Demand {
+        let is_promised = self.oracle.place_of(&pod).is_some();
+        let known = self.asked.get(&pod).filter(|_| is_promised).cloned();
+        let demand = known.unwrap_or(demand);
+        self.asked.insert(pod, demand.clone());
+        demand
+    }
+
+    fn bind(&mut self, pod: &PodUid, placement: &Placement) {
+        let demand = &self.asked[pod];
+        let granted = Granted {
+            gpus: demand.gpus,
+            per_gpu: match demand.sharing {
+                Sharing::Shared => demand.per_gpu,
+                Sharing::Exclusive => Bytes(placement.granted.0 / u64::from(demand.gpus)),
+            },
+            sharing: demand.sharing,
+            borrows: !placement.borrowed_from.is_empty(),
+        };
+        let broken = self
+            .oracle
+            .bind(pod, &placement.node, &placement.devices, granted);
+        assert_eq!(broken, [], "{pod} is bound to {placement:?}");
+    }
+
+    fn answered(&mut self, pod: &PodUid, answer: BindingAnswer, now: Moment) {
+        match answer {
+            BindingAnswer::Written => drop(self.may_land.remove(pod)),
+            BindingAnswer::Refused => self.unbound(pod, now),
+            BindingAnswer::Conflict | BindingAnswer::Unknown => {
+                self.may_land.insert(pod.clone(), now + LATEST_LANDING);
+            }
+        }
+    }
+
+    /// It is not bound, and is not going to be unless a Binding may still land.
+    fn unbound(&mut self, pod: &PodUid, now: Moment) {
+        if self.may_land.get(pod).is_none_or(|until| *until < now) {
+            self.end(pod);
+        }
+    }
+
+    fn end(&mut self, pod: &PodUid) {
+        self.may_land.remove(pod);
+        self.oracle.end(pod);
     }
 }

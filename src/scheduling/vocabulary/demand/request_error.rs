@@ -1,6 +1,6 @@
 //! Why a pod's request cannot be understood.
 
-use super::asking_container::LONGEST_CONTAINER_NAME;
+use super::requested::LONGEST_CONTAINER_NAME;
 use super::{MAX_ANNOTATIONS, MAX_GPUS};
 use crate::coded::coded;
 use crate::units::{Bytes, QuantityError};

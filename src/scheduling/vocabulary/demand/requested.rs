@@ -1,14 +1,16 @@
-//! The words of a manifest read: amounts summed up over a pod's containers as the scheduler does, and annotations.
+//! The words of a manifest read: amounts summed up over a pod's containers as the scheduler does, and annotations. What a request
+//! means is not known here.
 
-use super::asking_container::LONGEST_CONTAINER_NAME;
 use super::{
-    AskingContainer, Bytes, ContainerRequest, ContainerRole, HostResources, MAX_GPUS, PluginAmount,
-    PodRequest, RequestError, Sharing,
+    ContainerRequest, ContainerRole, HostResources, MAX_GPUS, PluginAmount, PodRequest,
+    RequestError, Sharing,
 };
-use crate::units::{MilliCpu, QuantityError};
+use crate::units::{Bytes, MilliCpu, Millis, QuantityError};
 use crate::vocabulary::classification::PodTraits;
 use crate::vocabulary::device_plugin::{Ask, PluginResource};
 use crate::vocabulary::memory_fraction::LEAST_PER_GPU;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// What a pod asks for in one of the two ways.
@@ -294,4 +296,95 @@ fn quantity<T>(
         })
     })
     .transpose()
+}
+
+/// What Kubernetes gives a pod that says nothing (`terminationGracePeriodSeconds`).
+pub const DEFAULT_GRACE: Millis = Millis::seconds(30);
+
+static NO_LABELS: BTreeMap<String, String> = BTreeMap::new();
+static NO_RESOURCES: BTreeSet<&str> = BTreeSet::new();
+
+impl<'a> ContainerRequest<'a> {
+    /// A main container that asks for nothing.
+    pub const fn plain(name: &'a str) -> Self {
+        Self {
+            name,
+            role: ContainerRole::Main,
+            vram: None,
+            plugin: PluginAmount::None,
+            cpu: None,
+            memory: None,
+        }
+    }
+}
+
+impl<'a> PodRequest<'a> {
+    /// A pod of priority 0 without labels and annotations.
+    pub fn plain(namespace: &'a str, containers: &'a [ContainerRequest<'a>]) -> Self {
+        Self {
+            namespace,
+            labels: &NO_LABELS,
+            priority_class: None,
+            priority: 0,
+            may_preempt: true,
+            grace: DEFAULT_GRACE,
+            containers,
+            gpus: None,
+            exclusive: None,
+            model: None,
+            kv_cache: None,
+            service_account: None,
+            resources: &NO_RESOURCES,
+        }
+    }
+}
+
+/// The longest name for which the pod's annotations have a place: the prefix of a key, at most 253 bytes long, ends with
+/// `.container.stowage.dev`.
+pub(crate) const LONGEST_CONTAINER_NAME: usize = 253 - ".container.stowage.dev".len();
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(from = "Recorded")]
+pub struct AskingContainer {
+    pub name: Arc<str>,
+    /// Over all GPUs of the pod; zero if it is unknown.
+    pub vram: Bytes,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Recorded {
+    Name(Arc<str>),
+    Container { name: Arc<str>, vram: Bytes },
+}
+
+impl From<Recorded> for AskingContainer {
+    fn from(recorded: Recorded) -> Self {
+        match recorded {
+            Recorded::Name(name) => Self {
+                name,
+                vram: Bytes::ZERO,
+            },
+            Recorded::Container { name, vram } => Self { name, vram },
+        }
+    }
+}
+
+#[cfg(test)]
+mod asking_container_tests {
+    use super::*;
+
+    #[test]
+    fn containers_that_an_earlier_version_recorded_are_read() {
+        let read = |text| serde_json::from_str::<Vec<AskingContainer>>(text).unwrap();
+        let [old, new] = [
+            read(r#"["engine"]"#),
+            read(r#"[{"name":"engine","vram":7}]"#),
+        ];
+        assert_eq!(
+            (&*old[0].name, old[0].vram, new[0].vram),
+            ("engine", Bytes::ZERO, Bytes(7))
+        );
+        assert_eq!(read(&serde_json::to_string(&new).unwrap()), new);
+    }
 }

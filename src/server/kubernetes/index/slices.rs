@@ -8,7 +8,7 @@ use stowage_kubernetes_objects as objects;
 use stowage_scheduling::control_loop::{PodEvent, PodEventReason};
 use stowage_scheduling::ids::NodeName;
 use stowage_scheduling::ledger::{Ledger, NewlyPublished};
-use stowage_scheduling::verbs::slices::{SliceDeleted, SliceObserved};
+use stowage_scheduling::verbs::observe::{SliceDeleted, SliceObserved};
 use stowage_scheduling::vocabulary::node::NodeKind;
 
 /// A slice may reach every node: Events for so many pods say it clearly enough.

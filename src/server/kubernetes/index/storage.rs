@@ -4,7 +4,7 @@ use super::ClusterIndex;
 use crate::service::Service;
 use stowage_kubernetes_objects::StorageResource;
 use stowage_scheduling::kube_filters::StorageKind;
-use stowage_scheduling::verbs::storage::{StorageDeleted, StorageObserved};
+use stowage_scheduling::verbs::observe::{StorageDeleted, StorageObserved};
 
 impl ClusterIndex {
     pub(crate) fn apply_storage<K: StorageResource>(&mut self, service: &Service, object: &K) {

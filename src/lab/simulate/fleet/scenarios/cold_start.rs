@@ -22,7 +22,6 @@ mod starts;
 use super::{
     Bound, Curve, Figure, Played, Scenario, ScenarioInput, Target, mean, quantile, shipped,
 };
-use crate::simulate::fleet::machines::BrokenPromise;
 use crate::simulate::fleet::schedulers::{
     FleetScheduler, Placing, Preempting, StockScheduler, Stowage,
 };
@@ -31,6 +30,7 @@ use fleet::{by_popularity, drawn, limits, machines, pod};
 use starts::{CountedStart, end_asleep};
 use std::collections::BTreeMap;
 use stowage_scheduling::ids::PodUid;
+use stowage_scheduling::testkit::oracle::BrokenPromise;
 use stowage_scheduling::testkit::random::Random;
 use stowage_scheduling::units::{Bytes, Millis};
 

@@ -14,12 +14,12 @@ mod warm_context;
 
 pub use report::{ScenarioReport, Spread, TargetResult, VariantLine};
 
-use super::machines::BrokenPromise;
 use super::traffic::TrafficError;
 use std::collections::BTreeMap;
 use stowage_policy_file as policy_file;
 use stowage_policy_file::SourceText;
 use stowage_scheduling::policy::Policy;
+use stowage_scheduling::testkit::oracle::BrokenPromise;
 
 /// One story.
 #[derive(Debug, Clone, Copy)]

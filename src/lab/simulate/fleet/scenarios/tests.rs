@@ -72,8 +72,9 @@ fn a_target_that_is_missed_and_a_broken_promise_are_both_no_success() {
     let report = ScenarioReport::of(scenario, &[1], std::slice::from_ref(&even));
     assert!(!report.is_met(), "equal starts are no gain");
     let mut broken = even;
-    let pod = stowage_scheduling::ids::PodUid::parse("p").unwrap();
-    broken[0].broken.push(BrokenPromise::BoundTwice { pod });
+    let (pod, asked, got) = (stowage_scheduling::testkit::uid("p"), 1, 2);
+    let promise = BrokenPromise::OtherCount { pod, asked, got };
+    broken[0].broken.push(promise);
     let all_met = |mut report: ScenarioReport| {
         report
             .targets

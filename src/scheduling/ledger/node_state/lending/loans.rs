@@ -118,7 +118,7 @@ impl NodeState {
     }
 
     /// The pods that lend on a GPU, and what each keeps of it.
-    pub(super) fn lenders_on(&self, place: usize) -> impl Iterator<Item = (&ResidentPod, Bytes)> {
+    fn lenders_on(&self, place: usize) -> impl Iterator<Item = (&ResidentPod, Bytes)> {
         let uuid = &self.devices[place].uuid;
         let here = self
             .residents()
@@ -176,7 +176,7 @@ pub(in crate::ledger::node_state) fn may_borrow(
 }
 
 /// What would keep a pod from being evicted alone, and soon, when a lender asks.
-pub(super) fn kept_from_borrowing(
+fn kept_from_borrowing(
     demand: &Demand,
     pod_state: &PodState,
     policy: &Policy,

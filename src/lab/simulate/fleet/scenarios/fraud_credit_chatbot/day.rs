@@ -3,13 +3,13 @@
 use super::app::App;
 use super::{FRAUD, GPU, machines};
 use crate::simulate::fleet::engines::ModelShape;
-use crate::simulate::fleet::machines::BrokenPromise;
 use crate::simulate::fleet::pods::PodSpec;
 use crate::simulate::fleet::scenarios::Curve;
 use crate::simulate::fleet::schedulers::FleetScheduler;
 use crate::simulate::fleet::stage::{START, ScenarioEvent, Stage};
 use std::collections::BTreeMap;
 use stowage_scheduling::ids::{ModelId, PodUid};
+use stowage_scheduling::testkit::oracle::BrokenPromise;
 use stowage_scheduling::testkit::random::Random;
 use stowage_scheduling::units::{Bytes, Millis, Moment};
 

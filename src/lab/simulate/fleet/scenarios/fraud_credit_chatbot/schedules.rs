@@ -2,12 +2,13 @@
 
 use super::app::App;
 use super::{GPU, machines};
-use crate::simulate::fleet::machines::{BrokenPromise, PhysicalGpu};
+use crate::simulate::fleet::machines::PhysicalGpu;
 use crate::simulate::fleet::pods::PodSpec;
 use crate::simulate::fleet::schedulers::FleetScheduler;
 use crate::simulate::fleet::stage::{START, ScenarioEvent, Stage, StagePod};
 use std::collections::BTreeMap;
 use stowage_scheduling::ids::{GpuUuid, PodUid};
+use stowage_scheduling::testkit::oracle::BrokenPromise;
 use stowage_scheduling::testkit::random::Random;
 use stowage_scheduling::units::{Bytes, Millis, Moment};
 

@@ -1,0 +1,382 @@
+//! The oracle: which of a cluster's promises are broken, by plain facts alone. Whoever plays the core shows it what nodes have and
+//! which pods are bound, and asks; no GPU is allocated beyond what it has, an exclusive GPU has one pod, a victim is one that may
+//! be evicted, and disruption budgets are kept.
+//!
+//! GPUs are judged by the function with which the [continuous audit](crate::audit::conflicts) judges those of a real cluster.
+//! Nothing here reads a ledger, or shares arithmetic with one.
+
+use super::gpus::whole_gpu;
+use crate::audit::conflicts::{AuditedPod, GpuClaim, GpuConflict, Grant, NodePods, Since, check};
+use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
+use crate::units::{Bytes, Moment};
+use crate::vocabulary::demand::Sharing;
+use crate::vocabulary::gpu::Device;
+use crate::vocabulary::memory_fraction::MemoryFraction;
+use std::collections::BTreeMap;
+
+/// The GPUs of all nodes, and the pods that are bound to them.
+#[derive(Debug, Clone, Default)]
+pub struct Oracle {
+    nodes: BTreeMap<NodeName, KnownNode>,
+    /// By pod, the node that it is on.
+    of: BTreeMap<PodUid, NodeName>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct KnownNode {
+    gpus: Vec<Device>,
+    pods: NodePods,
+}
+
+/// What a pod asks for and was granted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Granted {
+    pub gpus: u32,
+    /// On each of its GPUs.
+    pub per_gpu: Bytes,
+    pub sharing: Sharing,
+    /// Sleeping engines lend it.
+    pub borrows: bool,
+}
+
+/// What of a pod says whether it may be evicted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VictimFacts {
+    pub priority: i32,
+    /// Its class may be evicted for pods of higher priority.
+    pub is_preemptible: bool,
+    /// It is not to be disrupted, and its class honors that.
+    pub is_protected: bool,
+}
+
+/// A promise that a decision breaks.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BrokenPromise {
+    #[error("{0}")]
+    Gpu(GpuConflict),
+    #[error("{pod} is granted {granted} of {gpu} on {node}, which has less")]
+    GrantedTooMuch {
+        pod: PodUid,
+        node: NodeName,
+        gpu: GpuUuid,
+        granted: Bytes,
+    },
+    #[error("{pod} is bound to {node}, which is not there")]
+    NoSuchNode { pod: PodUid, node: NodeName },
+    #[error("{pod} asks for {asked} GPUs and is bound to {got}")]
+    OtherCount { pod: PodUid, asked: u32, got: usize },
+    #[error("{pod} is bound a second time; it is on {node}")]
+    BoundTwice { pod: PodUid, node: NodeName },
+    #[error(
+        "{victim} of priority {priority}, which {why}, is evicted for {preemptor} of priority {above}"
+    )]
+    WrongVictim {
+        victim: PodUid,
+        priority: i32,
+        preemptor: PodUid,
+        above: i32,
+        why: &'static str,
+    },
+    #[error("{evicted} pods are evicted for {preemptor}, and their budget allows {allowed}")]
+    OverBudget {
+        preemptor: PodUid,
+        evicted: usize,
+        allowed: usize,
+    },
+}
+
+impl Oracle {
+    /// A node has these GPUs, and so much of each may be allocated.
+    pub fn show_node(&mut self, node: &NodeName, gpus: impl IntoIterator<Item = (GpuUuid, Bytes)>) {
+        let gpus = gpus.into_iter().zip(0..);
+        let gpus = gpus.map(|((uuid, bytes), index)| whole_gpu(uuid, index, bytes));
+        self.nodes.entry(node.clone()).or_default().gpus = gpus.collect();
+    }
+
+    /// The pod is bound, or its Binding may land at any time. Answers what its node breaks from now on.
+    pub fn bind(
+        &mut self,
+        pod: &PodUid,
+        node: &NodeName,
+        gpus: &[GpuUuid],
+        granted: Granted,
+    ) -> Vec<BrokenPromise> {
+        let Granted {
+            gpus: asked,
+            per_gpu,
+            sharing,
+            borrows,
+        } = granted;
+        let got = gpus.len();
+        let mut broken = Vec::new();
+        if u32::try_from(got) != Ok(asked) {
+            let pod = pod.clone();
+            broken.push(BrokenPromise::OtherCount { pod, asked, got });
+        }
+        let grant = Grant {
+            per_gpu,
+            sharing,
+            fraction: MemoryFraction::default(),
+            started: true,
+            leaving: false,
+            is_static: false,
+            borrows,
+            since: Since::default(),
+        };
+        let bound = AuditedPod {
+            key: PodKey {
+                namespace: "pods".into(),
+                name: pod.as_str().into(),
+            },
+            node: node.clone(),
+            gpus: gpus.into(),
+            part: GpuClaim::Bound(grant),
+        };
+        broken.extend(self.see(pod, bound));
+        broken
+    }
+
+    /// The same of a pod as its object shows it.
+    pub fn see(&mut self, pod: &PodUid, bound: AuditedPod) -> Vec<BrokenPromise> {
+        let node = bound.node.clone();
+        let is_moved = |place: &(&NodeName, &[GpuUuid])| *place != (&node, &*bound.gpus);
+        let before = self.place_of(pod).filter(is_moved);
+        let twice = before.map(|(node, _)| BrokenPromise::BoundTwice {
+            pod: pod.clone(),
+            node: node.clone(),
+        });
+        self.end(pod);
+        let known = self.nodes.entry(node.clone()).or_default();
+        known.pods.insert(pod.clone(), bound);
+        let broken = twice.into_iter().chain(known.broken(&node)).collect();
+        self.of.insert(pod.clone(), node);
+        broken
+    }
+
+    /// The pod is gone, or no Binding of it can land any more.
+    pub fn end(&mut self, pod: &PodUid) {
+        let node = self.of.remove(pod);
+        if let Some(known) = node.and_then(|node| self.nodes.get_mut(&node)) {
+            known.pods.remove(pod);
+        }
+    }
+
+    pub fn place_of(&self, pod: &PodUid) -> Option<(&NodeName, &[GpuUuid])> {
+        let node = self.of.get(pod)?;
+        Some((node, &*self.nodes.get(node)?.pods.get(pod)?.gpus))
+    }
+
+    /// All that is broken, in order of node.
+    pub fn broken(&self) -> Vec<BrokenPromise> {
+        let nodes = self.nodes.iter();
+        nodes.flat_map(|(name, node)| node.broken(name)).collect()
+    }
+}
+
+impl KnownNode {
+    fn broken(&self, name: &NodeName) -> Vec<BrokenPromise> {
+        let node = || name.clone();
+        if self.gpus.is_empty() {
+            let pods = self.pods.keys().cloned();
+            return pods
+                .map(|pod| BrokenPromise::NoSuchNode { pod, node: node() })
+                .collect();
+        }
+        let found = check(&self.gpus, &self.pods, Moment::default());
+        let conflicts = found
+            .into_iter()
+            .map(|found| BrokenPromise::Gpu(found.on(name)));
+        // The audit does not know what an exclusive pod could be granted at most.
+        let beyond = self.pods.iter().flat_map(|(pod, bound)| {
+            let granted = bound.grant().map_or(Bytes::ZERO, |grant| grant.per_gpu);
+            let is_beyond =
+                move |gpu: &&Device| bound.gpus.contains(&gpu.uuid) && granted > gpu.total;
+            let gpus = self.gpus.iter().filter(is_beyond);
+            gpus.map(move |gpu| BrokenPromise::GrantedTooMuch {
+                pod: pod.clone(),
+                node: node(),
+                gpu: gpu.uuid.clone(),
+                granted,
+            })
+        });
+        conflicts.chain(beyond).collect()
+    }
+}
+
+impl VictimFacts {
+    /// The pod is evicted for another, of that priority.
+    pub fn check(
+        self,
+        victim: &PodUid,
+        preemptor: &PodUid,
+        above: i32,
+    ) -> Result<(), BrokenPromise> {
+        let why = if !self.is_preemptible {
+            "is of a class that is not preemptible"
+        } else if self.priority >= above {
+            "is not of lower priority"
+        } else if self.is_protected {
+            "is not to be disrupted"
+        } else {
+            return Ok(());
+        };
+        Err(BrokenPromise::WrongVictim {
+            victim: victim.clone(),
+            priority: self.priority,
+            preemptor: preemptor.clone(),
+            above,
+            why,
+        })
+    }
+}
+
+/// So many pods that a disruption budget covers are evicted for a pod, where it allows no more than that.
+pub fn check_budget(
+    preemptor: &PodUid,
+    evicted: usize,
+    allowed: usize,
+) -> Result<(), BrokenPromise> {
+    let preemptor = preemptor.clone();
+    (evicted <= allowed)
+        .then_some(())
+        .ok_or(BrokenPromise::OverBudget {
+            preemptor,
+            evicted,
+            allowed,
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testkit::{gpu, node, uid};
+
+    fn shared(gib: u64) -> Granted {
+        Granted {
+            gpus: 1,
+            per_gpu: Bytes::gib(gib),
+            sharing: Sharing::Shared,
+            borrows: false,
+        }
+    }
+
+    fn oracle() -> Oracle {
+        let mut oracle = Oracle::default();
+        let gpus = ["GPU-a", "GPU-b"].map(|uuid| (gpu(uuid), Bytes::gib(72)));
+        oracle.show_node(&node("n"), gpus);
+        oracle
+    }
+
+    fn texts(broken: &[BrokenPromise]) -> Vec<String> {
+        broken.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_gpu_has_what_it_has_and_what_ends_is_free_again() {
+        let mut oracle = oracle();
+        let mut bind =
+            |pod: &str, gib| oracle.bind(&uid(pod), &node("n"), &[gpu("GPU-a")], shared(gib));
+        assert_eq!(bind("one", 40), []);
+        assert_eq!(bind("two", 32), []);
+        let [broken] = &bind("three", 1)[..] else {
+            panic!("one GPU is beyond what it has");
+        };
+        assert!(broken.to_string().contains("GPU-a"), "{broken}");
+        assert_eq!(oracle.broken().len(), 1);
+        oracle.end(&uid("one"));
+        assert_eq!(oracle.broken(), []);
+    }
+
+    #[test]
+    fn what_sleeping_engines_lend_is_counted_beside_what_they_have() {
+        let mut oracle = oracle();
+        let borrowed = |gib| Granted {
+            borrows: true,
+            ..shared(gib)
+        };
+        let mut bind =
+            |pod: &str, granted| oracle.bind(&uid(pod), &node("n"), &[gpu("GPU-a")], granted);
+        assert_eq!(bind("lends", shared(70)), []);
+        assert_eq!(bind("borrows", borrowed(60)), []);
+        assert_eq!(bind("borrows-too", borrowed(20)).len(), 1);
+    }
+
+    #[test]
+    fn an_exclusive_gpu_has_one_pod_which_is_granted_no_more_than_it_has() {
+        let mut oracle = oracle();
+        let alone = |gib| Granted {
+            sharing: Sharing::Exclusive,
+            ..shared(gib)
+        };
+        let mut bind =
+            |pod: &str, uuid, granted| oracle.bind(&uid(pod), &node("n"), &[gpu(uuid)], granted);
+        assert_eq!(bind("one", "GPU-a", alone(72)), []);
+        assert_eq!(bind("two", "GPU-a", shared(1)).len(), 1);
+        let broken = bind("three", "GPU-b", alone(73));
+        assert!(
+            texts(&broken)
+                .iter()
+                .any(|text| text.contains("granted 73")),
+            "{broken:?}"
+        );
+    }
+
+    #[test]
+    fn a_pod_has_as_many_gpus_as_it_asks_for_that_are_there_in_one_place() {
+        let (mut oracle, pod) = (oracle(), uid("one"));
+        let mut bind =
+            |on: &str, gpus: &[GpuUuid]| texts(&oracle.bind(&pod, &node(on), gpus, shared(1)));
+        assert_eq!(
+            bind("n", &[gpu("GPU-a"), gpu("GPU-b")]),
+            ["one asks for 1 GPUs and is bound to 2"]
+        );
+        assert_eq!(
+            bind("n", &[gpu("GPU-b")]),
+            ["one is bound a second time; it is on n"]
+        );
+        assert_eq!(
+            bind("n", &[gpu("GPU-b")]),
+            [""; 0],
+            "the same again is the same"
+        );
+        assert_eq!(
+            bind("m", &[gpu("GPU-b")]),
+            [
+                "one is bound a second time; it is on n",
+                "one is bound to m, which is not there"
+            ]
+        );
+        oracle.end(&pod);
+        let [broken] = &oracle.bind(&pod, &node("n"), &[gpu("GPU-c")], shared(1))[..] else {
+            panic!("there is no such GPU");
+        };
+        assert!(broken.to_string().contains("has no GPU GPU-c"), "{broken}");
+    }
+
+    #[test]
+    fn a_victim_is_preemptible_of_lower_priority_and_unprotected() {
+        let facts = VictimFacts {
+            priority: -1,
+            is_preemptible: true,
+            is_protected: false,
+        };
+        let check = |facts: VictimFacts, above| facts.check(&uid("v"), &uid("p"), above).is_ok();
+        assert!(check(facts, 0));
+        assert!(!check(facts, -1));
+        assert!(!check(
+            VictimFacts {
+                is_preemptible: false,
+                ..facts
+            },
+            0
+        ));
+        assert!(!check(
+            VictimFacts {
+                is_protected: true,
+                ..facts
+            },
+            0
+        ));
+        assert!(check_budget(&uid("p"), 2, 2).is_ok() && check_budget(&uid("p"), 3, 2).is_err());
+    }
+}
