@@ -365,7 +365,7 @@ impl WatchFeed {
             tracing::warn!(
                 what,
                 object,
-                "it is larger than Stowage reads: what is not known of it counts as what is safe (docs/operations.md, Bounds)"
+                "it is larger than Stowage reads: what is not known of it counts as what is safe (docs/reference/limits.md, Bounds)"
             );
         }
     }
