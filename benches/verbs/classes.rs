@@ -91,12 +91,14 @@ fn assert_classified(extender: &Extender) {
     let ledger = extender.service.cluster();
     let class = |traits: &PodTraits| {
         ledger
+            .ledger()
             .policy()
-            .class(ledger.policy().classify(traits).class)
+            .class(ledger.ledger().policy().classify(traits).class)
             .name
             .clone()
     };
     let asked = ledger
+        .ledger()
         .pod_states()
         .into_values()
         .filter(|entry| entry.demand.traits.labels.contains_key("team"));
@@ -129,7 +131,7 @@ fn report(by_default: &Samples, by_rules: &Samples) {
 
 /// Prints how much longer the first pod of its kind waits: for its classification.
 fn report_classifying(extender: &Extender) {
-    let policy = extender.service.cluster().policy().clone();
+    let policy = extender.service.cluster().ledger().policy().clone();
     let mut samples = Samples::default();
     for kind in 0..KINDS {
         let traits = PodTraits {

@@ -136,7 +136,6 @@ impl SimulateFaultsArgs {
         let rules = CampaignRules {
             limit: limit(self.minutes),
             interrupted: Some(&interrupted),
-            ..CampaignRules::default()
         };
         let CampaignResult {
             tally,

@@ -6,6 +6,7 @@
 use super::fit::{Misfit, fit_by, is_allowed};
 use super::pack::{GpuChoice, NodeEvaluation, PackingCost};
 use super::score_cache::CachedScore;
+/// The place of a node that the snapshot does not have.
 pub use super::snapshot::NO_PLACE as UNKNOWN_PLACE;
 use super::snapshot::Snapshot;
 use super::start_model::StartModel;
@@ -83,8 +84,6 @@ pub struct Shortlist {
     /// The place in the snapshot of each name that was asked about, in the order of the names; [`UNKNOWN_PLACE`] if it has none.
     pub places: Vec<u32>,
 }
-
-/// The place of a node that the snapshot does not have.
 
 impl Shortlist {
     /// The places in the snapshot of the nodes that were asked about, of those that it has.
