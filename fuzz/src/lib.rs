@@ -1,6 +1,6 @@
 //! What is fuzzed: `cargo fuzz run --features fuzzing TARGET`. `cargo test` replays the corpus without the fuzzer.
 //!
-//! [`ledger`] is a cluster with two replicas of Stowage, [`decisions`] one that events from outside reach in any order,
+//! [`mod@ledger`] is a cluster with two replicas of Stowage, [`decisions()`] one that events from outside reach in any order,
 //! [`hostile`] makes pods with as much content as possible,
 //! [`small_cluster`] is where policies, reports and recordings come to.
 
