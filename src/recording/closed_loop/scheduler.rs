@@ -3,7 +3,7 @@
 
 use super::demand::RecordedBinding;
 use super::stage::{ClosedLoop, Event, ROUND};
-use stowage_scheduling::control_loop::{EdgeFacts, NominationChange, PodWrite};
+use stowage_scheduling::control_loop::{EdgeFacts, NominationChange, PodWrite, StatusPurpose};
 use stowage_scheduling::ids::{NodeName, PodUid};
 use stowage_scheduling::kube_filters::{AssumedNodeChange, FilterReason, FilterVerdict};
 use stowage_scheduling::ledger::SchedulingGate;
@@ -72,7 +72,12 @@ impl ClosedLoop<'_> {
     /// What the API server and kube-scheduler make of a write.
     fn land(&mut self, write: &PodWrite) {
         match write {
-            PodWrite::Status { uid, change, .. } => {
+            PodWrite::Status {
+                uid,
+                change,
+                purpose,
+                ..
+            } => {
                 let Some(pod) = self.pods.get_mut(uid) else {
                     return;
                 };
@@ -82,18 +87,22 @@ impl ClosedLoop<'_> {
                     None => {}
                 }
                 self.show_waiting(uid);
-                if change.touch.is_some() {
+                if matches!(purpose, StatusPurpose::Release { .. }) {
+                    self.lift_gate(uid);
+                } else if change.touch.is_some() {
                     self.retry(uid);
                 }
             }
-            PodWrite::LiftGate { uid, .. } => {
-                if let Some(pod) = self.pods.get_mut(uid) {
-                    pod.gate = SchedulingGate::Open;
-                    self.show_waiting(uid);
-                    self.retry(uid);
-                }
-            }
+            PodWrite::LiftGate { uid, .. } => self.lift_gate(uid),
             PodWrite::Evict { uid, .. } => self.leave(uid),
+        }
+    }
+
+    fn lift_gate(&mut self, uid: &PodUid) {
+        if let Some(pod) = self.pods.get_mut(uid) {
+            pod.gate = SchedulingGate::Open;
+            self.show_waiting(uid);
+            self.retry(uid);
         }
     }
 

@@ -116,7 +116,7 @@ impl<'d> ClosedLoop<'d> {
         let cluster = Cluster::load(state)?;
         let mut closed_loop = Self {
             recorded_policy: Policy::clone(cluster.ledger().policy()),
-            control_loop: ControlLoop::new(cluster),
+            control_loop: ControlLoop::going_on(cluster),
             tally: Tally::default(),
             pods: BTreeMap::new(),
             scores: ScoreCache::default(),

@@ -137,7 +137,7 @@ impl<B: Books> ControlLoop<B> {
         if let Err(error @ (ControlPlaneError::Refused(_) | ControlPlaneError::Unknown(_))) =
             written
         {
-            self.failed(key, format!("could not show a reservation again: {error}"));
+            self.failed(key, "could not show a reservation again", error);
             self.stale
                 .unshown
                 .0
@@ -180,7 +180,7 @@ impl<B: Books> ControlLoop<B> {
         let mut wanted: BTreeSet<PodUid> = ledger.victims().cloned().collect();
         wanted.extend(self.orphaned_members.keys().cloned());
         if ledger.policy().conflicts == ConflictRule::EvictUnstarted {
-            wanted.extend(self.facts.conflict_victims.iter().cloned());
+            wanted.extend(self.conflict_victims.iter().cloned());
         }
         wanted
     }

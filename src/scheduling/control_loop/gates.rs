@@ -64,10 +64,7 @@ impl<B: Books> ControlLoop<B> {
             // The watch shows it, too.
             Ok(()) | Err(ControlPlaneError::Gone) => {}
             Err(error) => {
-                self.failed(
-                    key,
-                    format!("could not lift the gate of a nominated pod: {error}"),
-                );
+                self.failed(key, "could not lift the gate of a nominated pod", error);
                 if let Some(progress) = self.progress_toward(uid, reservation) {
                     progress.nominate_soon(now);
                 }

@@ -155,10 +155,7 @@ impl<B: Books> ControlLoop<B> {
             }
             (Ok(()), _) | (Err(ControlPlaneError::Gone), _) => {}
             (Err(error), _) => {
-                self.failed(
-                    key,
-                    format!("could not write whether the engine may wake: {error}"),
-                );
+                self.failed(key, "could not write whether the engine may wake", error);
             }
         }
     }

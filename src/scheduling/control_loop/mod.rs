@@ -47,7 +47,6 @@ pub use planning_run::{PlanningJob, RunEnd};
 pub use pod_event::{ControlPlaneError, PodEvent, PodEventReason, PodOnRecord, reserved_text};
 pub use pod_write::{EvictionTask, PodWrite, StatusPurpose, WriteOutcome};
 pub use relief::{FoundPressure, PressureJob};
-pub use reservation_progress::{PAUSES, SHOWS_WITHIN};
 pub use status_change::{
     EvictionCondition, EvictionOutcome, EvictionReason, NominationChange, PlanState, RequeueMark,
     ReservationChange, StatusChange, WakeAnswer,
@@ -56,7 +55,7 @@ pub use unplannable_pods::UNPLANNABLE_AT_ONCE;
 
 use crate::ids::{GpuUuid, PodKey, PodUid};
 use crate::ledger::Expired;
-use crate::planning::{PlannedPlacement, PressureWatch};
+use crate::planning::{PlannedPlacement, PressureWatch, WaitReason};
 use crate::policy::Mode;
 use crate::units::{Millis, Moment};
 use crate::verbs::tick::PartOfTick;
@@ -162,13 +161,16 @@ pub enum Notice {
         pod: PodKey,
         outcome: EvictionOutcome,
     },
-    Happened {
+    Evicted(PodKey),
+    /// The cluster or the policy changed while a run found a place for the pod.
+    PlaceLost {
         pod: PodKey,
-        what: String,
+        refusal: String,
     },
     Failed {
         pod: PodKey,
-        what: String,
+        what: &'static str,
+        why: String,
     },
 }
 
@@ -179,12 +181,15 @@ pub struct EdgeFacts {
     pub conflict_victims: BTreeSet<PodUid>,
     /// The API server does not let volumes, claims or storage classes be read.
     pub lacks_volumes: bool,
+    /// The next [`UNPLANNABLE_AT_ONCE`] pods behind the planner's gate that it never places; fewer if there are no more.
+    pub unplannable_pods: Vec<(PodUid, PodKey, WaitReason)>,
 }
 
 #[derive(Debug)]
 pub struct ControlLoop<B> {
     pub books: B,
-    facts: EdgeFacts,
+    conflict_victims: BTreeSet<PodUid>,
+    lacks_volumes: bool,
     was_leading: bool,
     acts: VecDeque<Act>,
     /// Progress of each reservation, beyond what the ledger has.
@@ -199,6 +204,8 @@ pub struct ControlLoop<B> {
     writes: WriteQueue,
     /// `None` while a look is in progress.
     pressure: Option<PressureWatch>,
+    /// The look in progress began in an earlier tenure.
+    is_old_look: bool,
     /// Neighbors of engines under pressure whose eviction was ordered.
     staying: BTreeMap<PodUid, RetryState>,
     check_engine_load_at: Moment,
@@ -211,7 +218,8 @@ impl<B: Books> ControlLoop<B> {
     pub fn new(books: B) -> Self {
         Self {
             books,
-            facts: EdgeFacts::default(),
+            conflict_victims: BTreeSet::new(),
+            lacks_volumes: false,
             was_leading: false,
             acts: VecDeque::new(),
             progress_of: BTreeMap::new(),
@@ -223,11 +231,20 @@ impl<B: Books> ControlLoop<B> {
             said_after: None,
             writes: WriteQueue::default(),
             pressure: Some(PressureWatch::default()),
+            is_old_look: false,
             staying: BTreeMap::new(),
             check_engine_load_at: Moment::default(),
             loans: EndingLoans::default(),
             released: ReleasedPods::default(),
             check_overuse_at: Moment::default(),
+        }
+    }
+
+    /// For books that have every refusal: it supposes none of the pods that it finds.
+    pub fn going_on(books: B) -> Self {
+        Self {
+            was_leading: true,
+            ..Self::new(books)
         }
     }
 
@@ -240,8 +257,10 @@ impl<B: Books> ControlLoop<B> {
 
     /// Time passes. What is due ends, and a replica that may act handles all pending pods; another one forgets its progress.
     pub fn tick(&mut self, now: Moment, is_leading: bool, facts: EdgeFacts) {
-        self.facts = facts;
-        let is_new = is_leading && !std::mem::replace(&mut self.was_leading, is_leading);
+        let unplannable_pods = facts.unplannable_pods;
+        self.conflict_victims = facts.conflict_victims;
+        self.lacks_volumes = facts.lacks_volumes;
+        let was_leading = std::mem::replace(&mut self.was_leading, is_leading);
         self.expire(now, is_leading);
         if !is_leading {
             return self.forget();
@@ -249,8 +268,9 @@ impl<B: Books> ControlLoop<B> {
         // A statement of its own, so that the lock is released with it.
         let unknown = self.books.lock().apply(TakeUnknownReservations);
         self.end_unknown(unknown);
+        self.released(unplannable_pods, now);
         self.handle_pending(now);
-        if is_new {
+        if !was_leading {
             self.suppose_refused();
         }
     }
@@ -282,9 +302,16 @@ impl<B: Books> ControlLoop<B> {
         self.loans = EndingLoans::default();
         self.stop_planning();
         self.failing_pods = FailingPods::default();
-        self.writes.forget_what_is_to_come();
-        if let Some(pressure) = &mut self.pressure {
-            *pressure = PressureWatch::default();
+        for write in self.writes.forget_what_is_to_come() {
+            if let PodWrite::Evict { uid, task, .. } = write
+                && task.counts_each_attempt()
+            {
+                self.take_back(&uid);
+            }
+        }
+        match &mut self.pressure {
+            Some(pressure) => *pressure = PressureWatch::default(),
+            None => self.is_old_look = true,
         }
     }
 
@@ -337,13 +364,8 @@ impl<B: Books> ControlLoop<B> {
         self.acts.push_back(Act::Note(notice));
     }
 
-    fn happened(&mut self, pod: &PodKey, what: impl Into<String>) {
-        let (pod, what) = (pod.clone(), what.into());
-        self.note(Notice::Happened { pod, what });
-    }
-
-    fn failed(&mut self, pod: &PodKey, what: impl Into<String>) {
-        let (pod, what) = (pod.clone(), what.into());
-        self.note(Notice::Failed { pod, what });
+    fn failed(&mut self, pod: &PodKey, what: &'static str, why: impl ToString) {
+        let (pod, why) = (pod.clone(), why.to_string());
+        self.note(Notice::Failed { pod, what, why });
     }
 }

@@ -145,7 +145,8 @@ impl<B: Books> ControlLoop<B> {
         };
         self.failed(
             &key,
-            format!("it stays, though its group {group} is not whole: {because}"),
+            "it stays, though its group is not whole",
+            format!("{group}: {because}"),
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Applies the results of the planner's writes to its state.
+//! Applies the results of the loop's writes to its state.
 
 use super::pod_write::{EvictionTask, PodWrite, StatusPurpose, WriteOutcome};
 use super::reservation_progress::{FailedBy, PAUSES, ReservationProgress, SHOWS_WITHIN};
@@ -118,7 +118,7 @@ impl<B: Books> ControlLoop<B> {
             StatusPurpose::EndReservation { .. } => "could not clear the condition of a reservation that ended",
             StatusPurpose::EndUnknownReservation => "could not clear a stale reservation condition of the pod",
             // The pod is tried again.
-            StatusPurpose::Wake => "could not requeue a pod",
+            StatusPurpose::Requeue => "could not requeue a pod",
             StatusPurpose::Release { why } if written.is_ok() => return self.say_released(key, uid, why),
             StatusPurpose::Release { .. } => "could not remove the scheduling gate of a pod",
             // Written again as long as the pod shows it.
@@ -127,7 +127,7 @@ impl<B: Books> ControlLoop<B> {
             | StatusPurpose::ExplainWait => return,
         };
         if let Err(error) = written {
-            self.failed(key, format!("{unwritten}: {error}"));
+            self.failed(key, unwritten, error);
         }
     }
 
@@ -187,8 +187,11 @@ impl<B: Books> ControlLoop<B> {
             // No answer came, and the watch shows it: pods may have been evicted for it.
             Err(ControlPlaneError::Unknown(_)) if is_shown => progress.is_written = true,
             Err(error) => {
-                let what = format!("could not write the reservation; no pod is evicted: {error}");
-                self.failed(key, what);
+                self.failed(
+                    key,
+                    "could not write the reservation; no pod is evicted",
+                    error,
+                );
                 let why = |_: &PodKey| "the API server did not accept it".into();
                 self.give_up(uid, why, FailedBy::Preemptor, now);
             }
@@ -204,17 +207,10 @@ impl<B: Books> ControlLoop<B> {
         now: Moment,
     ) {
         match &outcome {
-            EvictionOutcome::Evicted => {
-                self.books.lock().apply(PodEvicted(victim.clone()));
-                self.happened(key, "evicted");
-            }
+            EvictionOutcome::Evicted => self.books.lock().apply(PodEvicted(victim.clone())),
             EvictionOutcome::Refused { message } => {
-                self.failed(key, format!("eviction refused: {message}"));
                 self.take_back(victim);
                 self.note_refused(victim, message);
-            }
-            EvictionOutcome::Unknown { message } => {
-                self.failed(key, format!("eviction unanswered: {message}"));
             }
             EvictionOutcome::TryLater { .. } | EvictionOutcome::CalledOff
                 if task.counts_each_attempt() =>
@@ -223,7 +219,22 @@ impl<B: Books> ControlLoop<B> {
             }
             EvictionOutcome::Gone
             | EvictionOutcome::TryLater { .. }
-            | EvictionOutcome::CalledOff => {}
+            | EvictionOutcome::CalledOff
+            | EvictionOutcome::Unknown { .. } => {}
+        }
+        if *task != EvictionTask::Overuse {
+            match &outcome {
+                EvictionOutcome::Evicted => self.note(Notice::Evicted(key.clone())),
+                EvictionOutcome::Refused { message } => {
+                    self.failed(key, "eviction refused", message);
+                }
+                EvictionOutcome::Unknown { message } => {
+                    self.failed(key, "eviction unanswered", message);
+                }
+                EvictionOutcome::Gone
+                | EvictionOutcome::TryLater { .. }
+                | EvictionOutcome::CalledOff => {}
+            }
         }
         match task {
             EvictionTask::Relief => self.note_relief(victim, outcome, now),
@@ -266,10 +277,7 @@ impl<B: Books> ControlLoop<B> {
             // The watch shows it, too.
             Err(ControlPlaneError::Gone) => {}
             Err(error) => {
-                self.failed(
-                    key,
-                    format!("could not nominate a pod to its node: {error}"),
-                );
+                self.failed(key, "could not nominate a pod to its node", error);
             }
         }
     }

@@ -64,7 +64,7 @@ pub enum StatusPurpose {
     /// Tells a sleeping engine's pod whether it may wake.
     AnswerWake(WakeAnswer),
     /// Makes kube-scheduler try the pod again.
-    Wake,
+    Requeue,
     /// Shows why the pod is not placed, and lifts its gate.
     Release { why: Arc<str> },
 }
@@ -157,12 +157,12 @@ impl PodWrite {
     }
 
     /// Whether no reservation, eviction or wake of an engine depends on it: a pending pod's condition can wait.
-    pub fn can_wait(&self) -> bool {
+    pub(super) fn can_wait(&self) -> bool {
         matches!(
             self,
             Self::Status {
                 purpose: StatusPurpose::ExplainWait
-                    | StatusPurpose::Wake
+                    | StatusPurpose::Requeue
                     | StatusPurpose::Release { .. },
                 ..
             }
@@ -271,7 +271,7 @@ impl StatusPurpose {
 
     /// Whether it clears the condition of a reservation. If the pod has one by then, that is shown instead: it may be written
     /// already, because the preempt verb does not wait for the planner's writes.
-    pub fn ends_reservation(&self) -> bool {
+    pub(super) fn ends_reservation(&self) -> bool {
         matches!(
             self,
             Self::EndReservation { .. } | Self::EndUnknownReservation | Self::AbandonReservation
@@ -289,7 +289,7 @@ impl StatusPurpose {
             Self::CancelEviction => "cancel-eviction",
             Self::ExplainWait => "explain-wait",
             Self::AnswerWake(_) => "answer-wake",
-            Self::Wake => "wake",
+            Self::Requeue => "requeue",
             Self::Release { .. } => "release",
         }
     }

@@ -76,8 +76,8 @@ impl<B: Books> ControlLoop<B> {
     /// Evicts what a look has found; `None` if the look failed. Whether its reason still stands is looked at once more when the
     /// eviction is sent.
     pub fn found_pressure(&mut self, found: Option<FoundPressure>) {
-        let FoundPressure { pressure, leaving } =
-            found.filter(|_| self.was_leading).unwrap_or_default();
+        let is_old = std::mem::take(&mut self.is_old_look);
+        let FoundPressure { pressure, leaving } = found.filter(|_| !is_old).unwrap_or_default();
         self.pressure = Some(pressure);
         leaving
             .into_iter()
@@ -94,10 +94,12 @@ impl<B: Books> ControlLoop<B> {
         let mut ledger = self.books.lock();
         if !ledger.ledger().may_order(std::slice::from_ref(&uid)) {
             drop(ledger);
-            let what = format!(
-                "it stays beside the engine {engine}: enough pods were evicted within the minute"
+            let why = format!("{engine} is under pressure");
+            return self.failed(
+                &key,
+                "it stays: enough pods were evicted within the minute",
+                why,
             );
-            return self.failed(&key, what);
         }
         ledger.apply(EvictionsOrdered(std::slice::from_ref(&uid).to_vec()));
         drop(ledger);

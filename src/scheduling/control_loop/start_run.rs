@@ -166,9 +166,8 @@ impl<B: Books> ControlLoop<B> {
         };
         let taken = self.books.lock().apply(reserve);
         if let Err((place, refusal)) = taken {
-            let what =
-                format!("the cluster or the policy changed while the plan was made: {refusal}");
-            return self.happened(&places[place].key, what);
+            let (pod, refusal) = (places[place].key.clone(), refusal.to_string());
+            return self.note(Notice::PlaceLost { pod, refusal });
         }
         for place in places {
             self.note(Notice::Planned(Box::new(place.clone()), took));
@@ -240,7 +239,7 @@ impl<B: Books> ControlLoop<B> {
         if self.writes.concern(&uid) {
             return;
         }
-        let (change, purpose) = (StatusChange::touch(), StatusPurpose::Wake);
+        let (change, purpose) = (StatusChange::touch(), StatusPurpose::Requeue);
         self.writes.add(PodWrite::Status {
             key,
             uid,

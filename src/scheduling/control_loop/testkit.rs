@@ -23,11 +23,6 @@ impl<B: Books> ControlLoop<B> {
         !self.writes.is_empty()
     }
 
-    /// It has led before: it supposes nothing of pods that it finds.
-    pub fn has_led(&mut self) {
-        self.was_leading = true;
-    }
-
     pub fn add(&mut self, write: PodWrite) {
         self.writes.add(write);
     }

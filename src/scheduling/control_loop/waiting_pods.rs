@@ -91,8 +91,7 @@ impl<B: Books> ControlLoop<B> {
 
     /// Whether the reason is a volume that the API server has not shown yet, and that it lets this replica read.
     fn may_be_supported_soon(&self, why: &WaitReason) -> bool {
-        matches!(why, WaitReason::UnsupportedFilter(rule) if rule.entry())
-            && !self.facts.lacks_volumes
+        matches!(why, WaitReason::UnsupportedFilter(rule) if rule.entry()) && !self.lacks_volumes
     }
 
     /// kube-scheduler's condition has the other reasons for which a rejected pod is pending. This one is an Event: a change of

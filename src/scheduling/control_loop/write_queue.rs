@@ -83,12 +83,15 @@ impl WriteQueue {
         }
     }
 
-    /// Drops all writes that have not been sent.
-    pub fn forget_what_is_to_come(&mut self) {
-        self.behind.values_mut().for_each(VecDeque::clear);
+    /// Drops all writes that have not been sent, and answers them.
+    pub fn forget_what_is_to_come(&mut self) -> Vec<PodWrite> {
+        let behind = self.behind.values_mut().flat_map(|queue| queue.drain(..));
+        let mut dropped: Vec<PodWrite> = behind.collect();
         for (_, write) in self.urgent.drain(..).chain(self.can_wait.drain(..)) {
             self.behind.remove(write.uid());
+            dropped.push(write);
         }
+        dropped
     }
 
     #[cfg(any(test, feature = "testkit"))]
@@ -127,7 +130,7 @@ mod tests {
     }
 
     fn touch(name: &str) -> PodWrite {
-        write(name, StatusChange::touch(), StatusPurpose::Wake)
+        write(name, StatusChange::touch(), StatusPurpose::Requeue)
     }
 
     #[test]
@@ -169,7 +172,8 @@ mod tests {
         writes.next();
         writes.add(nominate("a", "m"));
         writes.add(nominate("b", "n"));
-        writes.forget_what_is_to_come();
+        let dropped = writes.forget_what_is_to_come();
+        assert_eq!(dropped, [nominate("a", "m"), nominate("b", "n")]);
         assert!(writes.concern(&uid("a")) && !writes.concern(&uid("b")));
         writes.end(&uid("a"));
         assert!(writes.is_empty() && writes.next().is_none());

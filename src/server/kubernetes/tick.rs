@@ -1,5 +1,5 @@
 //! The ledger's periodic upkeep: expires reservations and soft reservations, ages readings, sweeps pods that no watch shows,
-//! reports current warnings when a replica becomes leader, and runs the leader's planner.
+//! reports current warnings when a replica becomes leader, and runs the leader's control loop.
 //!
 //! It serves a real cluster and a dump alike: it writes through the port and knows no client.
 
@@ -61,16 +61,14 @@ struct LedgerUpkeep {
 impl LedgerUpkeep {
     fn tick(&mut self, now: Moment) {
         let is_open = self.service.leadership.is_open();
-        if is_open {
-            let control_loop = &mut self.driver.control_loop;
-            let after = control_loop.unplannable_pods_after().cloned();
-            let unplannable_pods = self
-                .index
-                .lock()
-                .unplannable_pods_after(after.as_ref(), UNPLANNABLE_AT_ONCE);
-            control_loop.released(unplannable_pods, now);
-        }
-        self.driver.tick(now);
+        let unplannable_pods = match is_open {
+            true => self.index.lock().unplannable_pods_after(
+                self.driver.control_loop.unplannable_pods_after(),
+                UNPLANNABLE_AT_ONCE,
+            ),
+            false => Vec::new(),
+        };
+        self.driver.tick(now, is_open, unplannable_pods);
         if is_open && !self.was_open {
             let standing = self.index.lock().standing(&self.service);
             standing
@@ -190,6 +188,32 @@ mod tests {
                 "{waiting}"
             );
         }
+    }
+
+    /// A panic under the lock, or a Lease that is renewed late, ends a tenure within one process.
+    #[tokio::test]
+    async fn each_tenure_supposes_that_pending_pods_were_refused() {
+        let recorder = Arc::new(Recorder::default());
+        let mut upkeep = upkeep(&recorder, Policy::default());
+        let waiting = json!({
+            "metadata": { "name": "later", "uid": "later" },
+            "spec": { "containers": [{
+                "name": "engine", "resources": { "limits": { "stowage.dev/vram": "40Gi" } },
+            }] },
+        });
+        let tick = |upkeep: &mut LedgerUpkeep| upkeep.tick(upkeep.service.now());
+        upkeep.service.lead_from_the_start();
+        tick(&mut upkeep);
+        upkeep.service.set_tenure(crate::service::Tenure::Standby);
+        tick(&mut upkeep);
+        let pod = serde_json::from_value(waiting).unwrap();
+        upkeep.index.lock().apply_pod(&upkeep.service, &pod);
+        upkeep.service.lead_from_the_start();
+        tick(&mut upkeep);
+        let later = PodUid::parse("later").unwrap();
+        let cluster = upkeep.service.cluster();
+        let pod = cluster.ledger().pod_state(&later).unwrap();
+        assert!(pod.refused().is_some());
     }
 
     #[tokio::test]

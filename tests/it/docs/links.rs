@@ -32,6 +32,25 @@ fn every_relative_link_leads_somewhere() {
     assert!(followed > 100, "only {followed} links were found");
 }
 
+/// A reader who is sent to a file finds it.
+#[test]
+fn every_path_of_the_sources_that_a_page_names_is_there() {
+    let mut missing = Vec::new();
+    for page in pages() {
+        for named in page.text.split('`').skip(1).step_by(2) {
+            let path = named.trim_end_matches('/');
+            let is_path = path.starts_with("src/")
+                && path
+                    .chars()
+                    .all(|c| c.is_ascii_alphanumeric() || "/._-".contains(c));
+            if is_path && !root().join(path).exists() {
+                missing.push(format!("{}: {path}", page.file.display()));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
+}
+
 fn follow(page: &Page, target: &str) -> Result<(), String> {
     let (file, anchor) = target
         .split_once('#')

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 pub struct Page {
     /// Below the repository's root.
     pub file: PathBuf,
-    text: String,
+    pub text: String,
 }
 
 /// A block between fences, in a list, too.

@@ -1,7 +1,7 @@
 //! The continuous audit: compares the bound pods and reservations of each GPU, as the watches show them, with the GPU's capacity.
 //!
 //! It is an external view. It never reads the ledger, so a Binding that was written late, two leaders at once or a mistake in the
-//! ledger itself shows here, even if the ledger does not know of it. [`check`] finds the conflicts of one node; [`remedy`] finds
+//! ledger itself shows here, even if the ledger does not know of it. [`mod@check`] finds the conflicts of one node; [`remedy`] finds
 //! the pods that could be evicted; [`audited_pod`] is what is read of a pod, [`gpu_conflict`] what is reported.
 //!
 //! ```text

@@ -22,33 +22,34 @@ pub(crate) fn status_patch(
     clock: &Clock,
     now: jiff::Timestamp,
 ) -> Value {
-    let conditions: Vec<PodCondition> = [
-        change
-            .reservation
+    // Each part by its name: one that is not sent is an error here.
+    let StatusChange {
+        reservation,
+        nomination,
+        touch,
+        plan,
+        eviction,
+        wake,
+    } = change;
+    let shown = [
+        reservation
             .as_ref()
             .map(|reservation| reserved_condition(reservation, epoch, clock, now)),
-        change
-            .plan
-            .as_ref()
+        plan.as_ref()
             .map(|state| objects::placed_condition(state, now)),
-        change
-            .wake
-            .as_ref()
+        wake.as_ref()
             .map(|answer| objects::wakeable_condition(answer, now)),
-        change
-            .eviction
+        eviction
             .as_ref()
             .map(|mark| objects::disruption_target_condition(mark, pod)),
-        change.touch.map(|_| objects::requeued_condition(now)),
-    ]
-    .into_iter()
-    .flatten()
-    .collect();
+        touch.map(|_| objects::requeued_condition(now)),
+    ];
+    let conditions: Vec<PodCondition> = shown.into_iter().flatten().collect();
     let mut status = json!({});
     if !conditions.is_empty() {
         status["conditions"] = json!(conditions);
     }
-    match &change.nomination {
+    match &nomination {
         None => {}
         Some(NominationChange::To(node)) => status["nominatedNodeName"] = json!(node),
         // A null removes the field.

@@ -2,7 +2,7 @@
 //! a task, and plans and looks for pressure run on threads of their own, so nothing else waits for them.
 //!
 //! Nothing here decides: what to write is the loop's, and whether it still holds is asked of the core when it is sent
-//! ([`carry_out`]).
+//! ([`mod@carry_out`]).
 
 mod carry_out;
 mod notices;
@@ -20,7 +20,8 @@ use stowage_kubernetes_objects::port::ControlPlane;
 use stowage_scheduling::control_loop::{
     Act, ControlLoop, EdgeFacts, FoundPressure, PlanningJob, PodWrite, RunEnd, WriteOutcome,
 };
-use stowage_scheduling::planning::Plan;
+use stowage_scheduling::ids::{PodKey, PodUid};
+use stowage_scheduling::planning::{Plan, WaitReason};
 use stowage_scheduling::policy::ConflictRule;
 use stowage_scheduling::units::Moment;
 use tokio::task::{Id, JoinHandle, JoinSet};
@@ -55,9 +56,18 @@ impl LoopDriver {
         }
     }
 
-    pub fn tick(&mut self, now: Moment) {
-        let is_leading = self.service.leadership.is_open();
-        self.control_loop.tick(now, is_leading, self.facts(now));
+    /// `unplannable_pods` are the next ones after [`ControlLoop::unplannable_pods_after`].
+    pub fn tick(
+        &mut self,
+        now: Moment,
+        is_leading: bool,
+        unplannable_pods: Vec<(PodUid, PodKey, WaitReason)>,
+    ) {
+        let facts = match is_leading {
+            true => self.facts(now, unplannable_pods),
+            false => EdgeFacts::default(),
+        };
+        self.control_loop.tick(now, is_leading, facts);
         self.act();
         if is_leading {
             let waiting = self.service.cluster().ledger().pending_count();
@@ -65,18 +75,18 @@ impl LoopDriver {
         }
     }
 
-    fn facts(&self, now: Moment) -> EdgeFacts {
-        let ends_conflicts =
-            self.service.cluster().ledger().policy().conflicts == ConflictRule::EvictUnstarted;
-        let conflict_victims = match ends_conflicts {
-            true => self.service.conflicts().victims(now),
-            false => Vec::new(),
+    fn facts(&self, now: Moment, unplannable_pods: Vec<(PodUid, PodKey, WaitReason)>) -> EdgeFacts {
+        let conflicts = self.service.cluster().ledger().policy().conflicts;
+        let conflict_victims = match conflicts {
+            ConflictRule::EvictUnstarted => self.service.conflicts().victims(now),
+            ConflictRule::Report => Vec::new(),
         };
         EdgeFacts {
             conflict_victims: conflict_victims.into_iter().map(|one| one.uid).collect(),
             lacks_volumes: STORAGE
                 .iter()
                 .any(|what| self.service.refused_reads.is_refused(what)),
+            unplannable_pods,
         }
     }
 

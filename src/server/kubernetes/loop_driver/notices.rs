@@ -57,8 +57,11 @@ impl LoopDriver {
                     }
                 }
             }
-            Notice::Happened { pod, what } => info!(%pod, "{what}"),
-            Notice::Failed { pod, what } => warn!(%pod, "{what}"),
+            Notice::Evicted(pod) => info!(%pod, "evicted"),
+            Notice::PlaceLost { pod, refusal } => {
+                info!(%pod, refusal, "the cluster or the policy changed while the plan was made");
+            }
+            Notice::Failed { pod, what, why } => warn!(%pod, why, "{what}"),
         }
     }
 

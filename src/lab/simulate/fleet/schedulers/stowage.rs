@@ -15,7 +15,7 @@ use stowage_scheduling::control_loop::{
 };
 use stowage_scheduling::ids::{NodeName, PodUid};
 use stowage_scheduling::kube_filters::{Amounts, FilterNode, NodeFootprint, Requirements};
-use stowage_scheduling::ledger::{ObservedPhase, ObservedWaiting};
+use stowage_scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation};
 use stowage_scheduling::placing::score_cache::ScoreCache;
 use stowage_scheduling::policy::Policy;
 use stowage_scheduling::units::Moment;
@@ -219,7 +219,11 @@ impl Stowage {
                     Some(NominationChange::Cleared) => drop(self.nominated.remove(uid)),
                     None => {}
                 }
-                if change.touch.is_some() && self.waiting.contains_key(uid) {
+                if !self.waiting.contains_key(uid) {
+                    return;
+                }
+                self.show_waiting(uid);
+                if change.touch.is_some() {
                     self.retry(uid, acts);
                 }
             }
@@ -235,6 +239,26 @@ impl Stowage {
                 },
             }),
         }
+    }
+
+    /// The watch shows what was written of a pod that waits.
+    fn show_waiting(&mut self, uid: &PodUid) {
+        let Some(pod) = self.control_loop.books.ledger().pod_state(uid) else {
+            return;
+        };
+        let state = ObservedPhase::Waiting(ObservedWaiting {
+            reservation: pod.reservation().cloned(),
+            nominated: self.nominated.get(uid).cloned(),
+            ..ObservedWaiting::default()
+        });
+        let observation = PodObservation {
+            uid: uid.clone(),
+            key: pod.key.clone(),
+            demand: pod.demand.clone(),
+            state,
+            observed: None,
+        };
+        self.control_loop.books.apply(PodObserved(observation));
     }
 
     /// kube-scheduler tries a pod again: on the node to which it is nominated, and else on any.

@@ -377,10 +377,11 @@ async fn a_reservation_made_while_the_end_of_another_is_being_written_is_shown_a
 #[tokio::test]
 async fn a_reservation_is_shown_after_the_end_of_another_although_a_third_write_waits() {
     let (mut bench, answer) = held_again_while_the_end_is_written().await;
-    bench
-        .planner
-        .control_loop
-        .add(write("serving", StatusChange::touch(), StatusPurpose::Wake));
+    bench.planner.control_loop.add(write(
+        "serving",
+        StatusChange::touch(),
+        StatusPurpose::Requeue,
+    ));
     answer.send(()).unwrap();
     assert_eq!(
         bench.settle().await,

@@ -31,7 +31,7 @@ impl PlannerFixture {
         service.lead_from_the_start();
         let mut planner = LoopDriver::new(service.clone(), recorder.clone());
         // What a new leader supposes of pods that it finds has other tests.
-        planner.control_loop.has_led();
+        planner.control_loop = ControlLoop::going_on(SharedBooks(service.clone()));
         Self {
             service,
             recorder,
@@ -112,7 +112,9 @@ impl PlannerFixture {
 
     /// One tick, without waiting for its writes.
     pub(crate) fn begin_tick(&mut self) {
-        self.planner.tick(self.planner.now());
+        let is_leading = self.service.leadership.is_open();
+        self.planner
+            .tick(self.planner.now(), is_leading, Vec::new());
     }
 
     /// One tick with all that it writes, in words. The watch shows it at once.
