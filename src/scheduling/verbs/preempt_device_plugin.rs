@@ -92,3 +92,6 @@ fn eviction_cost(
     }
     ledger.eviction_cost_of(preemptor, &node, &victims)
 }
+
+#[cfg(test)]
+mod tests;
