@@ -106,7 +106,7 @@ impl Fleet {
             engine_load: *load,
         };
         let reading = NodeReading {
-            sampled: self.cluster.now(),
+            sampled: self.cluster.ledger().now(),
             gpus: loads.iter().enumerate().map(gpu).collect(),
             ..NodeReading::default()
         };

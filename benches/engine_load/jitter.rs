@@ -95,10 +95,21 @@ impl Arm {
         for node in 0..NODES {
             let loads: [EngineLoad; GPUS] = std::array::from_fn(|gpu| self.read(node, gpu));
             let name = &self.fleet.nodes[node];
-            let before = self.fleet.cluster.node(name).map(|node| node.generation);
+            let before = self
+                .fleet
+                .cluster
+                .ledger()
+                .node(name)
+                .map(|node| node.generation);
             self.fleet.report(node, &loads);
             let name = &self.fleet.nodes[node];
-            let is_changed = self.fleet.cluster.node(name).map(|node| node.generation) != before;
+            let is_changed = self
+                .fleet
+                .cluster
+                .ledger()
+                .node(name)
+                .map(|node| node.generation)
+                != before;
             if second >= WARM_UP {
                 self.changed += usize::from(is_changed);
             }

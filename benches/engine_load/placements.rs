@@ -106,8 +106,8 @@ fn run(seed: u64, counting: Counting, tally: &mut Tally) {
             None => tally.refused += usize::from(second >= WARM_UP),
         }
         if second >= WARM_UP {
-            tally.allocated +=
-                fleet.cluster.totals().charged.0 as f64 / fleet.cluster.totals().capacity.0 as f64;
+            tally.allocated += fleet.cluster.ledger().totals().charged.0 as f64
+                / fleet.cluster.ledger().totals().capacity.0 as f64;
             tally.seconds += 1.0;
         }
     }

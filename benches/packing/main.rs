@@ -103,10 +103,11 @@ impl PackedCluster {
             state: ObservedPhase::Waiting(ObservedWaiting::default()),
             observed: None,
         }));
-        let asked = BindAsked::of(&self.ledger, &uid, node).expect("it waits");
+        let asked = BindAsked::of(self.ledger.ledger(), &uid, node).expect("it waits");
         if self.ledger.apply(asked).is_ok() {
             let devices = self
                 .ledger
+                .ledger()
                 .pod_state(&uid)
                 .and_then(|entry| entry.devices().cloned());
             self.ledger.apply(BindingWritten {
@@ -121,7 +122,7 @@ impl PackedCluster {
         let snapshot = self.ledger.snapshot();
         let start = Instant::now();
         let packing_model = PackingModel::learn(
-            self.ledger.demand_history(),
+            self.ledger.ledger().demand_history(),
             snapshot.nodes().iter().map(Node::node_gpus),
         );
         println!(
@@ -141,7 +142,7 @@ impl PackedCluster {
         let demand = demand(10);
         for round in 0..ROUNDS {
             let snapshot = self.ledger.snapshot();
-            let policy = self.ledger.policy().clone();
+            let policy = self.ledger.ledger().policy().clone();
             let again = Snapshot::clone(&snapshot)
                 .with_packing_model(Arc::new(snapshot.packing_model().clone()));
             first.add(timed(|| best_of_all(&again, &demand, &policy)));

@@ -77,7 +77,7 @@ pub fn time_filter_beside_planner() {
         }
         if round % 2 == 1 {
             assert!(
-                service.cluster().pending_count() >= GATED * 9 / 10,
+                service.cluster().ledger().pending_count() >= GATED * 9 / 10,
                 "they still wait"
             );
             (0..GATED).for_each(|n| forget(&service, n));
@@ -131,7 +131,8 @@ fn gate(service: &Service, n: usize) {
         ..PodRequest::plain("llm", &containers)
     };
     let mut ledger = service.cluster();
-    let demand = Demand::of(&request, ledger.policy()).expect("a pod that can be understood");
+    let demand =
+        Demand::of(&request, ledger.ledger().policy()).expect("a pod that can be understood");
     let waiting = ObservedWaiting {
         gate: SchedulingGate::Planned,
         ..ObservedWaiting::default()

@@ -99,7 +99,7 @@ impl FullCluster {
     }
 
     pub fn pass(&mut self, time: Millis) {
-        let later = self.ledger.now() + time;
+        let later = self.ledger.ledger().now() + time;
         self.ledger.apply(Tick {
             now: later,
             is_leading: true,

@@ -158,7 +158,7 @@ fn run_while_many_wait(what: &str, nodes: usize, kinds: usize, priority: i32) {
         let queue = cluster.ledger.apply(TakePending {
             limit: PODS_PER_RUN,
         });
-        let scratch = cluster.ledger.scratch();
+        let scratch = cluster.ledger.ledger().scratch();
         locked.add(start.elapsed());
         let start = Instant::now();
         let plan = plan_within(scratch, &kube_filters, &queue, bounds(nodes));
@@ -239,7 +239,7 @@ fn one_run(cluster: &mut FullCluster, kube_filters: &FilterSnapshot) -> (Plan, D
     let queue = cluster.ledger.apply(TakePending {
         limit: PODS_PER_RUN,
     });
-    let scratch = cluster.ledger.scratch();
+    let scratch = cluster.ledger.ledger().scratch();
     let plan = plan_within(scratch, kube_filters, &queue, bounds(cluster.nodes.len()));
     (plan, start.elapsed())
 }
@@ -247,7 +247,7 @@ fn one_run(cluster: &mut FullCluster, kube_filters: &FilterSnapshot) -> (Plan, D
 /// As the planner does it, without the writes to the API server.
 fn put_into_force(cluster: &mut FullCluster, plan: &Plan) {
     let ledger = &mut cluster.ledger;
-    let generation = ledger.generation();
+    let generation = ledger.ledger().generation();
     ledger.apply(PutBack(plan.left_over.clone()));
     for step in &plan.steps {
         match step {

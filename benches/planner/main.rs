@@ -93,16 +93,17 @@ fn time_decisions() {
         let uid = cluster.wait(FIRST_WAITING + n, vram.times(u64::from(gpus)), gpus, 100);
         let demand = cluster
             .ledger
+            .ledger()
             .pod_state(&uid)
             .expect("it waits")
             .demand
             .clone();
         let start = Instant::now();
-        let preemptor = cluster.ledger.preemptor(&uid);
+        let preemptor = cluster.ledger.ledger().preemptor(&uid);
         let claimed = start.elapsed();
-        let cost_bounds = cluster.ledger.cost_bounds(&preemptor, &demand);
+        let cost_bounds = cluster.ledger.ledger().cost_bounds(&preemptor, &demand);
         let gathered = start.elapsed();
-        let mut survey = cluster.ledger.survey(&preemptor, &demand);
+        let mut survey = cluster.ledger.ledger().survey(&preemptor, &demand);
         let set = cheapest_among(
             cost_bounds,
             &demand,
@@ -143,10 +144,10 @@ fn time_decisions() {
 }
 
 fn decide(cluster: &FullCluster, uid: &PodUid) -> Option<VictimSet> {
-    let demand = &cluster.ledger.pod_state(uid)?.demand;
-    let preemptor = cluster.ledger.preemptor(uid);
-    let mut survey = cluster.ledger.survey(&preemptor, demand);
-    let cost_bounds = cluster.ledger.cost_bounds(&preemptor, demand);
+    let demand = &cluster.ledger.ledger().pod_state(uid)?.demand;
+    let preemptor = cluster.ledger.ledger().preemptor(uid);
+    let mut survey = cluster.ledger.ledger().survey(&preemptor, demand);
+    let cost_bounds = cluster.ledger.ledger().cost_bounds(&preemptor, demand);
     cheapest_among(
         cost_bounds,
         demand,
@@ -157,7 +158,12 @@ fn decide(cluster: &FullCluster, uid: &PodUid) -> Option<VictimSet> {
 }
 
 fn can_be_held(cluster: &mut FullCluster, uid: &PodUid, set: &VictimSet) -> bool {
-    let devices = &cluster.ledger.node(&set.node).expect("it is there").devices;
+    let devices = &cluster
+        .ledger
+        .ledger()
+        .node(&set.node)
+        .expect("it is there")
+        .devices;
     let reservation = Reservation {
         node: set.node.clone(),
         devices: set
@@ -166,7 +172,7 @@ fn can_be_held(cluster: &mut FullCluster, uid: &PodUid, set: &VictimSet) -> bool
             .map(|place| devices[place].uuid.clone())
             .collect(),
         victims: set.all_victims().into(),
-        deadline: cluster.ledger.now() + Millis::seconds(60),
+        deadline: cluster.ledger.ledger().now() + Millis::seconds(60),
     };
     let is_held = cluster
         .ledger
@@ -194,13 +200,15 @@ fn compare_prices() {
         let uid = cluster.wait(FIRST_WAITING + n, vram, 1, 100);
         let demand = cluster
             .ledger
+            .ledger()
             .pod_state(&uid)
             .expect("it waits")
             .demand
             .clone();
         let candidates = cluster
             .ledger
-            .candidates_for(&cluster.ledger.preemptor(&uid), &cluster.nodes);
+            .ledger()
+            .candidates_for(&cluster.ledger.ledger().preemptor(&uid), &cluster.nodes);
         let ours = cheapest(
             &candidates,
             &demand,

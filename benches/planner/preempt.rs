@@ -36,7 +36,7 @@ fn choose_among(nodes: usize) {
     let offered = offers(&mut cluster);
     for round in 0..ROUNDS {
         let uid = cluster.wait(FIRST + round, Bytes::gib(30), 1, 100);
-        let state = cluster.ledger.pod_state(&uid).expect("it waits");
+        let state = cluster.ledger.ledger().pod_state(&uid).expect("it waits");
         let request = VerbRequest {
             uid: uid.clone(),
             key: state.key.clone(),
@@ -92,8 +92,11 @@ fn choose_among(nodes: usize) {
 /// What kube-scheduler offers: on each node with a pod that may leave, the first of them.
 fn offers(cluster: &mut FullCluster) -> Vec<OfferedNode> {
     let probe: PodUid = cluster.wait(FIRST - 1, Bytes::gib(30), 1, 100);
-    let preemptor = cluster.ledger.preemptor(&probe);
-    let candidates = cluster.ledger.candidates_for(&preemptor, &cluster.nodes);
+    let preemptor = cluster.ledger.ledger().preemptor(&probe);
+    let candidates = cluster
+        .ledger
+        .ledger()
+        .candidates_for(&preemptor, &cluster.nodes);
     let offered = candidates.iter().filter_map(|candidate| {
         let victim = candidate.potential_victims.first()?;
         let victims = vec![victim.uid.to_string()];

@@ -26,7 +26,7 @@ pub fn time_copies() {
         let (mut copies, mut changes) = (Samples::default(), Samples::default());
         let mut start = Instant::now();
         for round in 0..21 {
-            let scratch = black_box(cluster.ledger.scratch());
+            let scratch = black_box(cluster.ledger.ledger().scratch());
             copies.add(start.elapsed());
             start = Instant::now();
             for n in 0..100 {
@@ -119,7 +119,7 @@ fn told(what: &str, cluster: &mut FullCluster, expected: usize) {
     cluster.ledger.snapshot();
     let start = Instant::now();
     let queue = cluster.ledger.apply(TakePending { limit: 1000 });
-    let scratch = cluster.ledger.scratch();
+    let scratch = cluster.ledger.ledger().scratch();
     let copied = start.elapsed();
     let steps = black_box(plan(scratch, &kube_filters, &queue));
     let took = start.elapsed();
@@ -162,7 +162,13 @@ pub fn kube_filters(cluster: &FullCluster) -> FilterSnapshot {
             pods: 250,
         });
     }
-    let waiting: Vec<PodUid> = cluster.ledger.pod_states().into_keys().cloned().collect();
+    let waiting: Vec<PodUid> = cluster
+        .ledger
+        .ledger()
+        .pod_states()
+        .into_keys()
+        .cloned()
+        .collect();
     for uid in waiting {
         let amounts = Amounts {
             cpu: MilliCpu(1000),

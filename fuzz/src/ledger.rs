@@ -109,7 +109,7 @@ pub fn ledger(data: &[u8]) {
     for (nth, step) in data.chunks_exact(4).enumerate() {
         world.apply([step[0], step[1], step[2], step[3]]);
         for replica in &mut world.replicas {
-            let mut violations = audit(&replica.ledger);
+            let mut violations = audit(replica.ledger.ledger());
             if world.promises_may_be_broken {
                 violations.retain(|one| {
                     !matches!(
@@ -216,7 +216,7 @@ impl LedgerRace {
             18 => self.hand_over(amount),
             19 => self.deliver(usize::from(amount) % REPLICAS, usize::from(pod) + 1),
             20 => {
-                let Some(pod) = ledger.pod_state(&uid) else {
+                let Some(pod) = ledger.ledger().pod_state(&uid) else {
                     return;
                 };
                 let request = VerbRequest {
@@ -282,7 +282,7 @@ impl LedgerRace {
     fn assume(&mut self, uid: &PodUid, node: &NodeName) {
         let (by, term) = (self.acting, self.term);
         let ledger = &mut self.replicas[by].ledger;
-        let Some(asked) = BindAsked::of(ledger, uid, node) else {
+        let Some(asked) = BindAsked::of(ledger.ledger(), uid, node) else {
             return;
         };
         let Ok(BindAnswer::Write(BindDecision {
@@ -293,7 +293,7 @@ impl LedgerRace {
         else {
             return;
         };
-        let entry = ledger.pod_state(uid).expect("it was just assumed");
+        let entry = ledger.ledger().pod_state(uid).expect("it was just assumed");
         let epoch = epoch(term);
         let binding = objects::binding(
             &entry.key,
@@ -317,16 +317,28 @@ impl LedgerRace {
     fn reserve(&mut self, uid: &PodUid, node: &NodeName) {
         let (now, term) = (self.now, self.term);
         let ledger = &mut self.replicas[self.acting].ledger;
-        let Some(demand) = ledger.pod_state(uid).map(|entry| entry.demand.clone()) else {
+        let Some(demand) = ledger
+            .ledger()
+            .pod_state(uid)
+            .map(|entry| entry.demand.clone())
+        else {
             return;
         };
-        let Some(room) = ledger.candidates_for(&ledger.preemptor(uid), [node]).pop() else {
+        let Some(room) = ledger
+            .ledger()
+            .candidates_for(&ledger.ledger().preemptor(uid), [node])
+            .pop()
+        else {
             return;
         };
         let Some(set) = cheapest_victims(&room, &demand, BudgetRules::Keep) else {
             return;
         };
-        let devices = &ledger.node(node).expect("the node has room").devices;
+        let devices = &ledger
+            .ledger()
+            .node(node)
+            .expect("the node has room")
+            .devices;
         let devices = set
             .gpus
             .iter()
@@ -619,6 +631,7 @@ impl LedgerRace {
     fn settle(&mut self, place: usize) {
         let ledger = &self.replicas[place].ledger;
         let assumed = ledger
+            .ledger()
             .pod_states()
             .into_iter()
             .filter(|(_, entry)| entry.is_assumed());
@@ -634,7 +647,13 @@ impl LedgerRace {
     fn list(&mut self, place: usize) {
         let replica = &mut self.replicas[place];
         replica.events.clear();
-        let known: Vec<PodUid> = replica.ledger.pod_states().into_keys().cloned().collect();
+        let known: Vec<PodUid> = replica
+            .ledger
+            .ledger()
+            .pod_states()
+            .into_keys()
+            .cloned()
+            .collect();
         for uid in known.iter().filter(|uid| !self.pods.contains_key(*uid)) {
             replica.ledger.apply(PodReleased(uid.clone()));
         }

@@ -111,7 +111,7 @@ fn entries() -> Vec<Entry> {
     let list = filter(&view, names.into_iter(), &mut scores);
     let asked_at = Asked {
         number: asked as u64,
-        generation: cluster.generation(),
+        generation: cluster.ledger().generation(),
     };
     entries.push(Entry::Answer(Answer {
         asked: asked_at,

@@ -31,14 +31,17 @@ pub fn report(data: &[u8]) {
     };
     let mut cluster = small_cluster::cluster();
     let (fresh, lost_after) = (
-        cluster.policy().telemetry.fresh,
-        cluster.policy().telemetry.lost_after,
+        cluster.ledger().policy().telemetry.fresh,
+        cluster.ledger().policy().telemetry.lost_after,
     );
     for node in [report.node.clone(), small_cluster::name(0)] {
-        if !cluster.has_node(&node) {
+        if !cluster.ledger().has_node(&node) {
             continue;
         }
-        let before = cluster.node(&node).map(|node| Arc::clone(&node.devices));
+        let before = cluster
+            .ledger()
+            .node(&node)
+            .map(|node| Arc::clone(&node.devices));
         let Some(devices) = validate::devices(&report, lost_after) else {
             return;
         };
@@ -56,7 +59,13 @@ pub fn report(data: &[u8]) {
                     })
                 });
             }
-            Err(_) => assert_eq!(cluster.node(&node).map(|node| node.devices.clone()), before),
+            Err(_) => assert_eq!(
+                cluster
+                    .ledger()
+                    .node(&node)
+                    .map(|node| node.devices.clone()),
+                before
+            ),
         }
         // GPUs that shrink or go have what was bound there.
         small_cluster::check(&mut cluster, true);

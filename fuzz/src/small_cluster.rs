@@ -77,7 +77,7 @@ pub fn uid(number: u8) -> PodUid {
 
 /// What kube-scheduler asks of a pod that the cluster knows.
 pub fn request(cluster: &Cluster, uid: &PodUid) -> Option<VerbRequest> {
-    let pod = cluster.pod_state(uid)?;
+    let pod = cluster.ledger().pod_state(uid)?;
     let (key, demand) = (pod.key.clone(), pod.demand.clone());
     Some(VerbRequest {
         uid: uid.clone(),
@@ -110,7 +110,7 @@ pub fn check(cluster: &mut Cluster, may_overcommit: bool) {
             .first()
             .map(|best| best.node);
         let node = best.map(|place| view.snapshot.nodes()[place].name.clone());
-        if let Some(asked) = node.and_then(|node| BindAsked::of(cluster, &uid, &node)) {
+        if let Some(asked) = node.and_then(|node| BindAsked::of(cluster.ledger(), &uid, &node)) {
             drop(cluster.apply(asked));
         }
     }
@@ -119,7 +119,7 @@ pub fn check(cluster: &mut Cluster, may_overcommit: bool) {
         now: NOW,
         is_leading: true,
     }));
-    let mut violations = audit(cluster);
+    let mut violations = audit(cluster.ledger());
     if may_overcommit {
         let is_of_the_past = |one: &Violation| {
             matches!(

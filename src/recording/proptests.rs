@@ -97,7 +97,7 @@ pub(super) fn entries(inputs: &[String], each_segment: usize) -> Vec<Vec<Entry>>
         late = answered.map(|decision| {
             let asked = Asked {
                 number: number as u64,
-                generation: cluster.generation(),
+                generation: cluster.ledger().generation(),
             };
             Answer {
                 asked,

@@ -190,19 +190,19 @@ impl Replay {
                 let pod = asked.request.key.clone();
                 let view = cluster.apply(*asked).map(|(_, view)| view);
                 self.questions
-                    .preempt(number, pod, cluster.generation(), view);
+                    .preempt(number, pod, cluster.ledger().generation(), view);
             }
             Input::NarrowAsked(asked) => {
                 let pod = asked.request.key.clone();
                 let narrowed = cluster.apply(*asked);
                 self.questions
-                    .narrow(number, pod, cluster.generation(), narrowed);
+                    .narrow(number, pod, cluster.ledger().generation(), narrowed);
             }
             Input::BindAsked(asked) => {
                 let pod = asked.key.clone();
                 let answer = cluster.apply(*asked);
                 self.questions
-                    .bind(number, pod, cluster.generation(), answer);
+                    .bind(number, pod, cluster.ledger().generation(), answer);
             }
             input => cluster.apply(input),
         }
@@ -254,7 +254,7 @@ impl Replay {
         let at = self
             .cluster
             .as_ref()
-            .map_or(Moment::default(), |cluster| cluster.now());
+            .map_or(Moment::default(), |cluster| cluster.ledger().now());
         ReplayError::Diverged(Box::new(Divergence {
             input,
             at,

@@ -222,7 +222,7 @@ pub async fn serve(mut options: ServeOptions) -> Result<()> {
     first_certificate(&service).await;
     let stop_http = CancellationToken::new();
     stop_on_signal(stop_http.clone())?;
-    info!(policy = %service.cluster().policy().digest, "the policy in force");
+    info!(policy = %service.cluster().ledger().policy().digest, "the policy in force");
     say("the scheduler", &endpoints.scheduler)?;
     say("agents", &endpoints.agents)?;
     say("operators", &endpoints.operators)?;
@@ -479,7 +479,7 @@ fn load(
     let left_out = left_out_text(control_plane.left_out());
     let control_plane = ObservedControlPlane::new(Arc::new(control_plane), service.clone());
     drop(dump);
-    let totals = service.cluster().totals();
+    let totals = service.cluster().ledger().totals();
     info!(
         "{}: {}, {}, {} bound, {} waiting",
         path.display(),

@@ -1,7 +1,7 @@
 //! How a family of metrics is declared: its name, its help, its labels with what bounds each, and its zeros stand in one place.
 //!
 //! To add one, call a method of [`Families`] where the family's subject is declared (one file each in this folder), and run
-//! `STOWAGE_BLESS=1 cargo test --test it metrics`, which writes `docs/metrics.md` again. Two sorts:
+//! `STOWAGE_BLESS=1 cargo test --test it metrics`, which writes `docs/reference/metrics.md` again. Two sorts:
 //!
 //! - *kept* families count what happens, where it happens: [`Families::counter`] and its kin return a handle of the
 //!   `prometheus` crate;
@@ -248,23 +248,6 @@ impl Family {
                 LabelValues::Open(_) => true,
             })
         })
-    }
-
-    /// The unit, which by Prometheus' conventions is in the name.
-    pub fn unit(&self) -> &'static str {
-        const UNITS: [(&str, &str); 6] = [
-            ("_seconds", "seconds"),
-            ("_bytes", "bytes"),
-            ("_celsius", "degrees Celsius"),
-            ("_watts", "watts"),
-            ("_ratio", "ratio"),
-            ("_per_second", "per second"),
-        ];
-        let name = self.name.strip_suffix("_total").unwrap_or(&self.name);
-        UNITS
-            .iter()
-            .find(|(suffix, _)| name.ends_with(suffix))
-            .map_or("", |(_, unit)| unit)
     }
 }
 

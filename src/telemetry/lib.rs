@@ -8,7 +8,7 @@
 //!   [`recording`], [`conflicts`], [`start_times`], by subject.
 //! - serve's page, sampled from a copy of the ledger: [`usage`], [`devices`], [`models`], [`overuse`].
 //! - [`agent`]: the agent's page.
-//! - [`mod@reference`]: `docs/metrics.md`, generated from the declarations.
+//! - [`mod@reference`]: `docs/reference/metrics.md`, generated from the declarations.
 //!
 //! No decision reads a metric.
 

@@ -148,12 +148,9 @@ fn every_alert_has_a_severity_words_and_a_runbook_of_its_own() {
             "{page}"
         );
         assert!(pages.insert(page.to_owned()), "{page} is of two alerts");
-        let operations = text("docs/operations.md");
-        let link = format!("[{name}]({})", page.strip_prefix("docs/").unwrap());
-        assert!(
-            operations.contains(&link),
-            "docs/operations.md lacks {link}"
-        );
+        let run_day = text("docs/use/run-day.md");
+        let link = format!("[{name}](../{})", page.strip_prefix("docs/").unwrap());
+        assert!(run_day.contains(&link), "docs/use/run-day.md lacks {link}");
     }
     let files = std::fs::read_dir(root().join("docs/runbooks")).unwrap();
     let files = files.map(|file| {

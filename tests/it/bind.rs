@@ -283,7 +283,7 @@ fn a_conflict_with_a_foreign_binding_without_gpus_charges_all_gpus() {
     will_read(&served, Some(stolen));
     assert_eq!(served.bind(&llm, "node-a"), "", "it is where it was to be");
     assert_eq!(served.charged("node-a"), [Bytes::gib(40); 2]);
-    assert_eq!(served.service.cluster().totals().unplaced, 1);
+    assert_eq!(served.service.cluster().ledger().totals().unplaced, 1);
 }
 
 #[test]

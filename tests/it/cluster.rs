@@ -86,12 +86,13 @@ impl TestReplica {
         eventually("the pod is seen", || self.phase(name).is_some()).await;
         let mut ledger = self.service.cluster();
         let (uid, entry) = ledger
+            .ledger()
             .pod_states()
             .into_iter()
             .find(|(_, entry)| &*entry.key.name == name)
             .unwrap();
         let (uid, entry) = (uid.clone(), entry.clone());
-        let asked = BindAsked::of(&ledger, &uid, &node_name(node)).unwrap();
+        let asked = BindAsked::of(ledger.ledger(), &uid, &node_name(node)).unwrap();
         let Ok(BindAnswer::Write(BindDecision {
             placement,
             epoch,
@@ -101,7 +102,7 @@ impl TestReplica {
         else {
             panic!("{name} was assumed before")
         };
-        let policy = ledger.policy().digest;
+        let policy = ledger.ledger().policy().digest;
         let (key, demand) = (entry.key, entry.demand);
         BindOrder {
             key,
@@ -153,6 +154,7 @@ impl TestReplica {
     fn phase(&self, name: &str) -> Option<PodPhase> {
         let ledger = self.service.cluster();
         ledger
+            .ledger()
             .pod_states()
             .into_values()
             .find(|entry| &*entry.key.name == name)
@@ -182,6 +184,7 @@ impl TestReplica {
         };
         let ledger = self.service.cluster();
         ledger
+            .ledger()
             .pod_states()
             .into_iter()
             .map(|(uid, entry)| (uid.clone(), timeless(entry)))
@@ -354,6 +357,7 @@ async fn a_restart_rebuilds_the_lost_ledger() {
         let is_shown = before
             .service
             .cluster()
+            .ledger()
             .reservation_of(&holder.uid)
             .is_some_and(|held| held.is_shown);
         bound("late")
@@ -367,10 +371,11 @@ async fn a_restart_rebuilds_the_lost_ledger() {
     let after = TestReplica::acting(&server).await;
     assert_eq!(after.entries(), before.entries());
     assert_eq!(after.nodes(), before.nodes());
-    assert_eq!(audit(&after.service.cluster()), []);
+    assert_eq!(audit(after.service.cluster().ledger()), []);
     let deadline = |replica: &TestReplica| {
         let ledger = replica.service.cluster();
         let deadline = ledger
+            .ledger()
             .pod_state(&holder.uid)
             .unwrap()
             .reservation()
@@ -402,7 +407,7 @@ async fn a_watch_that_fell_behind_relists_and_releases_deleted_pods() {
     .await;
     assert!(server.calls().count_by("stowage", "list", "pods") > lists);
     assert!(matches!(replica.phase("kept"), Some(PodPhase::Bound(_))));
-    assert_eq!(audit(&replica.service.cluster()), []);
+    assert_eq!(audit(replica.service.cluster().ledger()), []);
     replica.stop().await;
 }
 

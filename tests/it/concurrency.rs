@@ -130,8 +130,8 @@ impl FiveHundred {
                 .all(|promised| *promised <= PROMISABLE)
         );
         let ledger = self.served.service.cluster();
-        assert_eq!(audit(&ledger), []);
-        let totals = ledger.totals();
+        assert_eq!(audit(ledger.ledger()), []);
+        let totals = ledger.ledger().totals();
         assert_eq!(
             (
                 totals.bound,
@@ -263,7 +263,11 @@ fn hundreds_of_concurrent_filters_and_binds_never_allocate_a_gpu_twice() {
             match attempt(client, pod, &nodes).as_deref() {
                 None => break,
                 Some("") => {
-                    assert_eq!(audit(&served.service.cluster()), [], "in the middle of it");
+                    assert_eq!(
+                        audit(served.service.cluster().ledger()),
+                        [],
+                        "in the middle of it"
+                    );
                     // Every third pod ends at once, and others replace it.
                     if pod["metadata"]["name"]
                         .as_str()
@@ -298,15 +302,16 @@ fn hundreds_of_concurrent_filters_and_binds_never_allocate_a_gpu_twice() {
         "{promised:?}"
     );
     let ledger = served.service.cluster();
-    assert_eq!(audit(&ledger), []);
-    assert_eq!(ledger.totals().assumed, 0);
-    let booked: u64 = ledger.totals().charged.0;
+    assert_eq!(audit(ledger.ledger()), []);
+    assert_eq!(ledger.ledger().totals().assumed, 0);
+    let booked: u64 = ledger.ledger().totals().charged.0;
     assert_eq!(
         booked,
         promised.values().sum::<u64>(),
         "the ledger holds what was written, and nothing else"
     );
     let bound = ledger
+        .ledger()
         .pod_states()
         .values()
         .filter(|entry| matches!(entry.phase, PodPhase::Bound(_)))

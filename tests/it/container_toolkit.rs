@@ -203,7 +203,7 @@ fn where_containers_without_privileges_get_nothing_by_the_variable_the_nri_plugi
 
 #[test]
 fn troubleshooting_has_a_row_for_each_error_of_the_runtime() {
-    let page = include_str!("../../docs/troubleshooting.md");
+    let page = include_str!("../../docs/use/troubleshooting.md");
     // A kind and a device are `KIND=…` there.
     let is_device = |word: &str| word.contains('=');
     for row in table()

@@ -151,7 +151,7 @@ fn devices_are_counted_per_node_and_resource_including_foreign_pods() {
         refusals(&served, &asks("three", GPU, 3), &["a"])["a"],
         "the device plugin has no GPU left on the node now"
     );
-    assert_eq!(audit(&served.service.cluster()), []);
+    assert_eq!(audit(served.service.cluster().ledger()), []);
 }
 
 #[test]
@@ -226,7 +226,7 @@ fn a_device_pods_binding_names_no_gpus_and_the_pod_is_neither_unplaced_nor_charg
     assert_eq!(serde_json::to_value(binding).unwrap(), expected);
     assert_eq!(served.show(&bound_to(one.clone(), "a")), None);
     let ledger = served.service.cluster();
-    let totals = ledger.totals();
+    let totals = ledger.ledger().totals();
     assert_eq!(
         (
             totals.bound,
@@ -237,10 +237,13 @@ fn a_device_pods_binding_names_no_gpus_and_the_pod_is_neither_unplaced_nor_charg
         (1, 0, 0, 0)
     );
     assert_eq!(
-        ledger.asked_for_on(&NodeName::parse("a").unwrap()),
+        ledger.ledger().asked_for_on(&NodeName::parse("a").unwrap()),
         Bytes::ZERO
     );
-    assert_eq!(ledger.pod_state(&uid_of(&one)).unwrap().devices(), None);
+    assert_eq!(
+        ledger.ledger().pod_state(&uid_of(&one)).unwrap().devices(),
+        None
+    );
     drop(ledger);
     assert!(served.events().is_empty());
     assert_eq!(served.bind(&one, "a"), "", "it is idempotent");
@@ -332,7 +335,7 @@ fn preempt_keeps_the_cheapest_allowed_candidate_with_the_schedulers_victims() {
         json!({ "c": { "Pods": victims, "NumPDBViolations": 0 } })
     );
     assert!(served.control_plane.holds.lock().is_empty());
-    assert_eq!(served.service.cluster().totals().reservations, 0);
+    assert_eq!(served.service.cluster().ledger().totals().reservations, 0);
     // A serving pod is not preemptible, whatever the scheduler thinks.
     assert_eq!(narrowed(&served, &high, &offered[..1]), json!({}));
     // One of the two would free too little, and an empty answer is an error of the whole preemption.

@@ -6,6 +6,7 @@ mod engines;
 mod excerpts;
 mod links;
 mod markdown;
+mod shown;
 
 use markdown::Page;
 use std::path::{Path, PathBuf};
@@ -16,24 +17,27 @@ fn root() -> &'static Path {
 
 /// All pages that people read, in order.
 fn pages() -> Vec<Page> {
-    let of = |folder: &str| {
-        let files = std::fs::read_dir(root().join(folder))
-            .unwrap()
-            .map(|file| file.unwrap().file_name());
-        let names = files
-            .map(|name| name.into_string().unwrap())
-            .filter(|name| name.ends_with(".md"));
-        names
-            .map(|name| Path::new(folder).join(name))
-            .collect::<Vec<PathBuf>>()
-    };
-    let mut files = ["", "docs", "docs/runbooks", "docs/scenarios", "policies"]
-        .map(of)
-        .concat();
+    let mut files = Vec::new();
+    for (folder, depth) in [("", 1), ("docs", 8), ("policies", 1)] {
+        add_pages(Path::new(folder), depth, &mut files);
+    }
     files.sort();
-    assert!(files.len() > 12, "{files:?}");
+    assert!(files.len() > 40, "{files:?}");
     files
         .into_iter()
         .map(|file| Page::read(root(), &file))
         .collect()
+}
+
+/// The pages of a folder, and those of its folders down to a depth.
+fn add_pages(folder: &Path, depth: usize, pages: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(root().join(folder)).unwrap() {
+        let entry = entry.unwrap();
+        let file = folder.join(entry.file_name());
+        if file.extension().is_some_and(|extension| extension == "md") {
+            pages.push(file);
+        } else if depth > 1 && entry.file_type().unwrap().is_dir() {
+            add_pages(&file, depth - 1, pages);
+        }
+    }
 }

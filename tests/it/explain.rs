@@ -101,8 +101,16 @@ fn b4_a_pod_in_a_gpu_conflict_is_explained_with_the_other_pod() {
     let now = served.service.now();
     for now in [now, now + Millis::seconds(60)] {
         let due = served.service.conflicts().due(now);
-        let devices =
-            |name: &NodeName| served.service.cluster().node(name).unwrap().devices.clone();
+        let devices = |name: &NodeName| {
+            served
+                .service
+                .cluster()
+                .ledger()
+                .node(name)
+                .unwrap()
+                .devices
+                .clone()
+        };
         let nodes: Vec<_> = due
             .into_iter()
             .map(|name| (name.clone(), devices(&name)))

@@ -76,7 +76,11 @@ impl LeasedReplica {
 
     async fn knows(&self, pod: &Value) {
         eventually("the pod is seen", || {
-            self.service.cluster().pod_state(&uid(pod)).is_some()
+            self.service
+                .cluster()
+                .ledger()
+                .pod_state(&uid(pod))
+                .is_some()
         })
         .await;
     }
@@ -368,12 +372,13 @@ async fn b5_a_late_reservation_of_a_dead_leader_on_reserved_gpus_is_ended() {
     let is_held = || {
         b.service
             .cluster()
+            .ledger()
             .pod_state(&uid(&late))
             .is_some_and(|entry| entry.reservation().is_some())
     };
     let is_ended = || reservation_for(&server, "late").as_deref() == Some("False");
     eventually("b has seen the late hold", || is_held() || is_ended()).await;
-    let holds = b.service.cluster().totals().reservations;
+    let holds = b.service.cluster().ledger().totals().reservations;
     assert!(!is_held(), "b adopted it: {holds} holds on one GPU");
     assert_eq!(
         (holds, reservation_for(&server, "first").as_deref()),

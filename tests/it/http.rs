@@ -551,6 +551,7 @@ fn an_annotation_edited_after_the_bind_changes_nothing_and_gets_one_event() {
         served
             .service
             .cluster()
+            .ledger()
             .pod_state(&uid_of(&waiting))
             .is_some()
     );

@@ -22,7 +22,7 @@ use stowage_telemetry::{Metrics, reference};
 
 #[test]
 fn the_reference_page_is_what_the_declarations_say() {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/metrics.md");
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reference/metrics.md");
     let generated = reference::markdown();
     if std::env::var_os("STOWAGE_BLESS").is_some() {
         std::fs::write(&file, &generated).unwrap();
@@ -30,7 +30,7 @@ fn the_reference_page_is_what_the_declarations_say() {
     let committed = std::fs::read_to_string(&file).unwrap_or_default();
     assert_eq!(
         committed, generated,
-        "STOWAGE_BLESS=1 writes docs/metrics.md again"
+        "STOWAGE_BLESS=1 writes docs/reference/metrics.md again"
     );
 }
 

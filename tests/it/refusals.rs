@@ -632,7 +632,7 @@ fn a_reservation_that_the_watch_shows_stands_although_its_write_is_not_answered(
     *served.control_plane.hold_fails.lock() = true;
     while_it_is_written(&served, move |service| {
         let mut cluster = service.cluster();
-        let pod = cluster.pod_state(&uid).unwrap().clone();
+        let pod = cluster.ledger().pod_state(&uid).unwrap().clone();
         let waiting = ObservedWaiting {
             reservation: pod.reservation().cloned(),
             ..ObservedWaiting::default()
@@ -665,6 +665,7 @@ fn a_reservation_made_while_an_earlier_one_was_written_in_vain_is_neither_releas
         while_it_is_written(&served, move |service| {
             let mut cluster = service.cluster();
             let earlier = cluster
+                .ledger()
                 .pod_state(&uid)
                 .unwrap()
                 .reservation()
@@ -673,6 +674,7 @@ fn a_reservation_made_while_an_earlier_one_was_written_in_vain_is_neither_releas
             cluster.apply(ReleaseReservation(uid.clone()));
             assert!(!earlier.victims.contains(&other));
             let devices = cluster
+                .ledger()
                 .pod_state(&other)
                 .unwrap()
                 .devices()
@@ -716,7 +718,14 @@ fn a_bound_pod_passes_on_its_own_node_only() {
         "its Binding was lost to the scheduler, not to us"
     );
     assert!(matches!(served.phase(&llm), PodPhase::Bound(_)));
-    assert!(served.service.cluster().pod_state(&uid_of(&llm)).is_some());
+    assert!(
+        served
+            .service
+            .cluster()
+            .ledger()
+            .pod_state(&uid_of(&llm))
+            .is_some()
+    );
     eventually("nothing is left open", || {
         served.charged("n07") == [Bytes::gib(72)]
     });

@@ -240,6 +240,7 @@ fn a_policy_change_during_victim_selection_evicts_no_pod() {
         served
             .service
             .cluster()
+            .ledger()
             .pod_state(&uid_of(&urgent))
             .unwrap()
             .reservation()
@@ -287,12 +288,15 @@ fn a_config_map_swapped_by_its_symlink_comes_into_force() {
 #[test]
 fn an_edit_that_changes_no_setting_changes_nothing() {
     let reloading = Reloading::new();
-    let version = reloading.served.service.cluster().policy().version;
+    let version = reloading.served.service.cluster().ledger().policy().version;
     reloading.write(&format!("# Written again.\n{}", one_sided("a")));
     eventually("the change is dealt with", || {
         reloading.reloads("unchanged") == 1
     });
-    assert_eq!(reloading.served.service.cluster().policy().version, version);
+    assert_eq!(
+        reloading.served.service.cluster().ledger().policy().version,
+        version
+    );
     assert_eq!(reloading.told(), []);
 }
 
@@ -310,7 +314,7 @@ fn bomb() -> String {
 
 /// Breaks the policy in one way, and looks at all that must be so.
 fn is_refused(reloading: &Reloading, what: &str, part: &str, spoil: impl FnOnce()) {
-    let good = reloading.served.service.cluster().policy().clone();
+    let good = reloading.served.service.cluster().ledger().policy().clone();
     let (refused, told) = (reloading.reloads("rejected"), reloading.told().len());
     spoil();
     eventually(what, || reloading.reloads("rejected") == refused + 1);
@@ -331,7 +335,11 @@ fn is_refused(reloading: &Reloading, what: &str, part: &str, spoil: impl FnOnce(
             "{what}: {lines:?} does not say {said:?}"
         );
     }
-    assert_eq!(*reloading.served.service.cluster().policy(), good, "{what}");
+    assert_eq!(
+        *reloading.served.service.cluster().ledger().policy(),
+        good,
+        "{what}"
+    );
     assert!(reloading.is_in_force(good.digest), "{what}");
     assert_eq!(reloading.served.metric("stowage_policy_reload_failed"), 1);
     let said = reloading.told();
@@ -412,7 +420,7 @@ fn an_invalid_policy_is_refused_with_a_log_line_and_the_last_good_one_stays() {
 #[test]
 fn a_reverted_broken_edit_changes_nothing() {
     let reloading = Reloading::new();
-    let version = reloading.served.service.cluster().policy().version;
+    let version = reloading.served.service.cluster().ledger().policy().version;
     is_refused(&reloading, "a broken edit", "policy.yaml:1", || {
         reloading.write("nodepools: []\n")
     });
@@ -420,5 +428,8 @@ fn a_reverted_broken_edit_changes_nothing() {
     eventually("the refusal is over", || {
         reloading.readyz().text() == "ok\n"
     });
-    assert_eq!(reloading.served.service.cluster().policy().version, version);
+    assert_eq!(
+        reloading.served.service.cluster().ledger().policy().version,
+        version
+    );
 }

@@ -372,7 +372,11 @@ impl Served {
     }
 
     pub fn entry(&self, pod: &Value) -> Option<PodState> {
-        self.service.cluster().pod_state(&uid_of(pod)).cloned()
+        self.service
+            .cluster()
+            .ledger()
+            .pod_state(&uid_of(pod))
+            .cloned()
     }
 
     pub fn phase(&self, pod: &Value) -> PodPhase {
@@ -392,9 +396,10 @@ impl Served {
     /// What is charged on each GPU of a node.
     pub fn charged(&self, node: &str) -> Vec<Bytes> {
         let ledger = self.service.cluster();
-        assert_eq!(audit(&ledger), []);
+        assert_eq!(audit(ledger.ledger()), []);
         let name = stowage_scheduling::ids::NodeName::parse(node).unwrap();
         ledger
+            .ledger()
             .node(&name)
             .unwrap()
             .gpus

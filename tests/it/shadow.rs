@@ -170,7 +170,7 @@ fn preempt_answers_the_candidates_as_offered_in_either_form() {
     ];
     assert_eq!(served.journal(), expected);
     assert!(served.control_plane.holds.lock().is_empty());
-    assert_eq!(served.service.cluster().totals().reservations, 0);
+    assert_eq!(served.service.cluster().ledger().totals().reservations, 0);
 }
 
 #[test]
@@ -218,8 +218,14 @@ fn bind_writes_the_schedulers_choice_whatever_the_ledger_says() {
     );
     assert_eq!(served.shadow("bind", "same"), 1);
     let ledger = served.service.cluster();
-    assert_eq!(audit(&ledger), []);
-    assert_eq!((ledger.totals().unplaced, ledger.totals().bound), (0, 6));
+    assert_eq!(audit(ledger.ledger()), []);
+    assert_eq!(
+        (
+            ledger.ledger().totals().unplaced,
+            ledger.ledger().totals().bound
+        ),
+        (0, 6)
+    );
 }
 
 #[test]
@@ -293,7 +299,7 @@ fn a_pod_refused_in_shadow_mode_is_retried_when_the_policy_enforces() {
     assert!(served.passed(&vram, &["stowage"]).is_empty());
     served.service.set_policy(without_engines());
     let mut ledger = served.service.cluster();
-    let later = ledger.now() + Millis::seconds(5);
+    let later = ledger.ledger().now() + Millis::seconds(5);
     ledger.apply(ClockAdvanced(later));
     let due = ledger.apply(TakePending { limit: 64 });
     assert_eq!(
@@ -538,7 +544,10 @@ async fn enforcing_packs_the_same_pods_and_evicts_for_the_one_that_needs_it() {
         "two left for it, of eleven"
     );
     assert_eq!(
-        (beside.shadow("bind"), audit(&beside.service.cluster())),
+        (
+            beside.shadow("bind"),
+            audit(beside.service.cluster().ledger())
+        ),
         (0, vec![])
     );
 }

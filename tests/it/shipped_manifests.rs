@@ -162,7 +162,7 @@ fn network_policies_guard_every_port(applied: &[Value]) {
 
 #[test]
 fn s5_the_memory_limit_exceeds_the_measured_use_with_a_margin() {
-    let page = fs::read_to_string(root().join("docs/measurements.md")).unwrap();
+    let page = fs::read_to_string(root().join("docs/inside/measurements.md")).unwrap();
     let rows = page
         .lines()
         .filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |"));
@@ -357,11 +357,11 @@ fn n20_an_agent_runs_where_any_of_the_labels_says_that_there_is_a_gpu() {
         as_str(&one["key"])
     });
     let labels: Vec<&str> = labels.collect();
-    let page = fs::read_to_string(root().join("docs/install.md")).unwrap();
+    let page = fs::read_to_string(root().join("docs/start/install.md")).unwrap();
     for label in &labels {
         assert!(
             page.contains(&format!("`{label}`")),
-            "docs/install.md does not name {label}"
+            "docs/start/install.md does not name {label}"
         );
     }
     for wanted in [

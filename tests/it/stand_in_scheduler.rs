@@ -400,7 +400,7 @@ async fn a_shortlist_of_one_is_bound_without_scores() {
     );
 }
 
-/// Why Stowage refuses through `FailedAndUnresolvableNodes`; see "Refusals" in docs/kube-scheduler.md.
+/// Why Stowage refuses through `FailedAndUnresolvableNodes`; see "Refusals" in docs/inside/kube-scheduler.md.
 #[tokio::test]
 async fn a_resolvable_refusal_loops_where_a_pod_could_be_evicted() {
     let cluster = SchedulerCluster::new(6, |api, request| {

@@ -212,7 +212,7 @@ fn until_known(
     let node = NodeName::parse("node-a").unwrap();
     eventually(what, || {
         agent.round();
-        holds(served.service.cluster().node(&node).unwrap().gpus[0].engine_load)
+        holds(served.service.cluster().ledger().node(&node).unwrap().gpus[0].engine_load)
     });
 }
 

@@ -24,13 +24,14 @@ impl LedgerRace {
         for replica in &self.replicas {
             let cluster = &replica.ledger;
             cluster
+                .ledger()
                 .pod_states()
                 .into_iter()
                 .for_each(|(uid, pod)| check_explanation(cluster, uid, pod));
             let copy = cluster.copy();
-            check_sums(&copy);
-            check_models(&copy);
-            self.check_replicas(&copy);
+            check_sums(copy.ledger());
+            check_models(copy.ledger());
+            self.check_replicas(copy.ledger());
         }
     }
 

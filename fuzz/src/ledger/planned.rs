@@ -21,9 +21,9 @@ impl LedgerRace {
         let acting = self.acting;
         let ledger = &mut self.replicas[acting].ledger;
         let pending = ledger.apply(TakePending { limit });
-        let generation = ledger.generation();
+        let generation = ledger.ledger().generation();
         let kube_filters = ledger.kube_filters().snapshot();
-        let steps = plan(ledger.scratch(), &kube_filters, &pending);
+        let steps = plan(ledger.ledger().scratch(), &kube_filters, &pending);
         meanwhile(self);
         if self.acting != acting {
             return;
@@ -66,7 +66,7 @@ impl LedgerRace {
     /// kube-scheduler asks where it may preempt, and offers every node with all of its pods.
     pub(super) fn preempt(&mut self, uid: &PodUid) {
         let ledger = &mut self.replicas[self.acting].ledger;
-        let Some(pod) = ledger.pod_state(uid) else {
+        let Some(pod) = ledger.ledger().pod_state(uid) else {
             return;
         };
         let (key, demand) = (pod.key.clone(), pod.demand.clone());
@@ -94,7 +94,7 @@ impl LedgerRace {
         let PreemptDecision::Evict { victims, .. } = preempt(view) else {
             return;
         };
-        let policy = ledger.policy().version;
+        let policy = ledger.ledger().policy().version;
         if let Ok(made) = ledger.apply(PreemptDecided {
             uid: uid.clone(),
             victims,

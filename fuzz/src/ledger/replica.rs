@@ -27,7 +27,7 @@ impl FuzzedReplica {
     pub fn see(&mut self, pod: &ApiPod, reservation: Option<Reservation>) {
         let seen = objects::observation(
             pod,
-            self.ledger.policy(),
+            self.ledger.ledger().policy(),
             reservation,
             jiff::Timestamp::UNIX_EPOCH,
         );

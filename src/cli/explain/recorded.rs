@@ -37,7 +37,7 @@ pub fn explained(
         bail!("the recording has nothing {then}")
     };
     let mut cluster = cluster.copy();
-    let uid = cluster.uid_of(pod);
+    let uid = cluster.ledger().uid_of(pod);
     uid.and_then(|uid| explain(&mut cluster, &uid, options)).with_context(|| {
         format!(
             "the recording has no pod {pod} {then}; `stowage replay RECORDING` prints which time it covers, for --at"

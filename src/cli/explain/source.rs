@@ -57,6 +57,7 @@ pub fn from_dump(
     }
     let mut cluster = service.cluster_to_explain();
     let explained = cluster
+        .ledger()
         .uid_of(key)
         .and_then(|uid| explain(&mut cluster, &uid, options));
     match explained {
@@ -64,7 +65,7 @@ pub fn from_dump(
         None => Err(Unanswered::UnknownPod(why_unknown(
             dump.pod(key)?.as_ref(),
             key,
-            cluster.policy(),
+            cluster.ledger().policy(),
         ))),
     }
 }

@@ -235,12 +235,18 @@ fn its_reservation_waits_for_victims_that_have_not_left() {
     report(&mut world, &[]);
     let wanted = pod("mistral", "60Gi");
     let uid = world.wait(&wanted);
-    let devices = world.ledger.node(&name("node-a")).unwrap().devices.clone();
+    let devices = world
+        .ledger
+        .ledger()
+        .node(&name("node-a"))
+        .unwrap()
+        .devices
+        .clone();
     let hold = Reservation {
         node: name("node-a"),
         devices: Arc::new([devices[0].uuid.clone()]),
         victims: Arc::new([pod("fine-tune-1", "0").uid()]),
-        deadline: world.ledger.now() + Millis::seconds(60),
+        deadline: world.ledger.ledger().now() + Millis::seconds(60),
     };
     world
         .ledger
@@ -303,9 +309,15 @@ fn fine_tune() -> Sketch {
 fn lent_out() -> ExplainedCluster {
     let mut world = asleep();
     let uid = world.wait(&fine_tune());
-    let asked = BindAsked::of(&world.ledger, &uid, &name("node-a")).unwrap();
+    let asked = BindAsked::of(world.ledger.ledger(), &uid, &name("node-a")).unwrap();
     world.ledger.apply(asked).unwrap();
-    let devices = world.ledger.pod_state(&uid).unwrap().devices().cloned();
+    let devices = world
+        .ledger
+        .ledger()
+        .pod_state(&uid)
+        .unwrap()
+        .devices()
+        .cloned();
     world.ledger.apply(BindingWritten {
         uid,
         node: name("node-a"),

@@ -55,7 +55,7 @@ fn read(
         tier: *tier,
         bytes: Bytes::gib(*gib),
     };
-    let sampled = cluster.now();
+    let sampled = cluster.ledger().now();
     let holdings = files.iter().map(file).collect();
     let reading = NodeReading {
         sampled,
@@ -141,7 +141,7 @@ fn a_models_places_are_listed_with_the_time_until_each_answers() {
     };
     check(
         "one-model",
-        &table::of_model(&locate(&cluster, &model(LLAMA), &all)),
+        &table::of_model(&locate(cluster.ledger(), &model(LLAMA), &all)),
     );
     let few = Page {
         limit: 3,
@@ -149,11 +149,11 @@ fn a_models_places_are_listed_with_the_time_until_each_answers() {
     };
     check(
         "one-page",
-        &table::of_model(&locate(&cluster, &model(LLAMA), &few)),
+        &table::of_model(&locate(cluster.ledger(), &model(LLAMA), &few)),
     );
     check(
         "nowhere",
-        &table::of_model(&locate(&cluster, &model("org/unheard-of"), &all)),
+        &table::of_model(&locate(cluster.ledger(), &model("org/unheard-of"), &all)),
     );
 }
 
@@ -163,7 +163,7 @@ fn all_models_are_listed_with_their_counts() {
     check(
         "all-models",
         &table::of_all(&list(
-            &cluster,
+            cluster.ledger(),
             &Page {
                 limit: 100,
                 after: None,
@@ -171,7 +171,7 @@ fn all_models_are_listed_with_their_counts() {
         )),
     );
     let first = list(
-        &cluster,
+        cluster.ledger(),
         &Page {
             limit: 1,
             after: None,
@@ -180,7 +180,7 @@ fn all_models_are_listed_with_their_counts() {
     let next = first.next.clone();
     assert_eq!((first.models.len(), next.clone()), (1, Some(model(LLAMA))));
     let second = list(
-        &cluster,
+        cluster.ledger(),
         &Page {
             limit: 1,
             after: next,

@@ -346,7 +346,7 @@ mod tests {
             filters.set_pod(uid("large"), footprint);
             filters.set_pod(uid("job"), job);
             filters.set_waiting(uid("serving"), wants("other", 1000));
-            let steps = steps_beside(&mut cluster, &filters.snapshot(), 64);
+            let steps = steps_beside(cluster.ledger_mut(), &filters.snapshot(), 64);
             let [PlanStep::Place(places)] = &*steps else {
                 panic!("{steps:?}")
             };

@@ -379,7 +379,7 @@ impl Play {
         self.screen.update(&gpus);
         let pods: Vec<_> = self.chronicle.pods().collect();
         let seen = broken_promises(&gpus, &pods);
-        let audited = audit(&self.setup.stowage.service.cluster());
+        let audited = audit(self.setup.stowage.service.cluster().ledger());
         self.violations.extend(
             seen.into_iter()
                 .chain(audited.iter().map(ToString::to_string)),

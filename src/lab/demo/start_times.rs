@@ -351,7 +351,8 @@ impl Starts {
 
     fn bind(&mut self, uid: &PodUid, node: &NodeName) -> Result<Arc<PodStart>> {
         let mut cluster = self.service.cluster();
-        let asked = BindAsked::of(&cluster, uid, node).context("the pod is in the ledger")?;
+        let asked =
+            BindAsked::of(cluster.ledger(), uid, node).context("the pod is in the ledger")?;
         let BindAnswer::Write(decision) = cluster
             .apply(asked)
             .map_err(|why| anyhow::anyhow!("{why:?}"))?
@@ -367,7 +368,10 @@ impl Starts {
             answer: BindingAnswer::Written,
             latest_landing: Millis::seconds(16),
         });
-        let start = cluster.pod_state(uid).and_then(|pod| pod.start.clone());
+        let start = cluster
+            .ledger()
+            .pod_state(uid)
+            .and_then(|pod| pod.start.clone());
         start.context("a start is expected of an engine that is bound")
     }
 
@@ -413,7 +417,7 @@ impl Starts {
         let holdings = MODELS.iter().map(on_disk).collect::<Result<Vec<_>>>()?;
         let mut cluster = self.service.cluster();
         let reading = NodeReading {
-            sampled: cluster.now(),
+            sampled: cluster.ledger().now(),
             holdings: holdings.into(),
             ..NodeReading::default()
         };

@@ -31,7 +31,7 @@ impl Foresight {
     pub fn of(service: &Service, manifest: Value) -> Result<Self> {
         let pod: Pod = serde_json::from_value(manifest).context("the story's pods are pods")?;
         let mut ledger = service.cluster();
-        let policy = ledger.policy().clone();
+        let policy = ledger.ledger().policy().clone();
         let demand = objects::demand(&pod, &policy)?;
         Ok(Self {
             snapshot: ledger.snapshot(),

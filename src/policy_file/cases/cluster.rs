@@ -146,7 +146,7 @@ struct CasePod {
 
 fn add_node(ledger: &mut Cluster, node: &TestNode) -> Result<(), BadCluster> {
     let name = NodeName::parse(&node.name.0)?;
-    if ledger.has_node(&name) {
+    if ledger.ledger().has_node(&name) {
         return Err(BadCluster::TwoNodes { node: name });
     }
     let devices: Vec<Device> = devices(node)?
@@ -224,7 +224,7 @@ fn device(node: &str, gpu: &TestGpu, index: u32, copy: u16) -> Result<Device, Ba
 
 fn add_pod(ledger: &mut Cluster, pod: &ExistingPod) -> Result<CasePod, BadCluster> {
     let (name, node) = (&pod.pod.name.0, &pod.node.0);
-    let policy = ledger.policy().clone();
+    let policy = ledger.ledger().policy().clone();
     let demand = pod_shorthand::demand(&pod.pod, &policy).map_err(|error| BadCluster::Pod {
         pod: name.clone(),
         error,
@@ -235,6 +235,7 @@ fn add_pod(ledger: &mut Cluster, pod: &ExistingPod) -> Result<CasePod, BadCluste
         node: node.clone(),
     };
     let devices = ledger
+        .ledger()
         .node(&node_name)
         .ok_or_else(no_such_node)?
         .devices
@@ -289,6 +290,7 @@ fn add_pod(ledger: &mut Cluster, pod: &ExistingPod) -> Result<CasePod, BadCluste
 fn read(ledger: &mut Cluster, node: &TestNode, tenants: &[CasePod]) -> Result<(), BadCluster> {
     let name = NodeName::parse(&node.name.0)?;
     let sampled = ledger
+        .ledger()
         .now()
         .before(node.report_age.map_or(Millis::default(), |age| age.0));
     let gpus = devices(node)?

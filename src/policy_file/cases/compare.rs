@@ -57,6 +57,7 @@ pub struct NodeChange {
 /// Both ledgers have the same cluster, each under its policy. In order of pod; unchanged pods are left out.
 pub fn compare(old: &mut Cluster, new: &mut Cluster) -> PolicyComparison {
     let mut pods: Vec<(PodKey, PodUid)> = old
+        .ledger()
         .pod_states()
         .into_iter()
         .map(|(uid, entry)| (entry.key.clone(), uid.clone()))
@@ -73,6 +74,7 @@ pub fn compare(old: &mut Cluster, new: &mut Cluster) -> PolicyComparison {
         };
         if before != after {
             let node = old
+                .ledger()
                 .pod_state(&uid)
                 .and_then(PodState::node)
                 .map(ToString::to_string);
@@ -89,8 +91,8 @@ pub fn compare(old: &mut Cluster, new: &mut Cluster) -> PolicyComparison {
 
 /// A ledger's decision for one of its pods. The ledger is left as it was.
 fn verdict(ledger: &mut Cluster, uid: &PodUid) -> Option<PodDecision> {
-    let policy = ledger.policy().clone();
-    let entry = ledger.pod_state(uid)?.clone();
+    let policy = ledger.ledger().policy().clone();
+    let entry = ledger.ledger().pod_state(uid)?.clone();
     ledger.apply(PodReleased(uid.clone()));
     let answer = ask(ledger, &policy, entry.demand.clone());
     let best = answer
@@ -117,7 +119,7 @@ fn verdict(ledger: &mut Cluster, uid: &PodUid) -> Option<PodDecision> {
 }
 
 fn put_back(ledger: &mut Cluster, uid: &PodUid, entry: PodState) {
-    let now = ledger.now();
+    let now = ledger.ledger().now();
     let leaving = match &entry.phase {
         PodPhase::Bound(bound) => bound.leaving,
         _ => None,
@@ -151,7 +153,7 @@ fn put_back(ledger: &mut Cluster, uid: &PodUid, entry: PodState) {
 }
 
 fn node_changes(old: &mut Cluster, new: &mut Cluster) -> Vec<NodeChange> {
-    let (old_policy, new_policy) = (old.policy().clone(), new.policy().clone());
+    let (old_policy, new_policy) = (old.ledger().policy().clone(), new.ledger().policy().clone());
     let (before, after) = (old.snapshot(), new.snapshot());
     let changes = before.nodes().iter().filter_map(|node| {
         let other = after.node(node.name.as_str())?;

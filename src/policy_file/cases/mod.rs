@@ -90,7 +90,7 @@ fn at(policy: &Policy, case: &TestCase) -> Policy {
 }
 
 fn differences(mut ledger: Cluster, case: &TestCase) -> Vec<Difference> {
-    let policy = ledger.policy().clone();
+    let policy = ledger.ledger().policy().clone();
     let demand = match pod_shorthand::demand(&case.pod, &policy) {
         Ok(demand) => demand,
         Err(error) => return not_understood(&case.expect, &error),
@@ -105,7 +105,7 @@ fn differences(mut ledger: Cluster, case: &TestCase) -> Vec<Difference> {
     ];
     let mut differences: Vec<Difference> = parts.into_iter().flatten().collect();
     differences.extend(answer.refused(expected));
-    differences.extend(answer.victims(expected, &ledger));
+    differences.extend(answer.victims(expected, ledger.ledger()));
     differences
 }
 
@@ -145,11 +145,11 @@ fn ask<'a>(ledger: &mut Cluster, policy: &'a Policy, demand: Demand) -> CaseAnsw
     });
     let is_refused = list.best.is_empty();
     let victim_set = is_refused
-        .then(|| cheapest(ledger, &uid, &nodes, &demand))
+        .then(|| cheapest(ledger.ledger(), &uid, &nodes, &demand))
         .flatten();
     let victims = victim_set
         .as_ref()
-        .map_or_else(Vec::new, |set| names(ledger, set));
+        .map_or_else(Vec::new, |set| names(ledger.ledger(), set));
     CaseAnswer {
         policy,
         demand,

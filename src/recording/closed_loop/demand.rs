@@ -118,7 +118,7 @@ impl RecordedDemand {
         (self.has_begun, self.began, self.ended) = (true, now, now);
         let cluster = Cluster::load(checkpoint.state.clone())?;
         let filters = cluster.kube_filters().snapshot();
-        for (uid, state) in cluster.pod_states() {
+        for (uid, state) in cluster.ledger().pod_states() {
             let mut pod = RecordedPod {
                 is_known: true,
                 ..RecordedPod::new(&state.key, &state.demand, now)

@@ -50,7 +50,7 @@ impl ClosedLoop<'_> {
             }
         }
         let cluster = &mut self.control_loop.books;
-        if let Some(history) = cluster.demand_to_learn() {
+        if let Some(history) = cluster.ledger().demand_to_learn() {
             let snapshot = cluster.snapshot();
             let model = PackingModel::learn(&history, snapshot.nodes().iter().map(Node::node_gpus));
             drop(snapshot);

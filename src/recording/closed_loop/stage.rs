@@ -115,7 +115,7 @@ impl<'d> ClosedLoop<'d> {
     ) -> Result<Self, LoadError> {
         let cluster = Cluster::load(state)?;
         let mut closed_loop = Self {
-            recorded_policy: Policy::clone(cluster.policy()),
+            recorded_policy: Policy::clone(cluster.ledger().policy()),
             control_loop: ControlLoop::new(cluster),
             tally: Tally::default(),
             pods: BTreeMap::new(),
@@ -145,7 +145,7 @@ impl<'d> ClosedLoop<'d> {
     }
 
     pub fn now(&self) -> Moment {
-        self.control_loop.books.now()
+        self.control_loop.books.ledger().now()
     }
 
     /// What happens before `now` happens, each at its time. `at` is `now` by the calendar.
@@ -156,9 +156,9 @@ impl<'d> ClosedLoop<'d> {
             .filter(|first| first.key().0 < now)
         {
             let ((when, _), event) = first.remove_entry();
-            self.control_loop
-                .books
-                .apply(ClockAdvanced(when.max(self.control_loop.books.now())));
+            self.control_loop.books.apply(ClockAdvanced(
+                when.max(self.control_loop.books.ledger().now()),
+            ));
             self.happen(event);
         }
         self.control_loop.books.apply(ClockAdvanced(now));
@@ -190,7 +190,7 @@ impl<'d> ClosedLoop<'d> {
 
     /// The policy in force.
     pub fn policy(&self) -> Digest {
-        self.control_loop.books.policy().digest
+        self.control_loop.books.ledger().policy().digest
     }
 
     /// Pods that wait for a place.
@@ -257,9 +257,9 @@ impl<'d> ClosedLoop<'d> {
     fn come_under(&mut self, at: Timestamp) {
         let policy = self.rule.when(&self.recorded_policy, &mut self.zones, at);
         let mut policy = policy.with_namespaces(&Default::default());
-        policy.version = self.control_loop.books.policy().version;
-        let known =
-            Policy::clone(self.control_loop.books.policy()).with_namespaces(&Default::default());
+        policy.version = self.control_loop.books.ledger().policy().version;
+        let known = Policy::clone(self.control_loop.books.ledger().policy())
+            .with_namespaces(&Default::default());
         if policy != known {
             self.control_loop.books.apply(PolicySet {
                 policy,
@@ -292,6 +292,7 @@ impl<'d> ClosedLoop<'d> {
             if self
                 .control_loop
                 .books
+                .ledger()
                 .pod_state(uid)
                 .is_some_and(PodState::is_assumed)
             {
@@ -396,6 +397,7 @@ impl<'d> ClosedLoop<'d> {
         let reservation = self
             .control_loop
             .books
+            .ledger()
             .reservation_of(uid)
             .map(|status| status.reservation);
         let waiting = ObservedWaiting {
@@ -482,6 +484,7 @@ impl<'d> ClosedLoop<'d> {
         let borrows = self
             .control_loop
             .books
+            .ledger()
             .pod_state(uid)
             .is_some_and(|state| state.borrows());
         if let Some(observed) = &mut observation.observed {
@@ -552,6 +555,7 @@ impl<'d> ClosedLoop<'d> {
                 observed.loan.borrows = self
                     .control_loop
                     .books
+                    .ledger()
                     .pod_state(uid)
                     .is_some_and(|state| state.borrows());
                 observation.observed = Some(observed);

@@ -47,12 +47,12 @@ pub(crate) struct FirstPlacement {
 
 impl Tally {
     pub fn sample(&mut self, cluster: &Cluster, began: Moment, waiting: usize) {
-        let totals = cluster.totals();
+        let totals = cluster.ledger().totals();
         self.samples.push(LoopSample {
-            after: cluster.now().since(began),
+            after: cluster.ledger().now().since(began),
             capacity: totals.capacity,
             allocated: totals.charged,
-            stranded: fragmented_vram(cluster),
+            stranded: fragmented_vram(cluster.ledger()),
             waiting: waiting as u64,
         });
     }

@@ -82,7 +82,7 @@ impl Recorded {
         let header = SegmentHeader {
             stowage: "0".into(),
             wall_ms: 1_700_000_000_000,
-            began: cluster.now(),
+            began: cluster.ledger().now(),
         };
         let checkpoint = Checkpoint {
             next: 0,
@@ -108,7 +108,7 @@ impl Recorded {
     }
 
     fn pass(&mut self, time: Millis) {
-        let now = self.cluster.now() + time;
+        let now = self.cluster.ledger().now() + time;
         self.cluster.apply(ClockAdvanced(now));
         self.parts.push(Part::Entry(Entry::Clock(now)));
     }

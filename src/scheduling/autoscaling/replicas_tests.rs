@@ -28,7 +28,12 @@ fn bound(cluster: &mut LedgerCluster, pod: &str) {
             node: node("a"),
         })
         .unwrap();
-    let devices = cluster.pod_state(&uid(pod)).unwrap().devices().cloned();
+    let devices = cluster
+        .ledger()
+        .pod_state(&uid(pod))
+        .unwrap()
+        .devices()
+        .cloned();
     cluster.apply(BindingWritten {
         uid: uid(pod),
         node: node("a"),
@@ -55,7 +60,7 @@ fn busy(share: f64) -> EngineFigures {
 }
 
 fn load_of(cluster: &LedgerCluster, engines: &[EngineSample]) -> ModelLoad {
-    loads(cluster, engines)
+    loads(cluster.ledger(), engines)
         .remove(&ModelId::parse("m").unwrap())
         .unwrap_or_default()
 }
@@ -93,7 +98,7 @@ fn engines_are_replicas_and_pods_without_one_start() {
         load.ready_in > Millis(0),
         "what an engine takes without any weights"
     );
-    assert_eq!(loads(&cluster, &[]).len(), 2);
+    assert_eq!(loads(cluster.ledger(), &[]).len(), 2);
 }
 
 #[test]
@@ -250,7 +255,7 @@ fn pods_of_other_namespaces_than_the_policy_names_for_a_model_are_no_replicas_of
         model: ModelId::parse("n").unwrap(),
         ..sample
     };
-    let loads = loads(&cluster, &[other(ours), other(theirs)]);
+    let loads = loads(cluster.ledger(), &[other(ours), other(theirs)]);
     assert_eq!(
         loads[&ModelId::parse("n").unwrap()].serving,
         2,

@@ -9,7 +9,7 @@ impl<B: Books> ControlLoop<B> {
         while let Some(act) = self.next_act() {
             match act {
                 Act::Write(write) => {
-                    let begun = write.clone().begin(&self.books.lock());
+                    let begun = write.clone().begin(self.books.lock().ledger());
                     if begun.is_some() {
                         return begun;
                     }

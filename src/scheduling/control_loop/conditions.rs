@@ -78,7 +78,7 @@ impl Stale {
 impl<B: Books> ControlLoop<B> {
     /// Ends once more what pods show although it has ended.
     pub(super) fn end_again(&mut self, now: Moment) {
-        let showing = self.books.lock().pods_showing_ended_reservations();
+        let showing = self.books.lock().ledger().pods_showing_ended_reservations();
         for (uid, key) in self
             .stale
             .ended
@@ -150,10 +150,10 @@ impl<B: Books> ControlLoop<B> {
     /// Says of pods that stay after all that they do.
     pub(super) fn cancel_evictions(&mut self, now: Moment) {
         let cluster = self.books.lock();
-        let mut showing = cluster.pods_showing_evictions();
-        showing.retain(|uid, _| !cluster.is_evicted_for_overuse(uid));
+        let mut showing = cluster.ledger().pods_showing_evictions();
+        showing.retain(|uid, _| !cluster.ledger().is_evicted_for_overuse(uid));
         // A copy, which costs next to nothing, for what goes through all reservations.
-        let ledger = (!showing.is_empty()).then(|| cluster.scratch());
+        let ledger = (!showing.is_empty()).then(|| cluster.ledger().scratch());
         drop(cluster);
         if let Some(ledger) = ledger.filter(|ledger| ledger.policy().mode == Mode::Enforce) {
             let wanted = self.wanted_evictions(&ledger);

@@ -55,7 +55,7 @@ impl<B: Books> ControlLoop<B> {
         let mut groups = BTreeMap::new();
         for uid in ended {
             let ledger = self.books.lock();
-            let Some(entry) = ledger.pod_state(&uid) else {
+            let Some(entry) = ledger.ledger().pod_state(&uid) else {
                 continue;
             };
             let (key, group) = (
@@ -76,7 +76,7 @@ impl<B: Books> ControlLoop<B> {
     pub(crate) fn end_unknown(&mut self, uids: BTreeSet<PodUid>) {
         for uid in uids {
             let ledger = self.books.lock();
-            let Some(entry) = ledger.pod_state(&uid) else {
+            let Some(entry) = ledger.ledger().pod_state(&uid) else {
                 continue;
             };
             let key = entry.key.clone();
@@ -106,7 +106,7 @@ impl<B: Books> ControlLoop<B> {
             placed_on = progress.and_then(ReservationProgress::placed_on);
         }
         let mut change = StatusChange::end_reservation();
-        if is_nominated(&self.books.lock(), &uid) {
+        if is_nominated(self.books.lock().ledger(), &uid) {
             change.nomination = StatusChange::clear_nomination().nomination;
         }
         let purpose = StatusPurpose::EndReservation { placed_on };
@@ -121,10 +121,11 @@ impl<B: Books> ControlLoop<B> {
     /// One member of the group could not be bound in time. Recorded once, on that member.
     pub(super) fn break_up(&mut self, group: &GroupKey, uid: PodUid, key: PodKey, now: Moment) {
         let mut ledger = self.books.lock();
-        let Some(broken) = broken(&ledger, group) else {
+        let Some(broken) = broken(ledger.ledger(), group) else {
             return;
         };
-        let leaves = ledger.policy().planning.groups.when_incomplete == WhenIncomplete::Evict;
+        let leaves =
+            ledger.ledger().policy().planning.groups.when_incomplete == WhenIncomplete::Evict;
         broken
             .holding
             .iter()

@@ -38,7 +38,7 @@ impl<B: Books> ControlLoop<B> {
             key,
             reservation,
             is_shown,
-        }) = gated_pod(&self.books.lock(), uid)
+        }) = gated_pod(self.books.lock().ledger(), uid)
         else {
             return;
         };

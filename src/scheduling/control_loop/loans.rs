@@ -57,7 +57,7 @@ impl<B: Books> ControlLoop<B> {
     /// Evicts borrowers whose lenders wake, and answers those lenders.
     pub(super) fn end_loans(&mut self, now: Moment) {
         // A copy, which costs next to nothing: with many borrowers the search takes longer than the lock should be held.
-        let mut ledger = self.books.lock().scratch();
+        let mut ledger = self.books.lock().ledger().scratch();
         if now >= self.loans.check_load_at {
             self.loans.check_load_at = now + LOOK_FOR_LOAD_EVERY;
             let recalls = self.loans.recall.look(&ledger);
@@ -68,7 +68,7 @@ impl<B: Books> ControlLoop<B> {
                 });
                 let mut cluster = self.books.lock();
                 cluster.apply(recalls);
-                ledger = cluster.scratch();
+                ledger = cluster.ledger().scratch();
             }
         }
         self.loans
@@ -101,7 +101,7 @@ impl<B: Books> ControlLoop<B> {
             is_early,
         } = eviction;
         let mut ledger = self.books.lock();
-        if !ledger.may_order(std::slice::from_ref(&uid)) {
+        if !ledger.ledger().may_order(std::slice::from_ref(&uid)) {
             drop(ledger);
             return self.note(Notice::LoanEviction("rate-limited"));
         }

@@ -259,7 +259,7 @@ impl<B: Books> ControlLoop<B> {
         self.end_again(now);
         self.cancel_evictions(now);
         // In shadow mode no pod is placed, and none is kept behind the gate.
-        if self.books.lock().policy().mode == Mode::Shadow {
+        if self.books.lock().ledger().policy().mode == Mode::Shadow {
             return self.release_all();
         }
         // An engine that wakes has its own VRAM lent out: that comes before what others would like to have.
@@ -309,7 +309,7 @@ impl<B: Books> ControlLoop<B> {
 
     /// A previous leader or process may have refused every pending pod.
     fn suppose_refused(&mut self) {
-        let copy = self.books.lock().scratch();
+        let copy = self.books.lock().ledger().scratch();
         let (pods, then): (Vec<PodUid>, _) =
             (copy.may_be_refused().into_iter().collect(), copy.now());
         // What is changed while there is a copy has to be copied.

@@ -62,9 +62,12 @@ impl<B: Books> ControlLoop<B> {
             return;
         };
         let mut ledger = self.books.lock();
-        let is_being_bound = ledger.pod_state(uid).is_some_and(PodState::is_assumed);
+        let is_being_bound = ledger
+            .ledger()
+            .pod_state(uid)
+            .is_some_and(PodState::is_assumed);
         // Another member may have been bound in place of the missing one.
-        if !is_being_bound && !is_orphaned(&ledger, uid) {
+        if !is_being_bound && !is_orphaned(ledger.ledger(), uid) {
             drop(ledger);
             return self.let_go(uid);
         }
@@ -75,7 +78,7 @@ impl<B: Books> ControlLoop<B> {
         let one = std::slice::from_ref(uid);
         if is_being_bound
             || !remnant.attempt.is_due(now)
-            || !(remnant.is_ordered || ledger.may_order(one))
+            || !(remnant.is_ordered || ledger.ledger().may_order(one))
         {
             return;
         }
@@ -107,7 +110,7 @@ impl<B: Books> ControlLoop<B> {
             return;
         };
         let mut ledger = self.books.lock();
-        if !broken(&ledger, &group).is_some_and(|broken| broken.holds_in_vain(uid)) {
+        if !broken(ledger.ledger(), &group).is_some_and(|broken| broken.holds_in_vain(uid)) {
             return;
         }
         ledger.apply(ReleaseReservation(uid.clone()));

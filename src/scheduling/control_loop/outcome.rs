@@ -146,7 +146,7 @@ impl<B: Books> ControlLoop<B> {
     fn forget_unwatched(&mut self, uid: &PodUid) {
         let mut cluster = self.books.lock();
         let is_unwatched = |pod: &PodState| pod.is_unwatched && pod.waiting().is_some();
-        if cluster.pod_state(uid).is_some_and(is_unwatched) {
+        if cluster.ledger().pod_state(uid).is_some_and(is_unwatched) {
             cluster.apply(PodReleased(uid.clone()));
             drop(cluster);
             self.progress_of.remove(uid);
@@ -160,7 +160,7 @@ impl<B: Books> ControlLoop<B> {
             .progress_of
             .get(uid)
             .is_some_and(ReservationProgress::is_own);
-        if !is_own && has_reservation(&self.books.lock(), uid) {
+        if !is_own && has_reservation(self.books.lock().ledger(), uid) {
             self.show(key, uid);
         }
     }
@@ -173,7 +173,11 @@ impl<B: Books> ControlLoop<B> {
         written: Result<(), ControlPlaneError>,
         now: Moment,
     ) {
-        let is_shown = self.books.lock().shows_reservation(uid, reservation);
+        let is_shown = self
+            .books
+            .lock()
+            .ledger()
+            .shows_reservation(uid, reservation);
         let Some(progress) = self.progress_toward(uid, reservation) else {
             return;
         };
@@ -279,7 +283,7 @@ impl<B: Books> ControlLoop<B> {
         now: Moment,
     ) {
         // A statement of its own, so that the ledger is not locked any more.
-        let Some(reservation_status) = self.books.lock().reservation_of(uid) else {
+        let Some(reservation_status) = self.books.lock().ledger().reservation_of(uid) else {
             return;
         };
         if self

@@ -58,7 +58,7 @@ impl<B: Books> ControlLoop<B> {
             return;
         };
         self.check_engine_load_at = now + LOOK_EVERY;
-        let ledger = self.books.lock().scratch();
+        let ledger = self.books.lock().ledger().scratch();
         self.staying
             .retain(|uid, _| ledger.pod_state(uid).is_some());
         let not_now = self
@@ -92,7 +92,7 @@ impl<B: Books> ControlLoop<B> {
             gpu,
         } = relief;
         let mut ledger = self.books.lock();
-        if !ledger.may_order(std::slice::from_ref(&uid)) {
+        if !ledger.ledger().may_order(std::slice::from_ref(&uid)) {
             drop(ledger);
             let what = format!(
                 "it stays beside the engine {engine}: enough pods were evicted within the minute"

@@ -181,7 +181,7 @@ impl<B: Books> ControlLoop<B> {
     /// Evicts the victims of each reservation, then nominates its pod.
     pub(super) fn advance_reservations(&mut self, now: Moment) {
         // Of a copy: a filter waits for the lock, and thousands of pods may have reservations.
-        let ledger = self.books.lock().scratch();
+        let ledger = self.books.lock().ledger().scratch();
         let reservation_status = ledger.reservation_status();
         // A Binding that is under way may fail; the pod goes on then with what it has tried.
         let is_being_bound = |uid: &PodUid| ledger.pod_state(uid).is_some_and(PodState::is_assumed);
@@ -291,7 +291,7 @@ impl<B: Books> ControlLoop<B> {
         let Reservation { node, victims, .. } = &reservation_status.reservation;
         let kube_filters =
             kube_filters.get_or_insert_with(|| self.books.lock().kube_filters().snapshot());
-        let coming = self.books.lock().coming_to(node).to_vec();
+        let coming = self.books.lock().ledger().coming_to(node).to_vec();
         match kube_filters.verdict(
             &reservation_status.uid,
             kube_filters.wants(&reservation_status.uid)?,
@@ -411,6 +411,7 @@ impl<B: Books> ControlLoop<B> {
     ) {
         let mut ledger = self.books.lock();
         let present = ledger
+            .ledger()
             .pod_state(&reservation_status.uid)
             .and_then(PodState::reservation);
         if !present.is_some_and(|present| present.is_same(&reservation_status.reservation)) {
@@ -421,6 +422,7 @@ impl<B: Books> ControlLoop<B> {
         }
         ledger.apply(ReleaseReservation(reservation_status.uid.clone()));
         let group = ledger
+            .ledger()
             .pod_state(&reservation_status.uid)
             .and_then(|entry| entry.disruption_info.placed_with().cloned());
         drop(ledger);

@@ -64,9 +64,9 @@ impl<B: Books> ControlLoop<B> {
         }
         let began = PlanBasis {
             at: now,
-            generation: ledger.generation(),
+            generation: ledger.ledger().generation(),
         };
-        let (scratch, kube_filters) = (ledger.scratch(), ledger.kube_filters().snapshot());
+        let (scratch, kube_filters) = (ledger.ledger().scratch(), ledger.kube_filters().snapshot());
         drop(ledger);
         for PendingPod { uid, key, .. } in failing {
             self.wait(uid, key, WaitReason::PlanningFailed, began, now);
@@ -90,7 +90,7 @@ impl<B: Books> ControlLoop<B> {
 
     /// Applies a run's result. It is discarded if this replica has stopped leading, or stopped placing, meanwhile.
     pub fn planned(&mut self, ended: RunEnd, may_act: bool, now: Moment) {
-        let mode = self.books.lock().policy().mode;
+        let mode = self.books.lock().ledger().policy().mode;
         let has_failed = matches!(ended, RunEnd::Failed);
         let Some((began, is_needed)) = self.run.end(has_failed, now) else {
             return;
@@ -142,11 +142,11 @@ impl<B: Books> ControlLoop<B> {
         let failing = pods
             .first()
             .filter(|_| is_found)
-            .and_then(|uid| ledger.pod_state(uid))
+            .and_then(|uid| ledger.ledger().pod_state(uid))
             .map(|pod_state| pod_state.key.clone());
         ledger.apply(PutBack(pods));
         self.failing_pods
-            .retain(|uid| ledger.pod_state(uid).is_some());
+            .retain(|uid| ledger.ledger().pod_state(uid).is_some());
         drop(ledger);
         if let Some(key) = failing {
             self.note(Notice::PlanningFails(key));
@@ -188,7 +188,7 @@ impl<B: Books> ControlLoop<B> {
         } = place;
         let is_gated = self.scheduling_gate_of(&uid) == Some(SchedulingGate::Planned);
         if reservation.victims.is_empty() {
-            let reservation_status = self.books.lock().reservation_of(&uid);
+            let reservation_status = self.books.lock().ledger().reservation_of(&uid);
             return reservation_status
                 .iter()
                 .for_each(|reservation_status| self.nominate(reservation_status, now));
@@ -214,7 +214,7 @@ impl<B: Books> ControlLoop<B> {
     }
 
     fn scheduling_gate_of(&mut self, uid: &PodUid) -> Option<SchedulingGate> {
-        match &self.books.lock().pod_state(uid)?.phase {
+        match &self.books.lock().ledger().pod_state(uid)?.phase {
             PodPhase::Waiting(waiting) => Some(waiting.gate),
             _ => None,
         }
@@ -224,6 +224,7 @@ impl<B: Books> ControlLoop<B> {
         let mut ledger = self.books.lock();
         // It may have been requested again during the run.
         if !ledger
+            .ledger()
             .pod_state(&uid)
             .is_some_and(|entry| entry.refused().is_some() && entry.reservation().is_none())
         {

@@ -50,6 +50,7 @@ impl<B: Books> ControlLoop<B> {
             generation: began.generation,
         });
         let Some(entry) = ledger
+            .ledger()
             .pod_state(&uid)
             .filter(|entry| entry.reservation().is_none())
         else {
@@ -59,7 +60,7 @@ impl<B: Books> ControlLoop<B> {
             return;
         };
         let waited = now.since(waiting.since);
-        let max_gated_time = ledger.policy().planning.max_gated_time;
+        let max_gated_time = ledger.ledger().policy().planning.max_gated_time;
         let has_waited = waited >= max_gated_time;
         let (is_gated, is_grouped) = (
             waiting.gate == SchedulingGate::Planned,
@@ -147,7 +148,7 @@ impl<B: Books> ControlLoop<B> {
         }
         let ledger = self.books.lock();
         let waits = |uid: &PodUid| {
-            let waiting = ledger.pod_state(uid).and_then(PodState::waiting);
+            let waiting = ledger.ledger().pod_state(uid).and_then(PodState::waiting);
             waiting.is_some_and(|waiting| {
                 waiting.gate == SchedulingGate::Planned && waiting.reservation.is_none()
             })
@@ -166,7 +167,7 @@ impl<B: Books> ControlLoop<B> {
             .filter(|pod| matches!(pod.way, WaitKind::Gated))
         {
             let mut ledger = self.books.lock();
-            let generation = ledger.generation();
+            let generation = ledger.ledger().generation();
             ledger.apply(NoPlacementFound {
                 uid: pod.uid.clone(),
                 generation,
@@ -190,7 +191,7 @@ impl<B: Books> ControlLoop<B> {
             why: Arc::from(why.condition()),
         });
         // From an earlier plan that failed.
-        if is_nominated(&self.books.lock(), &uid) {
+        if is_nominated(self.books.lock().ledger(), &uid) {
             change = change.and_clear_nomination();
         }
         let purpose = StatusPurpose::Release {

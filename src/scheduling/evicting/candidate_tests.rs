@@ -87,8 +87,8 @@ impl CandidateFixture {
             ObservedPhase::Waiting(ObservedWaiting::default()),
             observed(),
         );
-        let candidates = self.ledger.candidates_for(
-            &self.ledger.preemptor(&uid("asks")),
+        let candidates = self.ledger.ledger().candidates_for(
+            &self.ledger.ledger().preemptor(&uid("asks")),
             [&node("a"), &node("b")],
         );
         cheapest(&candidates, &demand(36, 10), rules, SearchEffort::UNLIMITED)
@@ -113,6 +113,7 @@ impl CandidateFixture {
     fn reserve(&mut self, set: &VictimSet, victims: Vec<PodUid>) -> Result<(), AssumeConflict> {
         let devices = self
             .ledger
+            .ledger()
             .node(&set.node)
             .unwrap()
             .devices
@@ -125,14 +126,15 @@ impl CandidateFixture {
             victims: victims.into(),
             deadline: START + Millis(60_000),
         };
-        self.ledger.reserve(&uid("asks"), reservation)
+        self.ledger.ledger_mut().reserve(&uid("asks"), reservation)
     }
 
     fn eviction_cost(&mut self, name: &str) -> PodEvictionCost {
         self.ask(BudgetRules::Violate);
         let candidate = self
             .ledger
-            .candidates_for(&self.ledger.preemptor(&uid("asks")), [&node("a")])
+            .ledger()
+            .candidates_for(&self.ledger.ledger().preemptor(&uid("asks")), [&node("a")])
             .pop()
             .unwrap();
         candidate
@@ -144,8 +146,9 @@ impl CandidateFixture {
     }
 
     fn why(&self, name: &str) -> Option<KeepReason> {
-        let preemptor = self.ledger.preemptor(&uid("asks"));
+        let preemptor = self.ledger.ledger().preemptor(&uid("asks"));
         self.ledger
+            .ledger()
             .keep_reason_of(&preemptor, &demand(36, 10), &uid(name))
     }
 }
@@ -189,9 +192,12 @@ fn no_pod_is_evicted_where_vram_becomes_free_anyway() {
     assert_eq!(set.longest_grace, Millis::seconds(20));
     assert_eq!(bench.reserve(&set, set.all_victims()), Ok(()));
     // Its VRAM is reserved now.
-    bench.ledger.release_reservation(&uid("asks"));
+    bench.ledger.ledger_mut().release_reservation(&uid("asks"));
     // Thirty seconds after its grace period, the search no longer counts on its end; and it is still no victim.
-    bench.ledger.set_now(START + Millis::seconds(51));
+    bench
+        .ledger
+        .ledger_mut()
+        .set_now(START + Millis::seconds(51));
     assert_eq!(bench.group_victims(), three("cheap", "", ""));
     assert_eq!(
         bench.reserve(&set, vec![uid("leaves")]),
@@ -211,9 +217,10 @@ fn on_each_node_a_group_costs_what_its_members_elsewhere_do() {
         bench.bound_with(name, on, demand(gib, -10), in_group("g"));
     }
     bench.ask(BudgetRules::Keep);
-    let preemptor = bench.ledger.preemptor(&uid("asks"));
+    let preemptor = bench.ledger.ledger().preemptor(&uid("asks"));
     let candidates = bench
         .ledger
+        .ledger()
         .candidates_for(&preemptor, [&node("a"), &node("b")]);
     let costs = |candidate: &PreemptionCandidate| {
         candidate
@@ -273,7 +280,10 @@ fn no_pod_waits_for_one_that_takes_hours_to_leave_but_it_is_evicted_unless_its_t
             },
         );
         bench.bound("stays", "b", observed());
-        bench.ledger.set_now(START + Millis::seconds(31));
+        bench
+            .ledger
+            .ledger_mut()
+            .set_now(START + Millis::seconds(31));
         assert_eq!(bench.group_victims(), three("cheap", "", ""));
         assert_eq!(bench.why("bait"), kept);
         let set = VictimSet {
@@ -342,10 +352,11 @@ fn a_pod_that_may_not_preempt_gets_no_victims() {
         ObservedPhase::Waiting(ObservedWaiting::default()),
         observed(),
     );
-    let preemptor = bench.ledger.preemptor(&uid("meek"));
+    let preemptor = bench.ledger.ledger().preemptor(&uid("meek"));
     assert!(
         bench
             .ledger
+            .ledger()
             .candidates_for(&preemptor, [&node("a")])
             .pop()
             .unwrap()
@@ -359,7 +370,7 @@ fn a_pod_that_may_not_preempt_gets_no_victims() {
         deadline: START,
     };
     assert_eq!(
-        bench.ledger.reserve(&uid("meek"), reservation),
+        bench.ledger.ledger_mut().reserve(&uid("meek"), reservation),
         Err(AssumeConflict::VictimProtected)
     );
 }
@@ -373,7 +384,7 @@ fn a_group_is_evicted_whole_or_not_at_all() {
     bench.bound_with("service", "b", demand(36, 0), observed());
     // Alone it is cheaper than two.
     assert_eq!(bench.group_victims(), three("other", "", ""));
-    bench.ledger.release(&uid("other"));
+    bench.ledger.ledger_mut().release(&uid("other"));
     bench.bound_with("other", "a", demand(36, 0), observed());
     assert_eq!(bench.group_victims(), three("g-1", "g-2", ""));
     let set = bench.ask(BudgetRules::Keep).unwrap();
@@ -391,11 +402,12 @@ fn a_group_is_evicted_whole_or_not_at_all() {
         ObservedPhase::Waiting(ObservedWaiting::default()),
         observed(),
     );
-    let preemptor = bench.ledger.preemptor(&uid("later"));
+    let preemptor = bench.ledger.ledger().preemptor(&uid("later"));
     for name in ["a", "b"] {
         assert!(
             bench
                 .ledger
+                .ledger()
                 .candidates_for(&preemptor, [&node(name)])
                 .pop()
                 .unwrap()
@@ -406,6 +418,7 @@ fn a_group_is_evicted_whole_or_not_at_all() {
     assert_eq!(
         bench
             .ledger
+            .ledger()
             .keep_reason_of(&preemptor, &demand(36, 10), &uid("g-2")),
         Some(KeepReason::VictimOfAnother)
     );
@@ -450,7 +463,7 @@ fn no_set_overdraws_a_budget_unless_allowed_and_unreadable_budgets_forbid_every_
         allowed,
         unhealthy_may_go: false,
     };
-    bench.ledger.set_budget(budget("one", 0));
+    bench.ledger.ledger_mut().set_budget(budget("one", 0));
     bench.bound_with("service-b", "b", demand(72, 0), observed());
     assert_eq!(bench.group_victims(), None);
     assert_eq!(
@@ -461,14 +474,15 @@ fn no_set_overdraws_a_budget_unless_allowed_and_unreadable_budgets_forbid_every_
             .violations,
         1
     );
-    bench.ledger.set_budget(budget("one", 1));
+    bench.ledger.ledger_mut().set_budget(budget("one", 1));
     assert_eq!(bench.group_victims(), three("x", "", ""));
     // The Eviction API refuses a pod that two budgets cover.
-    bench.ledger.set_budget(budget("two", 9));
+    bench.ledger.ledger_mut().set_budget(budget("two", 9));
     assert_eq!(bench.group_victims(), None);
-    bench.ledger.remove_budget("default", "two");
+    bench.ledger.ledger_mut().remove_budget("default", "two");
     bench
         .ledger
+        .ledger_mut()
         .set_budget_visibility(BudgetVisibility::Forbidden);
     assert_eq!(bench.group_victims(), None);
 }
@@ -550,23 +564,27 @@ fn each_part_of_the_eviction_cost_has_its_figure() {
         unread: Vec::new(),
     };
     // Where it is in the page cache: 10 s, and 20 s to start.
-    bench.ledger.read(&node("b"), reading(Vec::new()).into());
+    bench
+        .ledger
+        .ledger_mut()
+        .read(&node("b"), reading(Vec::new()).into());
     assert_eq!(bench.eviction_cost("x").reload, 500 * 30);
     assert!(from_nowhere > 500 * 30);
     bench
         .ledger
+        .ledger_mut()
         .read(&node("a"), reading(vec![(uid("x"), 4)]).into());
     assert_eq!(bench.eviction_cost("x").in_flight, 4 * 3_000);
-    bench.ledger.note_evicted(&uid("y"));
-    bench.ledger.note_evicted(&uid("y"));
+    bench.ledger.ledger_mut().note_evicted(&uid("y"));
+    bench.ledger.ledger_mut().note_evicted(&uid("y"));
     assert_eq!(
         (
             bench.eviction_cost("x").again,
-            bench.ledger.evictions_of(&owner.unwrap())
+            bench.ledger.ledger().evictions_of(&owner.unwrap())
         ),
         (2 * 60_000, 2)
     );
-    bench.ledger.set_now(START + HOUR);
+    bench.ledger.ledger_mut().set_now(START + HOUR);
     assert_eq!(
         bench.eviction_cost("x").again,
         0,
@@ -645,7 +663,10 @@ fn without_evictable_removes_every_pod_of_lower_priority_that_may_be_evicted_som
             memory: Bytes::ZERO,
         })
     };
-    bench.ledger.set_free_host(&node("a"), free_host(3));
+    bench
+        .ledger
+        .ledger_mut()
+        .set_free_host(&node("a"), free_host(3));
     let host_resources = free_host(4).unwrap();
     bench.bound_with(
         "low",
@@ -670,8 +691,11 @@ fn without_evictable_removes_every_pod_of_lower_priority_that_may_be_evicted_som
         },
     );
     let free = |name: &str, priority| {
-        let view = bench.ledger.node(&node(name))?;
-        let without_evictable = bench.ledger.without_evictable(&node(name), priority)?;
+        let view = bench.ledger.ledger().node(&node(name))?;
+        let without_evictable = bench
+            .ledger
+            .ledger()
+            .without_evictable(&node(name), priority)?;
         let node_gpus = without_evictable.node_gpus(view);
         Some((node_gpus.gpus[0].free(), node_gpus.free_host))
     };
@@ -690,7 +714,13 @@ fn without_evictable_removes_every_pod_of_lower_priority_that_may_be_evicted_som
         Some((Bytes::gib(36), None)),
         "it is not to be disrupted"
     );
-    assert_eq!(bench.ledger.without_evictable(&node("nowhere"), 50), None);
+    assert_eq!(
+        bench
+            .ledger
+            .ledger()
+            .without_evictable(&node("nowhere"), 50),
+        None
+    );
 }
 
 /// The default policy with other rules for the opportunistic class.
@@ -726,8 +756,13 @@ fn s6_the_class_decides_whether_do_not_disrupt_counts() {
             (group_victims, why),
             "{rule:?}"
         );
-        let without = bench.ledger.without_evictable(&node("a"), 10).unwrap().gpus;
-        let as_it_is = &bench.ledger.node(&node("a")).unwrap().gpus;
+        let without = bench
+            .ledger
+            .ledger()
+            .without_evictable(&node("a"), 10)
+            .unwrap()
+            .gpus;
+        let as_it_is = &bench.ledger.ledger().node(&node("a")).unwrap().gpus;
         assert_eq!(
             without[..] != as_it_is[..],
             leaves,
@@ -751,7 +786,7 @@ fn s6_whether_a_disruption_budget_counts_is_the_classs_choice() {
     ] {
         let mut bench =
             CandidateFixture::new(opportunistic(|class| class.disruption_budgets = rule));
-        bench.ledger.set_budget(budget.clone());
+        bench.ledger.ledger_mut().set_budget(budget.clone());
         let mut covered = demand(36, -5);
         Arc::make_mut(&mut covered.traits).namespace = "ns".into();
         bench.bound_with("covered", "a", covered, observed());
@@ -759,12 +794,12 @@ fn s6_whether_a_disruption_budget_counts_is_the_classs_choice() {
         bench.bound_with("other", "b", demand(72, 0), observed());
         assert_eq!(bench.group_victims(), group_victims, "{rule:?}");
         assert_eq!(
-            bench.ledger.waits_for_budgets(&uid("covered")),
+            bench.ledger.ledger().waits_for_budgets(&uid("covered")),
             group_victims.is_none(),
             "{rule:?}"
         );
         assert!(
-            bench.ledger.waits_for_budgets(&uid("service")),
+            bench.ledger.ledger().waits_for_budgets(&uid("service")),
             "{rule:?}: of another class"
         );
     }
@@ -784,9 +819,12 @@ fn an_eviction_counts_against_the_owners_other_pods_for_as_long_as_the_policy_sa
     };
     bench.bound("x", "a", of_owner());
     bench.bound("y", "b", of_owner());
-    bench.ledger.note_evicted(&uid("y"));
+    bench.ledger.ledger_mut().note_evicted(&uid("y"));
     for (seconds, counts) in [(0, true), (59, true), (60, false)] {
-        bench.ledger.set_now(START + Millis::seconds(seconds));
+        bench
+            .ledger
+            .ledger_mut()
+            .set_now(START + Millis::seconds(seconds));
         assert_eq!(bench.eviction_cost("x").again > 0, counts, "{seconds} s");
     }
 }

@@ -63,7 +63,7 @@ impl Facts {
     /// `None` if the ledger has no such pod.
     pub fn take(reader: PodAccess, cluster: &mut ClusterCopy, uid: &PodUid) -> Option<Self> {
         let snapshot = cluster.snapshot();
-        let ledger: &Ledger = cluster;
+        let ledger: &Ledger = cluster.ledger();
         let mut entry = ledger.pod_state(uid)?.clone();
         let waits = matches!(entry.phase, PodPhase::Waiting(_));
         if waits {

@@ -109,7 +109,8 @@ fn shown(
     }
     let nodes = facts.snapshot.nodes();
     let part = |place: usize| {
-        let known = NodeDetails::take(cluster, &nodes[place].name).with_reasons(cluster, facts);
+        let known = NodeDetails::take(cluster.ledger(), &nodes[place].name)
+            .with_reasons(cluster.ledger(), facts);
         outline.part(place, facts, &known)
     };
     outline

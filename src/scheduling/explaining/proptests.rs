@@ -84,12 +84,18 @@ impl ExplainedPlan {
             };
             let (uid, node) = (world.wait(&pod), name(&node_name(node % self.nodes.len())));
             // The pod is there if it fits.
-            match world.ledger.assume(&uid, &node) {
+            match world.ledger.ledger_mut().assume(&uid, &node) {
                 Ok(_) => {
-                    let devices = world.ledger.pod_state(&uid).unwrap().devices().cloned();
-                    world.ledger.confirm(&uid, &node, devices);
+                    let devices = world
+                        .ledger
+                        .ledger()
+                        .pod_state(&uid)
+                        .unwrap()
+                        .devices()
+                        .cloned();
+                    world.ledger.ledger_mut().confirm(&uid, &node, devices);
                 }
-                Err(_) => drop(world.ledger.release(&uid)),
+                Err(_) => drop(world.ledger.ledger_mut().release(&uid)),
             }
         }
         world.pass(Millis::seconds(self.passed));
@@ -119,7 +125,11 @@ impl ExplainedPlan {
 fn release(world: &mut ExplainedCluster, keys: &[String]) {
     for key in keys {
         let uid = PodUid::parse(key.rsplit('/').next().unwrap()).unwrap();
-        world.ledger.release(&uid).expect("who is named is there");
+        world
+            .ledger
+            .ledger_mut()
+            .release(&uid)
+            .expect("who is named is there");
     }
 }
 

@@ -96,13 +96,15 @@ fn uuid(node: &str, gpu: usize) -> GpuUuid {
 impl ExplainedCluster {
     pub fn new(policy: Policy) -> Self {
         let mut ledger = Cluster::new(Arc::new(policy));
-        ledger.set_now(START);
+        ledger.ledger_mut().set_now(START);
         Self { ledger }
     }
 
     /// A node whose agent has just reported that many GPUs.
     pub fn node(mut self, node: &str, gpus: usize) -> Self {
-        self.ledger.set_node(&name(node), NodeKind::Stowage, None);
+        self.ledger
+            .ledger_mut()
+            .set_node(&name(node), NodeKind::Stowage, None);
         self.devices(node, &vec![Health::Healthy; gpus]);
         self.report(node, &[], &[]);
         self
@@ -110,6 +112,7 @@ impl ExplainedCluster {
 
     pub fn labelled(mut self, node: &str, key: &str, value: &str) -> Self {
         self.ledger
+            .ledger_mut()
             .set_labels(&name(node), BTreeMap::from([(key.into(), value.into())]));
         self
     }
@@ -117,15 +120,20 @@ impl ExplainedCluster {
     /// A node on which a device plugin offers so many `nvidia.com/gpu`.
     pub fn plugin(mut self, node: &str, devices: u32) -> Self {
         self.ledger
+            .ledger_mut()
             .set_node(&name(node), NodeKind::DevicePlugin, Some(Vec::new()));
         let offered = [(PluginResource::parse("nvidia.com/gpu").unwrap(), devices)].into();
-        self.ledger.set_plugin_devices(&name(node), offered);
+        self.ledger
+            .ledger_mut()
+            .set_plugin_devices(&name(node), offered);
         self
     }
 
     /// A node without reports.
     pub fn silent(mut self, node: &str) -> Self {
-        self.ledger.set_node(&name(node), NodeKind::Stowage, None);
+        self.ledger
+            .ledger_mut()
+            .set_node(&name(node), NodeKind::Stowage, None);
         self
     }
 
@@ -142,13 +150,22 @@ impl ExplainedCluster {
             island: None,
         };
         let devices = health.iter().enumerate().map(device).collect();
-        self.ledger.report_devices(&name(node), devices).unwrap();
+        self.ledger
+            .ledger_mut()
+            .report_devices(&name(node), devices)
+            .unwrap();
     }
 
     /// The node's agent reports: pods use their allocation, and the engines on some GPUs have this KV cache and this queue.
     pub fn report(&mut self, node: &str, busy: &[(usize, u8, u32)], models: &[(&str, ModelTier)]) {
-        let occupants = self.ledger.occupants_of(&name(node));
-        let count = self.ledger.node(&name(node)).unwrap().devices.len();
+        let occupants = self.ledger.ledger().occupants_of(&name(node));
+        let count = self
+            .ledger
+            .ledger()
+            .node(&name(node))
+            .unwrap()
+            .devices
+            .len();
         let gpu = |place: usize| {
             let here = occupants.iter().filter(|gpu_occupant| {
                 gpu_occupant.gpus.contains(place)
@@ -177,7 +194,7 @@ impl ExplainedCluster {
             bytes: Bytes::ZERO,
         };
         let reading = NodeReading {
-            sampled: self.ledger.now(),
+            sampled: self.ledger.ledger().now(),
             gpus: (0..count).map(gpu).collect(),
             holdings: models.iter().map(holding).collect(),
             engines: Vec::new(),
@@ -187,12 +204,24 @@ impl ExplainedCluster {
             unread: Vec::new(),
         };
         // A load that lasts: one reading far from the average does not count.
-        (0..3).for_each(|_| drop(self.ledger.read(&name(node), reading.clone().into())));
+        (0..3).for_each(|_| {
+            drop(
+                self.ledger
+                    .ledger_mut()
+                    .read(&name(node), reading.clone().into()),
+            )
+        });
     }
 
     /// The node's agent lists one of its GPUs no longer, and NVML has numbered the others anew.
     pub fn loses(&mut self, node: &str, gpu: usize) {
-        let devices = self.ledger.node(&name(node)).unwrap().devices.clone();
+        let devices = self
+            .ledger
+            .ledger()
+            .node(&name(node))
+            .unwrap()
+            .devices
+            .clone();
         let left = devices
             .iter()
             .filter(|device| device.uuid != uuid(node, gpu))
@@ -209,20 +238,21 @@ impl ExplainedCluster {
         };
         let gpus = left.iter().map(idle).collect();
         let reading = NodeReading {
-            sampled: self.ledger.now(),
+            sampled: self.ledger.ledger().now(),
             gpus,
             ..NodeReading::default()
         };
         self.ledger
+            .ledger_mut()
             .report_all_devices(&name(node), left.into())
             .unwrap();
-        self.ledger.read(&name(node), reading.into());
+        self.ledger.ledger_mut().read(&name(node), reading.into());
     }
 
     /// Advances the clock, and applies what expires.
     pub fn pass(&mut self, time: Millis) {
-        let now = self.ledger.now() + time;
-        self.ledger.expire(now);
+        let now = self.ledger.ledger().now() + time;
+        self.ledger.ledger_mut().expire(now);
     }
 
     pub fn wait(&mut self, pod: &Sketch) -> PodUid {
@@ -295,14 +325,14 @@ impl ExplainedCluster {
             .iter()
             .map(|pod| (uid(pod), SleepState::Asleep))
             .collect();
-        let sampled = self.ledger.now();
+        let sampled = self.ledger.ledger().now();
         let reading = NodeReading {
             sampled,
             gpus: vec![gpu],
             sleep,
             ..NodeReading::default()
         };
-        self.ledger.read(&name(node), reading.into());
+        self.ledger.ledger_mut().read(&name(node), reading.into());
     }
 
     fn see(&mut self, pod: &Sketch, state: ObservedPhase) -> PodUid {
@@ -316,8 +346,8 @@ impl ExplainedCluster {
         state: ObservedPhase,
         observed: Option<ObservedDisruptionInfo>,
     ) {
-        let demand = pod.demand(&self.ledger.policy().clone());
-        self.ledger.see(PodObservation {
+        let demand = pod.demand(&self.ledger.ledger().policy().clone());
+        self.ledger.ledger_mut().see(PodObservation {
             uid: pod.uid(),
             key: pod.key(),
             demand,

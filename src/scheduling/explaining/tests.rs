@@ -168,7 +168,7 @@ fn of_an_engine_whose_binding_is_on_its_way_it_is_not_known_when_its_start_gate_
     let mut world = ExplainedCluster::new(Policy::default()).node("a", 1);
     let first = pod("first", "10Gi");
     let uid = world.wait(&first);
-    world.ledger.assume(&uid, &name("a")).unwrap();
+    world.ledger.ledger_mut().assume(&uid, &name("a")).unwrap();
     let explanation = explained(&mut world, &pod("second", "10Gi"));
     let [
         RemedyChange::WaitForStartGate {
@@ -274,7 +274,13 @@ fn an_unhealthy_gpu_is_the_obstacle_to_remove() {
 #[test]
 fn a_gpu_in_compute_mode_exclusive_process_takes_only_a_pod_that_has_it_exclusively() {
     let mut world = ExplainedCluster::new(Policy::default()).node("a", 1);
-    let devices = world.ledger.node(&name("a")).unwrap().devices.clone();
+    let devices = world
+        .ledger
+        .ledger()
+        .node(&name("a"))
+        .unwrap()
+        .devices
+        .clone();
     let devices = devices
         .iter()
         .map(|device| Device {
@@ -282,7 +288,11 @@ fn a_gpu_in_compute_mode_exclusive_process_takes_only_a_pod_that_has_it_exclusiv
             ..device.clone()
         })
         .collect();
-    world.ledger.report_devices(&name("a"), devices).unwrap();
+    world
+        .ledger
+        .ledger_mut()
+        .report_devices(&name("a"), devices)
+        .unwrap();
     let explanation = explained(&mut world, &pod("p", "10Gi"));
     assert_eq!(
         explanation.nodes[0].misfit.as_ref().unwrap().code,
@@ -363,7 +373,7 @@ fn b1_the_eviction_limit_that_prevents_preemption_is_named() {
             .text
             .contains("could be evicted from a GPU 0 for it: kube-scheduler")
     );
-    world.ledger.note_ordered(&[job("two").uid()]);
+    world.ledger.ledger_mut().note_ordered(&[job("two").uid()]);
     let text = explained(&mut world, &high).remedies[0].text.clone();
     assert!(
         text.contains("the eviction allowance of this minute is used up: 1 a minute"),
@@ -388,6 +398,7 @@ fn a_pods_own_soft_reservation_is_no_obstacle_for_it() {
     let node = world.ledger.snapshot().node("a").unwrap().clone();
     world
         .ledger
+        .ledger_mut()
         .offer(&uid, &node.name, &node.uuids(GpuSet::one(0)));
     let explanation = explain(&mut world.ledger.copy(), &uid, &ShownNodes::default()).unwrap();
     let score = explanation.nodes[0].score.as_ref().unwrap();
@@ -412,14 +423,24 @@ fn a_pod_with_a_reservation_lists_its_remaining_victims() {
         .node("a", 1)
         .runs(&job, "a", &[0]);
     let uid = world.wait(&pod("p", "60Gi"));
-    let devices = world.ledger.node(&name("a")).unwrap().devices.clone();
+    let devices = world
+        .ledger
+        .ledger()
+        .node(&name("a"))
+        .unwrap()
+        .devices
+        .clone();
     let reservation = Reservation {
         node: name("a"),
         devices: Arc::new([devices[0].uuid.clone()]),
         victims: Arc::new([job.uid()]),
-        deadline: world.ledger.now() + Millis::seconds(60),
+        deadline: world.ledger.ledger().now() + Millis::seconds(60),
     };
-    world.ledger.reserve(&uid, reservation).unwrap();
+    world
+        .ledger
+        .ledger_mut()
+        .reserve(&uid, reservation)
+        .unwrap();
     let explanation = explain(&mut world.ledger.copy(), &uid, &ShownNodes::default()).unwrap();
     assert_eq!(explanation.verdict, PodVerdict::Reserved);
     let PodStage::Reserved {
@@ -431,7 +452,7 @@ fn a_pod_with_a_reservation_lists_its_remaining_victims() {
         panic!()
     };
     assert_eq!(victims[..], ["team/job".to_owned()]);
-    world.ledger.release(&job.uid());
+    world.ledger.ledger_mut().release(&job.uid());
     world.report("a", &[], &[]);
     assert_eq!(
         explain(&mut world.ledger.copy(), &uid, &ShownNodes::default())
@@ -450,6 +471,7 @@ fn nodes_that_the_scheduler_did_not_ask_about_are_marked() {
     let snapshot = world.ledger.snapshot();
     world
         .ledger
+        .ledger_mut()
         .note_refused(&uid, Some(snapshot.set_of([0].into_iter())));
     let explanation = explain(&mut world.ledger.copy(), &uid, &ShownNodes::All).unwrap();
     let asked: Vec<Option<bool>> = explanation
@@ -464,7 +486,7 @@ fn nodes_that_the_scheduler_did_not_ask_about_are_marked() {
 fn a_pod_that_an_earlier_leader_may_have_refused_is_one_that_has_not_been_asked_about() {
     let mut world = ExplainedCluster::new(Policy::default()).node("a", 1);
     let uid = world.wait(&pod("p", "20Gi"));
-    world.ledger.suppose_all_refused();
+    world.ledger.ledger_mut().suppose_all_refused();
     let explanation = explain(&mut world.ledger.copy(), &uid, &ShownNodes::All).unwrap();
     let PodStage::Waiting {
         refused: Some(refused),
@@ -480,7 +502,7 @@ fn a_pod_that_an_earlier_leader_may_have_refused_is_one_that_has_not_been_asked_
         changes(&explanation)
     );
     let all = world.ledger.snapshot().set_of([0].into_iter());
-    world.ledger.note_refused(&uid, Some(all));
+    world.ledger.ledger_mut().note_refused(&uid, Some(all));
     let explanation = explain(&mut world.ledger.copy(), &uid, &ShownNodes::All).unwrap();
     assert!(matches!(
         changes(&explanation)[0],
@@ -498,6 +520,7 @@ fn no_remedy_proposes_a_node_that_another_plugin_rules_out() {
     let snapshot = world.ledger.snapshot();
     world
         .ledger
+        .ledger_mut()
         .note_refused(&uid, Some(snapshot.set_of([0].into_iter())));
     let explanation = explain(&mut world.ledger.copy(), &uid, &ShownNodes::default()).unwrap();
     assert_eq!(explanation.verdict, PodVerdict::Fits);
@@ -579,8 +602,8 @@ fn a_device_plugin_pod_is_explained_in_devices() {
         ..pod("three", "")
     };
     let uid = world.wait(&three);
-    world.ledger.assume(&uid, &name("p")).unwrap();
-    world.ledger.confirm(&uid, &name("p"), None);
+    world.ledger.ledger_mut().assume(&uid, &name("p")).unwrap();
+    world.ledger.ledger_mut().confirm(&uid, &name("p"), None);
     assert_eq!(
         explain(&mut world.ledger.copy(), &uid, &ShownNodes::default())
             .unwrap()
@@ -707,11 +730,11 @@ fn what_a_pod_uses_beyond_its_grant_is_shown_once_several_reports_agree() {
             ungranted: None,
         }];
         let reading = NodeReading {
-            sampled: world.ledger.now(),
+            sampled: world.ledger.ledger().now(),
             over_grant,
             ..NodeReading::default()
         };
-        world.ledger.read(&name("a"), reading.into());
+        world.ledger.ledger_mut().read(&name("a"), reading.into());
     }
     assert_eq!(beyond(&mut world), Bytes::gib(3));
 }
@@ -910,14 +933,24 @@ fn victims_of_a_reservation_that_the_reader_may_not_see_are_counted() {
     jobs.iter()
         .for_each(|job| world.bound(job, "a", &[0], false));
     let uid = world.wait(&pod("p", "60Gi"));
-    let devices = world.ledger.node(&name("a")).unwrap().devices.clone();
+    let devices = world
+        .ledger
+        .ledger()
+        .node(&name("a"))
+        .unwrap()
+        .devices
+        .clone();
     let reservation = Reservation {
         node: name("a"),
         devices: Arc::new([devices[0].uuid.clone()]),
         victims: jobs.iter().map(Sketch::uid).collect(),
-        deadline: world.ledger.now() + Millis::seconds(60),
+        deadline: world.ledger.ledger().now() + Millis::seconds(60),
     };
-    world.ledger.reserve(&uid, reservation).unwrap();
+    world
+        .ledger
+        .ledger_mut()
+        .reserve(&uid, reservation)
+        .unwrap();
     let told = explain_to(
         PodAccess::Namespace,
         &mut world.ledger.copy(),

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UnsupportedPart {
-    /// A short name, as in docs/planner.md.
+    /// A short name, as in docs/inside/planner.md.
     pub rule: String,
     pub text: String,
     pub nodes: u32,

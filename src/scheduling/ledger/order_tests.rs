@@ -56,7 +56,7 @@ fn assumed() -> LedgerCluster {
         ObservedPhase::Waiting(ObservedWaiting::default()),
         None,
     );
-    ledger.assume(&uid(), &node()).unwrap();
+    ledger.ledger_mut().assume(&uid(), &node()).unwrap();
     ledger
 }
 
@@ -73,7 +73,7 @@ fn take(ledger: &mut LedgerCluster, event: BindEvent) {
         ran,
     };
     match event {
-        BindEvent::Confirm => ledger.confirm(&uid(), &node(), devices()),
+        BindEvent::Confirm => ledger.ledger_mut().confirm(&uid(), &node(), devices()),
         BindEvent::Bound => see(ledger, bound(true, None), None),
         BindEvent::Ready(ran) => see(ledger, bound(false, Some(Millis::seconds(ran))), None),
         BindEvent::Leaving(grace) => {
@@ -88,7 +88,7 @@ fn take(ledger: &mut LedgerCluster, event: BindEvent) {
             see(ledger, bound(true, None), Some(observed));
         }
     }
-    assert_eq!(audit(ledger), []);
+    assert_eq!(audit(ledger.ledger()), []);
 }
 
 proptest! {
@@ -101,7 +101,7 @@ proptest! {
             let mut ledger = assumed();
             events.into_iter().for_each(|event| take(&mut ledger, event));
             let snapshot = ledger.snapshot();
-            (ledger.pod_state(&uid()).cloned(), snapshot.node("n").map(|node| node.gpus.to_vec()))
+            (ledger.ledger().pod_state(&uid()).cloned(), snapshot.node("n").map(|node| node.gpus.to_vec()))
         });
         prop_assert_eq!(one, other);
     }

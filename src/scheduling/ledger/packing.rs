@@ -208,7 +208,10 @@ mod tests {
                 demand_of(n * (7 << 30), 1, Sharing::Shared, 0),
             )
         });
-        let demand_history = cluster.demand_to_learn().expect("ten pods are enough");
+        let demand_history = cluster
+            .ledger()
+            .demand_to_learn()
+            .expect("ten pods are enough");
         let snapshot = cluster.snapshot();
         let model = PackingModel::learn(
             &demand_history,

@@ -90,7 +90,7 @@ fn with_class(class: Class) -> Policy {
 #[test]
 fn another_policy_counts_at_once_for_everyone_who_is_there() {
     let mut ledger = ledger(Policy::default());
-    let old = ledger.policy().clone();
+    let old = ledger.ledger().policy().clone();
     observe_bound(
         &mut ledger,
         "service",
@@ -109,7 +109,7 @@ fn another_policy_counts_at_once_for_everyone_who_is_there() {
             },
         ),
     );
-    assert_eq!(candidates(&ledger, "urgent"), 0);
+    assert_eq!(candidates(ledger.ledger(), "urgent"), 0);
 
     let mut harsh = with_class(Class {
         matches: Match {
@@ -120,21 +120,21 @@ fn another_policy_counts_at_once_for_everyone_who_is_there() {
         ..Class::named("weak")
     });
     harsh.headroom = Headroom::all(Percent::new(20).unwrap());
-    ledger.set_policy(harsh);
-    assert_eq!(candidates(&ledger, "urgent"), 1);
+    ledger.ledger_mut().set_policy(harsh);
+    assert_eq!(candidates(ledger.ledger(), "urgent"), 1);
     assert_eq!(ledger.free_gib("n"), [44, 64]);
-    assert_eq!(ledger.policy().version, old.version + 1);
+    assert_eq!(ledger.ledger().policy().version, old.version + 1);
 
     // A pod that was read under the old policy is classified by the new one.
     ledger.wait("late", demand(&old, 1, PodTraits::default()));
-    let late = &ledger.pod_state(&uid("late")).unwrap().demand;
-    assert_eq!(ledger.policy().class(late.class).name, "weak");
+    let late = &ledger.ledger().pod_state(&uid("late")).unwrap().demand;
+    assert_eq!(ledger.ledger().policy().class(late.class).name, "weak");
 }
 
 #[test]
 fn a_policy_that_was_prepared_counts_for_those_who_came_meanwhile_too() {
     let mut ledger = ledger(Policy::default());
-    let old = ledger.policy().clone();
+    let old = ledger.ledger().policy().clone();
     ledger.wait(
         "known",
         demand(
@@ -164,8 +164,8 @@ fn a_policy_that_was_prepared_counts_for_those_who_came_meanwhile_too() {
         },
         ..Class::named("ours")
     });
-    let prepared = PreparedPolicy::new(ledger.scratch(), new);
-    ledger.release(&uid("gone"));
+    let prepared = PreparedPolicy::new(ledger.ledger().scratch(), new);
+    ledger.ledger_mut().release(&uid("gone"));
     ledger.wait(
         "missed",
         demand(
@@ -177,11 +177,11 @@ fn a_policy_that_was_prepared_counts_for_those_who_came_meanwhile_too() {
             },
         ),
     );
-    ledger.take_policy(prepared);
-    assert!(ledger.pod_state(&uid("gone")).is_none());
+    ledger.ledger_mut().take_policy(prepared);
+    assert!(ledger.ledger().pod_state(&uid("gone")).is_none());
     for pod in ["known", "missed"] {
-        let demand = &ledger.pod_state(&uid(pod)).unwrap().demand;
-        assert_eq!(ledger.policy().class(demand.class).name, "ours");
+        let demand = &ledger.ledger().pod_state(&uid(pod)).unwrap().demand;
+        assert_eq!(ledger.ledger().policy().class(demand.class).name, "ours");
         assert_eq!(demand.classified_by, 1);
     }
 }
@@ -207,7 +207,7 @@ fn readings_age_on_after_a_label_of_a_namespace_has_changed() {
     observe_bound(&mut ledger, "one", 0, demand(&policy, 20, traits), None);
     for name in ["n", "untouched"] {
         let reading = NodeReading {
-            sampled: ledger.now(),
+            sampled: ledger.ledger().now(),
             ..NodeReading::default()
         };
         ledger.apply(ReadingReported {
@@ -261,9 +261,9 @@ fn a_pod_that_has_not_run_its_minimum_is_left_alone_until_it_has() {
         Some(Millis::seconds(601)),
     );
     ledger.wait("urgent", demand(&policy, 60, PodTraits::default()));
-    assert_eq!(candidates(&ledger, "urgent"), 1);
+    assert_eq!(candidates(ledger.ledger(), "urgent"), 1);
     ledger.pass(1);
-    assert_eq!(candidates(&ledger, "urgent"), 2);
+    assert_eq!(candidates(ledger.ledger(), "urgent"), 2);
 }
 
 #[test]
@@ -280,7 +280,11 @@ fn drain_time_comes_on_top_of_the_grace_period() {
     let mut ledger = ledger(policy.clone());
     observe_bound(&mut ledger, "job", 0, job(&policy, 60), None);
     assert_eq!(
-        ledger.resident_on(&uid("job"), &node("n")).unwrap().grace,
+        ledger
+            .ledger()
+            .resident_on(&uid("job"), &node("n"))
+            .unwrap()
+            .grace,
         Millis::seconds(75)
     );
 }
@@ -305,13 +309,17 @@ fn the_start_gate_stays_within_its_class_bounds() {
             .unwrap();
         let mut ledger = ledger(policy.clone());
         ledger.wait("engine", demand(&policy, 20, PodTraits::default()));
-        ledger.assume(&uid("engine"), &node("n")).unwrap();
         ledger
+            .ledger_mut()
+            .assume(&uid("engine"), &node("n"))
+            .unwrap();
+        ledger
+            .ledger()
             .pod_state(&uid("engine"))
             .unwrap()
             .starting
             .unwrap()
-            .since(ledger.now())
+            .since(ledger.ledger().now())
     };
     // Twice what 20 GiB need over the network, from disk and to start: 97 s.
     assert_eq!(gate(0, 600).0 / 1000, 97);
@@ -349,18 +357,27 @@ fn a_node_is_in_the_first_pool_that_selects_it_and_takes_that_pools_classes() {
         fit(ledger.snapshot().node("n").unwrap(), demand).err()
     };
     assert_eq!(
-        says(&mut ledger, &service),
+        says(ledger.ledger_mut(), &service),
         None,
         "a node in no pool takes all classes"
     );
-    ledger.set_labels(&node("n"), labels("picky"));
-    assert_eq!(says(&mut ledger, &service), Some(Misfit::ClassNotAdmitted));
-    assert_eq!(says(&mut ledger, &batch), None);
-    ledger.set_labels(&node("n"), labels("plugin"));
-    assert_eq!(says(&mut ledger, &batch), Some(Misfit::DevicePluginNode));
+    ledger.ledger_mut().set_labels(&node("n"), labels("picky"));
+    assert_eq!(
+        says(ledger.ledger_mut(), &service),
+        Some(Misfit::ClassNotAdmitted)
+    );
+    assert_eq!(says(ledger.ledger_mut(), &batch), None);
+    ledger.ledger_mut().set_labels(&node("n"), labels("plugin"));
+    assert_eq!(
+        says(ledger.ledger_mut(), &batch),
+        Some(Misfit::DevicePluginNode)
+    );
     ledger.wait("late", batch);
     assert!(
-        ledger.assume(&uid("late"), &node("n")).is_err(),
+        ledger
+            .ledger_mut()
+            .assume(&uid("late"), &node("n"))
+            .is_err(),
         "a bind is checked again"
     );
 }
@@ -376,24 +393,26 @@ fn a_node_that_is_not_cut_as_its_pool_expects_takes_nothing_until_it_is() {
     let service = demand(&policy, 20, PodTraits::default());
     let says = |ledger: &mut Ledger| fit(ledger.snapshot().node("n").unwrap(), &service).err();
     assert_eq!(
-        says(&mut ledger),
+        says(ledger.ledger_mut()),
         Some(Misfit::MigLayoutMismatch),
         "whole GPUs"
     );
     ledger
+        .ledger_mut()
         .report_devices(
             &node("n"),
             [slice(0, 0, "3g.40gb"), slice(0, 1, "1g.10gb")].into(),
         )
         .unwrap();
-    assert_eq!(says(&mut ledger), Some(Misfit::MigLayoutMismatch));
+    assert_eq!(says(ledger.ledger_mut()), Some(Misfit::MigLayoutMismatch));
     ledger
+        .ledger_mut()
         .report_devices(
             &node("n"),
             [slice(0, 0, "3g.40gb"), slice(0, 1, "3g.40gb")].into(),
         )
         .unwrap();
-    assert_eq!(says(&mut ledger), None);
+    assert_eq!(says(ledger.ledger_mut()), None);
 }
 
 #[test]
@@ -456,13 +475,13 @@ fn readings_are_averaged_over_the_time_that_the_policy_says() {
                 attributed: Vec::new(),
                 engine_load: EngineLoad::of(Percent::new(kv), Some(0)),
             };
-            let sampled = cluster.now();
+            let sampled = cluster.ledger().now();
             let reading = NodeReading {
                 sampled,
                 gpus: vec![gpu],
                 ..NodeReading::default()
             };
-            cluster.read(&node("n"), reading.into());
+            cluster.ledger_mut().read(&node("n"), reading.into());
         }
         cluster.snapshot().node("n").unwrap().gpus[0]
             .engine_load
@@ -512,12 +531,20 @@ fn reserve(ledger: &mut Ledger, pod: &str) -> Result<(), AssumeConflict> {
 fn room_that_was_held_is_given_by_the_policy_in_force() {
     let taken_under = |policy: Policy| {
         let mut ledger = ledger(Policy::default());
-        let old = ledger.policy().clone();
+        let old = ledger.ledger().policy().clone();
         ledger.wait("pod", of_tenant(&old, 20, 0));
-        reserve(&mut ledger, "pod").unwrap();
-        ledger.set_policy(policy);
-        let own = ledger.reserved_placement(&uid("pod")).unwrap().1.map(drop);
-        let assumed = ledger.assume(&uid("pod"), &node("n")).map(drop);
+        reserve(ledger.ledger_mut(), "pod").unwrap();
+        ledger.ledger_mut().set_policy(policy);
+        let own = ledger
+            .ledger()
+            .reserved_placement(&uid("pod"))
+            .unwrap()
+            .1
+            .map(drop);
+        let assumed = ledger
+            .ledger_mut()
+            .assume(&uid("pod"), &node("n"))
+            .map(drop);
         assert_eq!(own.map_err(AssumeConflict::NoLongerFits), assumed);
         own.err()
     };
@@ -568,7 +595,7 @@ fn a_pod_that_is_edited_after_its_room_was_held_stays_within_its_tenants_limit()
     let mut ledger = ledger(policy.clone());
     let shared = of_tenant(&policy, 20, 0);
     ledger.wait("pod", shared.clone());
-    reserve(&mut ledger, "pod").unwrap();
+    reserve(ledger.ledger_mut(), "pod").unwrap();
     ledger.wait(
         "pod",
         Demand {
@@ -577,7 +604,10 @@ fn a_pod_that_is_edited_after_its_room_was_held_stays_within_its_tenants_limit()
         },
     );
     let refused = AssumeConflict::NoLongerFits(Misfit::TenantLimitOnNode { left: limit });
-    assert_eq!(ledger.assume(&uid("pod"), &node("n")), Err(refused));
+    assert_eq!(
+        ledger.ledger_mut().assume(&uid("pod"), &node("n")),
+        Err(refused)
+    );
 }
 
 #[test]
@@ -590,7 +620,7 @@ fn no_room_is_held_where_the_pods_class_is_not_admitted() {
     let mut ledger = ledger(policy.clone());
     ledger.wait("pod", of_tenant(&policy, 20, 0));
     assert_eq!(
-        reserve(&mut ledger, "pod"),
+        reserve(ledger.ledger_mut(), "pod"),
         Err(AssumeConflict::NoLongerFits(Misfit::ClassNotAdmitted))
     );
 }
@@ -608,9 +638,9 @@ fn no_room_is_held_by_the_eviction_of_a_pod_that_came_to_be_protected_meanwhile(
     let mut ledger = ledger(policy.clone());
     observe_bound(&mut ledger, "borrower", 0, job(&policy, 60), None);
     ledger.wait("urgent", of_tenant(&policy, 40, 5));
-    assert_eq!(candidates(&ledger, "urgent"), 1);
+    assert_eq!(candidates(ledger.ledger(), "urgent"), 1);
     observe_bound(&mut ledger, "own", 1, of_tenant(&policy, 40, 5), None);
-    let deadline = ledger.now() + Millis::seconds(60);
+    let deadline = ledger.ledger().now() + Millis::seconds(60);
     let (devices, victims) = ([h100("n", 0).uuid].into(), [uid("borrower")].into());
     let reservation = Reservation {
         node: node("n"),
@@ -619,7 +649,7 @@ fn no_room_is_held_by_the_eviction_of_a_pod_that_came_to_be_protected_meanwhile(
         deadline,
     };
     assert_eq!(
-        ledger.reserve(&uid("urgent"), reservation),
+        ledger.ledger_mut().reserve(&uid("urgent"), reservation),
         Err(AssumeConflict::VictimProtected)
     );
 }
@@ -639,7 +669,9 @@ fn a_gpu_that_was_offered_to_a_class_is_left_by_those_it_does_not_share_with() {
     let mut ledger = ledger(policy.clone());
     ledger.wait("first", of_tenant(&policy, 20, 0));
     let view = ledger.snapshot().node("n").unwrap().clone();
-    ledger.offer(&uid("first"), &view.name, &view.uuids(GpuSet::one(0)));
+    ledger
+        .ledger_mut()
+        .offer(&uid("first"), &view.name, &view.uuids(GpuSet::one(0)));
     let other = demand(
         &policy,
         20,
@@ -676,10 +708,11 @@ fn a_start_gate_stays_shut_as_long_as_its_class_says_however_soon_the_engine_is_
         };
         ledger.observe("engine", engine.clone(), state, None);
         ledger
+            .ledger()
             .pod_state(&uid("engine"))
             .unwrap()
             .starting
-            .map(|until| until.since(ledger.now()))
+            .map(|until| until.since(ledger.ledger().now()))
     };
     assert_eq!(
         see(&mut ledger, true).map(|left| left > Millis::seconds(30)),
@@ -707,7 +740,10 @@ fn with_an_assumed_engine() -> (LedgerCluster, Demand, Millis) {
     let mut ledger = ledger(policy.clone());
     let engine = demand(&policy, 20, PodTraits::default());
     ledger.wait("engine", engine.clone());
-    ledger.assume(&uid("engine"), &node("n")).unwrap();
+    ledger
+        .ledger_mut()
+        .assume(&uid("engine"), &node("n"))
+        .unwrap();
     (ledger, engine, length)
 }
 
@@ -724,11 +760,11 @@ fn an_engine_whose_binding_may_still_land_keeps_others_from_starting_beside_it()
     let (mut ledger, engine, length) = with_an_assumed_engine();
     ledger.pass(1 + length.0 / 1000);
     assert!(
-        gate_of(&ledger).is_some(),
+        gate_of(ledger.ledger()).is_some(),
         "it may begin to start at any moment"
     );
-    ledger.forget(&uid("engine"));
-    assert_eq!(gate_of(&ledger), None);
+    ledger.ledger_mut().forget(&uid("engine"));
+    assert_eq!(gate_of(ledger.ledger()), None);
     assert!(fit(ledger.snapshot().node("n").unwrap(), &engine).is_ok());
 }
 
@@ -746,8 +782,11 @@ fn a_start_gate_of_no_length_keeps_nobody_away_not_even_while_a_binding_may_land
         .unwrap();
     let mut ledger = ledger(policy.clone());
     ledger.wait("engine", demand(&policy, 20, PodTraits::default()));
-    ledger.assume(&uid("engine"), &node("n")).unwrap();
-    assert_eq!(gate_of(&ledger), None);
+    ledger
+        .ledger_mut()
+        .assume(&uid("engine"), &node("n"))
+        .unwrap();
+    assert_eq!(gate_of(ledger.ledger()), None);
 }
 
 #[test]
@@ -758,7 +797,7 @@ fn an_engine_begins_to_start_when_its_binding_lands() {
             let (mut ledger, engine, length) = with_an_assumed_engine();
             ledger.pass(26);
             if was_given_up {
-                ledger.forget(&uid("engine"));
+                ledger.ledger_mut().forget(&uid("engine"));
             }
             if is_shown {
                 let state = ObservedPhase::Bound {
@@ -769,22 +808,26 @@ fn an_engine_begins_to_start_when_its_binding_lands() {
                 };
                 ledger.observe("engine", engine, state, None);
             } else {
-                ledger.confirm(&uid("engine"), &node("n"), devices());
+                ledger
+                    .ledger_mut()
+                    .confirm(&uid("engine"), &node("n"), devices());
             }
             assert_eq!(
-                gate_of(&ledger),
+                gate_of(ledger.ledger()),
                 Some(length),
                 "shown {is_shown}, given up {was_given_up}"
             );
-            ledger.confirm(&uid("engine"), &node("n"), devices());
+            ledger
+                .ledger_mut()
+                .confirm(&uid("engine"), &node("n"), devices());
             ledger.pass(59);
             assert_eq!(
-                gate_of(&ledger),
+                gate_of(ledger.ledger()),
                 Some(Millis::seconds(1)),
                 "an answer that comes again is no news"
             );
             ledger.pass(1);
-            assert_eq!(gate_of(&ledger), None);
+            assert_eq!(gate_of(ledger.ledger()), None);
         }
     }
 }

@@ -542,6 +542,7 @@ mod rollout_tests {
         }
         ledger.wait(new.0, demand(gib, new.1, new.2));
         ledger
+            .ledger()
             .predecessor_in_the_way(&uid(new.0))
             .map(|(pod, _)| pod.name.to_string())
     }

@@ -701,7 +701,7 @@ mod adopt_reservations_tests {
             node: node("n"),
             devices: Arc::from([gpu_at("n", 0)]),
             victims: Arc::default(),
-            deadline: cluster.now() + Millis::seconds(60),
+            deadline: cluster.ledger().now() + Millis::seconds(60),
         };
         let waiting = ObservedWaiting {
             reservation: Some(reservation),
@@ -719,6 +719,7 @@ mod adopt_reservations_tests {
             .unwrap();
         cluster.pass(1);
         cluster
+            .ledger()
             .pod_state(&uid("p"))
             .unwrap()
             .reservation()
@@ -751,10 +752,13 @@ mod adopt_reservations_tests {
             node: node("n"),
             devices: Arc::from([gpu_at("n", 0)]),
             victims: Arc::default(),
-            deadline: cluster.now() + Millis::seconds(60),
+            deadline: cluster.ledger().now() + Millis::seconds(60),
         };
-        cluster.reserve(&uid("p"), reservation.clone()).unwrap();
-        cluster.release_reservation(&uid("p"));
+        cluster
+            .ledger_mut()
+            .reserve(&uid("p"), reservation.clone())
+            .unwrap();
+        cluster.ledger_mut().release_reservation(&uid("p"));
         meanwhile(&mut cluster);
         cluster.apply(LeadershipEnded);
         then(&mut cluster);
@@ -764,11 +768,14 @@ mod adopt_reservations_tests {
         };
         cluster.observe("p", demand, ObservedPhase::Waiting(waiting), None);
         assert!(
-            cluster.reservation_of(&uid("p")).is_some(),
+            cluster.ledger().reservation_of(&uid("p")).is_some(),
             "the GPU is kept for it"
         );
         cluster.apply(LeadershipBegan(LeaderEpoch::new("lease", 3, "nonce")));
-        assert!(cluster.reservation_of(&uid("p")).is_some(), "it is adopted");
+        assert!(
+            cluster.ledger().reservation_of(&uid("p")).is_some(),
+            "it is adopted"
+        );
     }
 
     #[test]
@@ -791,14 +798,17 @@ mod adopt_reservations_tests {
         cluster.wait("p", demand.clone());
         let made = |cluster: &mut LedgerCluster| {
             let (devices, victims) = (Arc::from([gpu_at("n", 0)]), Arc::default());
-            let deadline = cluster.now() + Millis::seconds(60);
+            let deadline = cluster.ledger().now() + Millis::seconds(60);
             let reservation = Reservation {
                 node: node("n"),
                 devices,
                 victims,
                 deadline,
             };
-            cluster.reserve(&uid("p"), reservation.clone()).unwrap();
+            cluster
+                .ledger_mut()
+                .reserve(&uid("p"), reservation.clone())
+                .unwrap();
             reservation
         };
         let show = |cluster: &mut LedgerCluster, shown| {
@@ -813,14 +823,14 @@ mod adopt_reservations_tests {
                 ObservedPhase::Waiting(waiting),
                 watched,
             );
-            cluster.reservation_of(&uid("p")).unwrap().is_shown
+            cluster.ledger().reservation_of(&uid("p")).unwrap().is_shown
         };
         let first = made(&mut cluster);
         assert!(show(&mut cluster, first.clone()));
-        cluster.release_reservation(&uid("p"));
+        cluster.ledger_mut().release_reservation(&uid("p"));
         cluster.pass(5);
         let second = made(&mut cluster);
-        assert!(!cluster.reservation_of(&uid("p")).unwrap().is_shown);
+        assert!(!cluster.ledger().reservation_of(&uid("p")).unwrap().is_shown);
         assert!(!show(&mut cluster, first), "a late event");
         assert!(show(&mut cluster, second));
     }
@@ -831,16 +841,22 @@ mod adopt_reservations_tests {
         cluster.apply(LeadershipBegan(LeaderEpoch::new("lease", 1, "nonce")));
         let demand = demand_of(50 << 30, 1, Sharing::Shared, 0);
         cluster.wait("p", demand.clone());
-        let deadline = cluster.now() + Millis::seconds(60);
+        let deadline = cluster.ledger().now() + Millis::seconds(60);
         let [first, second] = ["n", "m"].map(|on| Reservation {
             node: node(on),
             devices: Arc::from([gpu_at(on, 0)]),
             victims: Arc::default(),
             deadline,
         });
-        cluster.reserve(&uid("p"), first.clone()).unwrap();
-        cluster.release_reservation(&uid("p"));
-        cluster.reserve(&uid("p"), second.clone()).unwrap();
+        cluster
+            .ledger_mut()
+            .reserve(&uid("p"), first.clone())
+            .unwrap();
+        cluster.ledger_mut().release_reservation(&uid("p"));
+        cluster
+            .ledger_mut()
+            .reserve(&uid("p"), second.clone())
+            .unwrap();
         // A late event of the first one, and one of the second.
         for (shown, is_shown) in [(first, false), (second, true)] {
             let waiting = ObservedWaiting {
@@ -855,7 +871,7 @@ mod adopt_reservations_tests {
                 watched,
             );
             assert_eq!(
-                cluster.reservation_of(&uid("p")).unwrap().is_shown,
+                cluster.ledger().reservation_of(&uid("p")).unwrap().is_shown,
                 is_shown
             );
         }

@@ -42,10 +42,13 @@ fn ledger() -> LedgerCluster {
 
 fn bind(ledger: &mut LedgerCluster, name: &str, demand: Demand) -> Arc<[GpuUuid]> {
     ledger.wait(name, demand);
-    let AssumeResult::New(placement) = ledger.assume(&uid(name), &node("n")).unwrap() else {
+    let AssumeResult::New(placement) = ledger.ledger_mut().assume(&uid(name), &node("n")).unwrap()
+    else {
         panic!("not new")
     };
-    ledger.confirm(&uid(name), &placement.node, Some(placement.devices.clone()));
+    ledger
+        .ledger_mut()
+        .confirm(&uid(name), &placement.node, Some(placement.devices.clone()));
     placement.devices
 }
 
@@ -69,9 +72,9 @@ fn observe_bound(
 fn a_promise_counts_from_assume_and_is_given_back_by_forget() {
     let mut ledger = ledger();
     ledger.wait("a", demand(40, Sharing::Shared, 0));
-    ledger.assume(&uid("a"), &node("n")).unwrap();
+    ledger.ledger_mut().assume(&uid("a"), &node("n")).unwrap();
     assert_eq!(ledger.free_gib("n"), [32, 72]);
-    ledger.forget(&uid("a"));
+    ledger.ledger_mut().forget(&uid("a"));
     assert_eq!(ledger.free_gib("n"), [72, 72]);
 }
 
@@ -79,24 +82,27 @@ fn a_promise_counts_from_assume_and_is_given_back_by_forget() {
 fn assuming_twice_promises_once() {
     let mut ledger = ledger();
     ledger.wait("a", demand(40, Sharing::Shared, 0));
-    let AssumeResult::New(first) = ledger.assume(&uid("a"), &node("n")).unwrap() else {
+    let AssumeResult::New(first) = ledger.ledger_mut().assume(&uid("a"), &node("n")).unwrap()
+    else {
         panic!()
     };
     assert_eq!(
-        ledger.assume(&uid("a"), &node("n")),
+        ledger.ledger_mut().assume(&uid("a"), &node("n")),
         Ok(AssumeResult::InFlight(first.clone()))
     );
     assert_eq!(
-        ledger.assume(&uid("a"), &node("m")),
+        ledger.ledger_mut().assume(&uid("a"), &node("m")),
         Err(AssumeConflict::Unsettled { node: node("n") })
     );
-    ledger.confirm(&uid("a"), &first.node, Some(first.devices));
+    ledger
+        .ledger_mut()
+        .confirm(&uid("a"), &first.node, Some(first.devices));
     assert_eq!(
-        ledger.assume(&uid("a"), &node("n")),
+        ledger.ledger_mut().assume(&uid("a"), &node("n")),
         Ok(AssumeResult::Bound)
     );
     assert_eq!(
-        ledger.assume(&uid("a"), &node("m")),
+        ledger.ledger_mut().assume(&uid("a"), &node("m")),
         Err(AssumeConflict::BoundElsewhere { node: node("n") })
     );
     assert_eq!(ledger.free_gib("n"), [32, 72]);
@@ -108,9 +114,12 @@ fn the_loser_of_a_race_gets_a_typed_conflict() {
     for pod in ["a", "b", "c"] {
         ledger.wait(pod, demand(60, Sharing::Shared, 0));
     }
-    ledger.assume(&uid("a"), &node("n")).unwrap();
-    ledger.assume(&uid("b"), &node("n")).unwrap();
-    let lost = ledger.assume(&uid("c"), &node("n")).unwrap_err();
+    ledger.ledger_mut().assume(&uid("a"), &node("n")).unwrap();
+    ledger.ledger_mut().assume(&uid("b"), &node("n")).unwrap();
+    let lost = ledger
+        .ledger_mut()
+        .assume(&uid("c"), &node("n"))
+        .unwrap_err();
     assert_eq!(lost.code(), "insufficient-vram");
     assert_eq!(
         lost.phrase(),
@@ -123,8 +132,15 @@ fn no_other_pod_is_blamed_for_what_the_nodes_gpus_themselves_lack() {
     let mut ledger = ledger();
     let refused = |ledger: &mut LedgerCluster, devices: Vec<Device>, pod: &str, demand| {
         ledger.wait(pod, demand);
-        ledger.report_devices(&node("n"), devices.into()).unwrap();
-        ledger.assume(&uid(pod), &node("n")).unwrap_err().phrase()
+        ledger
+            .ledger_mut()
+            .report_devices(&node("n"), devices.into())
+            .unwrap();
+        ledger
+            .ledger_mut()
+            .assume(&uid(pod), &node("n"))
+            .unwrap_err()
+            .phrase()
     };
     let small = |device| Device {
         total: Bytes::gib(16),
@@ -159,7 +175,8 @@ fn no_other_pod_is_blamed_for_what_the_nodes_gpus_themselves_lack() {
 fn an_exclusive_pod_is_charged_the_whole_gpu_and_granted_it() {
     let mut ledger = ledger();
     ledger.wait("a", demand(10, Sharing::Exclusive, 0));
-    let AssumeResult::New(placement) = ledger.assume(&uid("a"), &node("n")).unwrap() else {
+    let AssumeResult::New(placement) = ledger.ledger_mut().assume(&uid("a"), &node("n")).unwrap()
+    else {
         panic!()
     };
     assert_eq!(
@@ -172,7 +189,7 @@ fn an_exclusive_pod_is_charged_the_whole_gpu_and_granted_it() {
     assert_eq!(ledger.free_gib("n"), [0, 72]);
     ledger.wait("b", demand(80, Sharing::Shared, 0));
     assert!(matches!(
-        ledger.assume(&uid("b"), &node("n")),
+        ledger.ledger_mut().assume(&uid("b"), &node("n")),
         Err(AssumeConflict::NoLongerFits(Misfit::TooLarge { .. }))
     ));
 }
@@ -181,10 +198,10 @@ fn an_exclusive_pod_is_charged_the_whole_gpu_and_granted_it() {
 fn an_exclusive_pod_is_granted_what_it_requests_on_gpus_that_were_kept_for_it() {
     let mut ledger = ledger();
     ledger.wait("a", demand(71, Sharing::Exclusive, 0));
-    reserve(&mut ledger, "a", &[]).unwrap();
+    reserve(ledger.ledger_mut(), "a", &[]).unwrap();
     // A margin of a GPU that a report does not show is held back, but not from the pod that the GPU is kept for.
-    let sampled = ledger.now();
-    ledger.read(
+    let sampled = ledger.ledger().now();
+    ledger.ledger_mut().read(
         &node("n"),
         NodeReading {
             sampled,
@@ -192,7 +209,8 @@ fn an_exclusive_pod_is_granted_what_it_requests_on_gpus_that_were_kept_for_it() 
         }
         .into(),
     );
-    let AssumeResult::New(placement) = ledger.assume(&uid("a"), &node("n")).unwrap() else {
+    let AssumeResult::New(placement) = ledger.ledger_mut().assume(&uid("a"), &node("n")).unwrap()
+    else {
         panic!()
     };
     assert_eq!(
@@ -212,7 +230,7 @@ fn a_pod_bound_by_someone_else_is_charged_on_every_gpu() {
         PodWarning::Unplaced
     );
     assert_eq!(ledger.free_gib("n"), [42, 42]);
-    assert_eq!(ledger.totals().unplaced, 1);
+    assert_eq!(ledger.ledger().totals().unplaced, 1);
 }
 
 #[test]
@@ -255,13 +273,15 @@ fn an_edited_record_changes_nothing_and_is_reported() {
 fn a_hint_steers_the_next_pod_to_another_gpu_until_it_runs_out() {
     let mut ledger = ledger();
     ledger.wait("a", demand(40, Sharing::Shared, 0));
-    let view = ledger.node(&node("n")).unwrap().clone();
-    ledger.offer(&uid("a"), &view.name, &view.uuids(GpuSet::one(0)));
+    let view = ledger.ledger().node(&node("n")).unwrap().clone();
+    ledger
+        .ledger_mut()
+        .offer(&uid("a"), &view.name, &view.uuids(GpuSet::one(0)));
     assert_eq!(
         bind(&mut ledger, "b", demand(40, Sharing::Shared, 0))[0].as_str(),
         "GPU-b"
     );
-    ledger.release(&uid("b"));
+    ledger.ledger_mut().release(&uid("b"));
     ledger.pass(2);
     assert_eq!(
         bind(&mut ledger, "c", demand(40, Sharing::Shared, 0))[0].as_str(),
@@ -274,8 +294,10 @@ fn a_hint_is_advice_only() {
     let mut ledger = ledger();
     bind(&mut ledger, "full", demand(70, Sharing::Shared, 0));
     ledger.wait("a", demand(40, Sharing::Shared, 0));
-    let view = ledger.node(&node("n")).unwrap().clone();
-    ledger.offer(&uid("a"), &view.name, &view.uuids(GpuSet::one(1)));
+    let view = ledger.ledger().node(&node("n")).unwrap().clone();
+    ledger
+        .ledger_mut()
+        .offer(&uid("a"), &view.name, &view.uuids(GpuSet::one(1)));
     assert_eq!(
         bind(&mut ledger, "b", demand(40, Sharing::Shared, 0))[0].as_str(),
         "GPU-b"
@@ -298,9 +320,9 @@ fn a_hold_keeps_the_room_its_victims_leave_for_its_pod() {
     bind(&mut ledger, "victim", demand(50, Sharing::Shared, -1));
     bind(&mut ledger, "other", demand(70, Sharing::Shared, 0));
     ledger.wait("urgent", demand(60, Sharing::Shared, 10));
-    reserve(&mut ledger, "urgent", &["victim"]).unwrap();
+    reserve(ledger.ledger_mut(), "urgent", &["victim"]).unwrap();
     assert_eq!(
-        reserve(&mut ledger, "urgent", &["victim"]),
+        reserve(ledger.ledger_mut(), "urgent", &["victim"]),
         Err(AssumeConflict::AlreadyReserved { node: node("n") })
     );
     assert_eq!(
@@ -308,20 +330,38 @@ fn a_hold_keeps_the_room_its_victims_leave_for_its_pod() {
         [12, 2],
         "the reservation takes what its victim does not have already"
     );
-    let waiting = ledger.reserved_placement(&uid("urgent")).unwrap().1;
+    let waiting = ledger
+        .ledger()
+        .reserved_placement(&uid("urgent"))
+        .unwrap()
+        .1;
     assert_eq!(waiting, Err(Misfit::VictimsLeaving { remaining: 1 }));
-    assert!(ledger.assume(&uid("urgent"), &node("n")).is_err());
+    assert!(
+        ledger
+            .ledger_mut()
+            .assume(&uid("urgent"), &node("n"))
+            .is_err()
+    );
 
-    ledger.release(&uid("victim"));
+    ledger.ledger_mut().release(&uid("victim"));
     assert_eq!(ledger.free_gib("n"), [12, 2]);
     ledger.wait("thief", demand(60, Sharing::Shared, 0));
-    assert!(ledger.assume(&uid("thief"), &node("n")).is_err());
+    assert!(
+        ledger
+            .ledger_mut()
+            .assume(&uid("thief"), &node("n"))
+            .is_err()
+    );
     assert_eq!(
-        ledger.reserved_placement(&uid("urgent")).unwrap().1,
+        ledger
+            .ledger()
+            .reserved_placement(&uid("urgent"))
+            .unwrap()
+            .1,
         Ok(GpuSet::one(0))
     );
     assert!(matches!(
-        ledger.assume(&uid("urgent"), &node("n")),
+        ledger.ledger_mut().assume(&uid("urgent"), &node("n")),
         Ok(AssumeResult::New(_))
     ));
     assert_eq!(ledger.free_gib("n"), [12, 2]);
@@ -331,11 +371,15 @@ fn a_hold_keeps_the_room_its_victims_leave_for_its_pod() {
 fn a_failed_bind_gives_the_hold_back() {
     let mut ledger = ledger();
     ledger.wait("urgent", demand(60, Sharing::Shared, 10));
-    reserve(&mut ledger, "urgent", &[]).unwrap();
-    ledger.assume(&uid("urgent"), &node("n")).unwrap();
-    ledger.forget(&uid("urgent"));
+    reserve(ledger.ledger_mut(), "urgent", &[]).unwrap();
+    ledger
+        .ledger_mut()
+        .assume(&uid("urgent"), &node("n"))
+        .unwrap();
+    ledger.ledger_mut().forget(&uid("urgent"));
     assert!(
         ledger
+            .ledger()
             .pod_state(&uid("urgent"))
             .unwrap()
             .reservation()
@@ -352,14 +396,15 @@ fn one_pod_is_the_victim_of_one_hold() {
     for pod in ["one", "two"] {
         ledger.wait(pod, demand(60, Sharing::Shared, 10));
     }
-    reserve(&mut ledger, "one", &["victim"]).unwrap();
+    reserve(ledger.ledger_mut(), "one", &["victim"]).unwrap();
     assert_eq!(
-        reserve(&mut ledger, "two", &["victim"]),
+        reserve(ledger.ledger_mut(), "two", &["victim"]),
         Err(AssumeConflict::VictimGone)
     );
     assert!(
         ledger
-            .candidates_for(&ledger.preemptor(&uid("two")), [&node("n")])
+            .ledger()
+            .candidates_for(&ledger.ledger().preemptor(&uid("two")), [&node("n")])
             .pop()
             .unwrap()
             .potential_victims
@@ -371,8 +416,11 @@ fn one_pod_is_the_victim_of_one_hold() {
 fn a_change_of_one_node_copies_one_node() {
     let mut ledger = ledger();
     for name in ["m", "o"] {
-        ledger.set_node(&node(name), NodeKind::Stowage, None);
         ledger
+            .ledger_mut()
+            .set_node(&node(name), NodeKind::Stowage, None);
+        ledger
+            .ledger_mut()
             .report_devices(&node(name), gpus(&["GPU-x"]).into())
             .unwrap();
     }
@@ -396,8 +444,11 @@ fn a_change_of_one_node_copies_one_node() {
 fn what_changes_while_somebody_reads_and_after_it_is_all_in_the_next_view() {
     let mut ledger = ledger();
     for name in ["m", "o"] {
-        ledger.set_node(&node(name), NodeKind::Stowage, None);
         ledger
+            .ledger_mut()
+            .set_node(&node(name), NodeKind::Stowage, None);
+        ledger
+            .ledger_mut()
             .report_devices(&node(name), gpus(&["GPU-x"]).into())
             .unwrap();
     }
@@ -407,6 +458,7 @@ fn what_changes_while_somebody_reads_and_after_it_is_all_in_the_next_view() {
     drop(reader);
     // This one goes to the view at once; the one before it still waits.
     ledger
+        .ledger_mut()
         .report_devices(&node("o"), gpus(&["GPU-x", "GPU-y"]).into())
         .unwrap();
     let next = ledger.snapshot();
@@ -427,20 +479,24 @@ fn many_nodes_that_change_come_and_go_while_somebody_reads_are_all_in_the_next_v
     let names = ["a", "b", "c", "d", "e"];
     names
         .iter()
-        .for_each(|name| add(&mut ledger, name, &["GPU-x"]));
+        .for_each(|name| add(ledger.ledger_mut(), name, &["GPU-x"]));
     let shown = |snapshot: &Snapshot| serde_json::to_string(snapshot).unwrap();
     for round in 0..3 {
         let reader = ledger.snapshot();
         let before = shown(&reader);
-        names
-            .iter()
-            .for_each(|name| add(&mut ledger, name, &["GPU-x", &format!("GPU-{round}")]));
+        names.iter().for_each(|name| {
+            add(
+                ledger.ledger_mut(),
+                name,
+                &["GPU-x", &format!("GPU-{round}")],
+            )
+        });
         match round {
-            1 => add(&mut ledger, "bb", &["GPU-x"]),
-            2 => ledger.remove_node(&node("c")),
+            1 => add(ledger.ledger_mut(), "bb", &["GPU-x"]),
+            2 => ledger.ledger_mut().remove_node(&node("c")),
             _ => {}
         }
-        add(&mut ledger, "a", &["GPU-y"]);
+        add(ledger.ledger_mut(), "a", &["GPU-y"]);
         assert_eq!(
             shown(&reader),
             before,
@@ -448,6 +504,7 @@ fn many_nodes_that_change_come_and_go_while_somebody_reads_are_all_in_the_next_v
         );
         let next = ledger.snapshot();
         let all: Vec<Node> = ledger
+            .ledger()
             .all_node_states()
             .filter(|one| one.exists())
             .map(|one| one.view().clone())
@@ -471,16 +528,20 @@ fn headroom_is_never_handed_out() {
     let mut policy = Policy::default();
     policy.headroom = Headroom::all(Percent::new(25).unwrap());
     let mut ledger = LedgerCluster::empty(policy);
-    ledger.set_node(&node("n"), NodeKind::Stowage, Some(gpus(&["index-0"])));
+    ledger
+        .ledger_mut()
+        .set_node(&node("n"), NodeKind::Stowage, Some(gpus(&["index-0"])));
     assert_eq!(ledger.free_gib("n"), [60]);
 }
 
 #[test]
 fn nothing_is_promised_where_a_device_plugin_hands_out_the_gpus() {
     let mut ledger = ledger();
-    ledger.set_node(&node("n"), NodeKind::DevicePlugin, None);
+    ledger
+        .ledger_mut()
+        .set_node(&node("n"), NodeKind::DevicePlugin, None);
     ledger.wait("a", demand(1, Sharing::Shared, 0));
-    let refused = ledger.assume(&uid("a"), &node("n"));
+    let refused = ledger.ledger_mut().assume(&uid("a"), &node("n"));
     assert_eq!(
         refused,
         Err(AssumeConflict::NoLongerFits(Misfit::DevicePluginNode))
@@ -505,13 +566,17 @@ fn a_card_that_is_cut_into_slices_while_pods_have_it_takes_no_more_until_they_le
         })
         .collect();
     ledger
+        .ledger_mut()
         .report_devices(&node("n"), slices.clone().into())
         .unwrap();
     ledger.wait("b", demand(20, Sharing::Shared, 0));
-    assert!(ledger.assume(&uid("b"), &node("n")).is_err());
-    ledger.release(&uid("a"));
-    ledger.report_devices(&node("n"), slices.into()).unwrap();
-    assert!(ledger.assume(&uid("b"), &node("n")).is_ok());
+    assert!(ledger.ledger_mut().assume(&uid("b"), &node("n")).is_err());
+    ledger.ledger_mut().release(&uid("a"));
+    ledger
+        .ledger_mut()
+        .report_devices(&node("n"), slices.into())
+        .unwrap();
+    assert!(ledger.ledger_mut().assume(&uid("b"), &node("n")).is_ok());
 }
 
 #[test]
@@ -520,7 +585,7 @@ fn lost_gpus_with_pods_count_towards_what_a_node_may_have() {
     bind(&mut ledger, "a", demand(40, Sharing::Shared, 0));
     let names: Vec<String> = (0..64).map(|i| format!("GPU-{i}")).collect();
     let many = gpus(&names.iter().map(String::as_str).collect::<Vec<_>>());
-    let refused = ledger.report_devices(&node("n"), many.into());
+    let refused = ledger.ledger_mut().report_devices(&node("n"), many.into());
     assert_eq!(refused, Err(DevicesRefused::TooMany(65)));
     assert_eq!(ledger.free_gib("n"), [32, 72], "and nothing has changed");
 }
@@ -529,7 +594,7 @@ fn lost_gpus_with_pods_count_towards_what_a_node_may_have() {
 fn the_record_wins_over_an_assume_that_was_never_answered() {
     let mut ledger = ledger();
     ledger.wait("a", demand(40, Sharing::Shared, 0));
-    ledger.assume(&uid("a"), &node("n")).unwrap();
+    ledger.ledger_mut().assume(&uid("a"), &node("n")).unwrap();
     let warning = observe_bound(
         &mut ledger,
         "a",
@@ -546,13 +611,17 @@ fn the_record_wins_over_an_assume_that_was_never_answered() {
 fn an_offer_made_on_gpus_that_have_changed_since_is_dropped() {
     let mut ledger = ledger();
     ledger.wait("a", demand(40, Sharing::Shared, 0));
-    let view = ledger.node(&node("n")).unwrap().clone();
+    let view = ledger.ledger().node(&node("n")).unwrap().clone();
     ledger
+        .ledger_mut()
         .report_devices(&node("n"), gpus(&["GPU-a"]).into())
         .unwrap();
-    ledger.offer(&uid("a"), &view.name, &view.uuids(GpuSet::one(1)));
+    ledger
+        .ledger_mut()
+        .offer(&uid("a"), &view.name, &view.uuids(GpuSet::one(1)));
     assert!(
         ledger
+            .ledger()
             .pod_state(&uid("a"))
             .unwrap()
             .soft_reservation()
@@ -567,22 +636,28 @@ fn what_this_process_offered_or_refused_since_is_not_supposed_to_be_refused() {
         ledger.wait(name, demand(40, Sharing::Shared, 0));
     }
     let snapshot = ledger.snapshot();
-    ledger.note_refused(&uid("before"), Some(snapshot.set_of(0..1)));
+    ledger
+        .ledger_mut()
+        .note_refused(&uid("before"), Some(snapshot.set_of(0..1)));
     let then = START + Millis::seconds(1);
-    ledger.set_now(then);
-    let found = ledger.may_be_refused();
+    ledger.ledger_mut().set_now(then);
+    let found = ledger.ledger().may_be_refused();
     assert_eq!(
         found,
         ["offered", "refused", "before", "new"].map(uid).into()
     );
-    let view = ledger.node(&node("n")).unwrap().clone();
-    ledger.offer(&uid("offered"), &view.name, &view.uuids(GpuSet::one(1)));
-    ledger.note_refused(&uid("refused"), Some(snapshot.set_of(0..1)));
+    let view = ledger.ledger().node(&node("n")).unwrap().clone();
+    ledger
+        .ledger_mut()
+        .offer(&uid("offered"), &view.name, &view.uuids(GpuSet::one(1)));
+    ledger
+        .ledger_mut()
+        .note_refused(&uid("refused"), Some(snapshot.set_of(0..1)));
     found
         .iter()
-        .for_each(|uid| ledger.suppose_refused(uid, then));
+        .for_each(|uid| ledger.ledger_mut().suppose_refused(uid, then));
     let supposed = |name| {
-        let pod_state = ledger.pod_state(&uid(name)).unwrap();
+        let pod_state = ledger.ledger().pod_state(&uid(name)).unwrap();
         pod_state.refused().map(|refused| refused.is_supposed)
     };
     assert_eq!(
@@ -596,18 +671,18 @@ fn a_hold_is_free_when_its_last_victim_has_left() {
     let mut ledger = ledger();
     bind(&mut ledger, "victim", demand(50, Sharing::Shared, -1));
     ledger.wait("urgent", demand(60, Sharing::Shared, 10));
-    reserve(&mut ledger, "urgent", &["victim"]).unwrap();
+    reserve(ledger.ledger_mut(), "urgent", &["victim"]).unwrap();
     let status = |ledger: &Ledger| {
         let [status] = &ledger.reservation_status()[..] else {
             panic!("one reservation")
         };
         (status.uid.clone(), status.remaining.len(), status.is_free)
     };
-    assert_eq!(status(&ledger), (uid("urgent"), 1, false));
-    ledger.release(&uid("victim"));
-    assert_eq!(status(&ledger), (uid("urgent"), 0, true));
+    assert_eq!(status(ledger.ledger()), (uid("urgent"), 1, false));
+    ledger.ledger_mut().release(&uid("victim"));
+    assert_eq!(status(ledger.ledger()), (uid("urgent"), 0, true));
     assert!(matches!(
-        ledger.assume(&uid("urgent"), &node("n")),
+        ledger.ledger_mut().assume(&uid("urgent"), &node("n")),
         Ok(AssumeResult::New(_))
     ));
 }
@@ -628,21 +703,27 @@ fn a_pod_refused_for_want_of_devices_is_woken_when_they_come_free_and_one_at_a_t
         }
     };
     let mut ledger = LedgerCluster::empty(Policy::default());
-    ledger.set_node(&node("n"), NodeKind::DevicePlugin, None);
-    ledger.set_plugin_devices(&node("n"), [(gpu(), 2)].into());
+    ledger
+        .ledger_mut()
+        .set_node(&node("n"), NodeKind::DevicePlugin, None);
+    ledger
+        .ledger_mut()
+        .set_plugin_devices(&node("n"), [(gpu(), 2)].into());
     bind(&mut ledger, "there", asks(2));
     for name in ["a", "b"] {
         ledger.wait(name, asks(2));
         let snapshot = ledger.snapshot();
-        ledger.note_refused(&uid(name), Some(snapshot.set_of(0..1)));
+        ledger
+            .ledger_mut()
+            .note_refused(&uid(name), Some(snapshot.set_of(0..1)));
     }
     let woken = |ledger: &mut Ledger, seconds| -> Vec<PodUid> {
         ledger.set_now(START + Millis::seconds(seconds));
         placed(ledger)
     };
-    assert_eq!(woken(&mut ledger, 10), []);
-    ledger.release(&uid("there"));
-    assert_eq!(woken(&mut ledger, 20), [uid("a")]);
+    assert_eq!(woken(ledger.ledger_mut(), 10), []);
+    ledger.ledger_mut().release(&uid("there"));
+    assert_eq!(woken(ledger.ledger_mut(), 20), [uid("a")]);
 }
 
 #[test]
@@ -653,7 +734,7 @@ fn a_stake_that_changes_on_a_bound_pod_counts_at_once_and_moves_no_page() {
     let mut ledger = ledger();
     bind(&mut ledger, "a", demand(10, Sharing::Shared, 0));
     let generation = ledger.snapshot().generation();
-    let pod_state = ledger.pod_state(&uid("a")).unwrap().clone();
+    let pod_state = ledger.ledger().pod_state(&uid("a")).unwrap().clone();
     let mut see = |observed: Option<ObservedDisruptionInfo>| {
         let PodPhase::Bound(bound) = pod_state.phase.clone() else {
             panic!("it is bound")
@@ -666,7 +747,7 @@ fn a_stake_that_changes_on_a_bound_pod_counts_at_once_and_moves_no_page() {
             ran: None,
         };
         let warning = ledger.observe("a", pod_state.demand.clone(), state, observed);
-        let after = ledger.pod_state(&uid("a")).unwrap().clone();
+        let after = ledger.ledger().pod_state(&uid("a")).unwrap().clone();
         let PodPhase::Bound(bound) = after.phase else {
             panic!("it stays bound")
         };
@@ -734,7 +815,7 @@ fn a_deletion_whose_time_is_over_when_it_is_first_seen_gets_its_grace_from_then_
     ] {
         let mut ledger = ledger();
         bind(&mut ledger, "a", demand(10, Sharing::Shared, 0));
-        let pod_state = ledger.pod_state(&uid("a")).unwrap().clone();
+        let pod_state = ledger.ledger().pod_state(&uid("a")).unwrap().clone();
         let mut see = |asked_ago: u64| {
             let PodPhase::Bound(bound) = pod_state.phase.clone() else {
                 panic!("it is bound")
@@ -755,6 +836,7 @@ fn a_deletion_whose_time_is_over_when_it_is_first_seen_gets_its_grace_from_then_
             };
             ledger.observe("a", pod_state.demand.clone(), state, Some(observed));
             ledger
+                .ledger()
                 .pod_state(&uid("a"))
                 .unwrap()
                 .bound()

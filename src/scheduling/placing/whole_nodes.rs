@@ -168,7 +168,7 @@ mod claims_tests {
         };
         let reading = NodeReading {
             gpus: [gpu].into(),
-            sampled: cluster.now(),
+            sampled: cluster.ledger().now(),
             ..NodeReading::default()
         };
         cluster.apply(ReadingReported {
@@ -178,7 +178,7 @@ mod claims_tests {
     }
 
     fn order(cluster: &mut LedgerCluster, names: &[&str]) -> Vec<String> {
-        let (snapshot, policy) = (cluster.snapshot(), cluster.policy().clone());
+        let (snapshot, policy) = (cluster.snapshot(), cluster.ledger().policy().clone());
         let attempt = ScheduleAttempt {
             limit: 9,
             ..ScheduleAttempt::unreserved(&policy)

@@ -49,7 +49,7 @@ impl LedgerCluster {
         self.wait(name, demand);
         let snapshot = self.snapshot();
         let asked = snapshot.set_of(asked.iter().map(|name| snapshot.place_of(name).unwrap()));
-        self.note_refused(&uid(name), Some(asked));
+        self.ledger_mut().note_refused(&uid(name), Some(asked));
     }
 
     fn bound(&mut self, name: &str, on: &str, gpu: u32, demand: Demand) {
@@ -81,12 +81,15 @@ impl LedgerCluster {
 
     /// Each step in words: `a on n`, `a on n after b c`, `a waits: insufficient-vram`.
     fn plan(&mut self) -> Vec<String> {
-        steps(self, 64).into_iter().map(describe).collect()
+        steps(self.ledger_mut(), 64)
+            .into_iter()
+            .map(describe)
+            .collect()
     }
 
     fn plan_by(&mut self, kube_filters: &FilterSnapshot) -> Vec<String> {
-        let pending = self.pending(64);
-        plan(Ledger::clone(self), kube_filters, &pending)
+        let pending = self.ledger_mut().pending(64);
+        plan(Ledger::clone(self.ledger()), kube_filters, &pending)
             .into_iter()
             .map(describe)
             .collect()
@@ -225,7 +228,7 @@ fn with_unknown_kube_filters_no_pod_is_evicted_and_none_nominated() {
     let mut cluster = LedgerCluster::new(&[("n", 1)]);
     cluster.gated("a", shared(50, 100));
     let mut kube_filters = ClusterFilters::default();
-    let roomy = roomy(&cluster);
+    let roomy = roomy(cluster.ledger());
     assert_eq!(cluster.plan_by(&roomy), ["a on n"]);
     kube_filters.set_waiting(
         uid("a"),
@@ -266,7 +269,7 @@ fn vram_reserved_for_one_pod_is_not_planned_for_another() {
     let mut cluster = LedgerCluster::new(&[("n", 1)]);
     cluster.bound("job", "n", 0, job(72));
     cluster.gated("first", shared(50, 100));
-    assert_eq!(placed(&mut cluster), [uid("first")]);
+    assert_eq!(placed(cluster.ledger_mut()), [uid("first")]);
     cluster.gated("second", shared(50, 100));
     cluster.pass(1);
     assert_eq!(cluster.plan(), ["second waits: insufficient-vram"]);
@@ -278,8 +281,8 @@ fn the_same_ledger_gives_the_same_plan() {
     for name in ["a", "b", "c", "d", "e"] {
         cluster.gated(name, job(50));
     }
-    let once = steps(&mut cluster, 64);
-    assert_eq!(steps(&mut cluster, 64), once);
+    let once = steps(cluster.ledger_mut(), 64);
+    assert_eq!(steps(cluster.ledger_mut(), 64), once);
     assert_eq!(once.len(), 5);
 }
 

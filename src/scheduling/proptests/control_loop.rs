@@ -197,7 +197,7 @@ impl World {
     }
 
     fn tick(&mut self, millis: u64) {
-        let now = self.cluster().now() + Millis(millis);
+        let now = self.cluster().ledger().now() + Millis(millis);
         let is_leading = self.is_leading;
         self.control_loop
             .tick(now, is_leading, EdgeFacts::default());
@@ -207,7 +207,7 @@ impl World {
 
     fn act(&mut self) {
         while let Some(act) = self.control_loop.next_act() {
-            let now = self.cluster().now();
+            let now = self.cluster().ledger().now();
             match act {
                 Act::Write(write) => self.begin(write),
                 Act::Plan(job) => {
@@ -222,7 +222,7 @@ impl World {
     }
 
     fn begin(&mut self, write: PodWrite) {
-        let now = self.cluster().now();
+        let now = self.cluster().ledger().now();
         if !self.is_leading {
             assert!(!self.knows, "a standby writes: {write:?}");
             return self.refuse(write);
@@ -232,7 +232,7 @@ impl World {
             self.in_progress.iter().all(is_alone),
             "two at once: {write:?}"
         );
-        let Some(write) = write.clone().begin(self.cluster()) else {
+        let Some(write) = write.clone().begin(self.cluster().ledger()) else {
             return self.control_loop.written(WriteOutcome::Dropped(write), now);
         };
         match &write {
@@ -266,7 +266,7 @@ impl World {
         if matches!(fate, Fate::Lands | Fate::LandsUnanswered) {
             self.land(&write);
         }
-        let now = self.cluster().now();
+        let now = self.cluster().ledger().now();
         match (fate, write) {
             (Fate::Lands, write) => self.control_loop.landed(write, now),
             (Fate::LandsUnanswered | Fate::Lost, write) => {
@@ -278,7 +278,7 @@ impl World {
     }
 
     fn refuse(&mut self, write: PodWrite) {
-        let now = self.cluster().now();
+        let now = self.cluster().ledger().now();
         let written = Err(ControlPlaneError::Refused("no".into()));
         let outcome = match write {
             PodWrite::Status {

@@ -184,8 +184,8 @@ fn evicted_by_an_engine_that_flaps(after: Millis) -> Vec<Moment> {
     world.happens(&Step::Bind(0, true));
     world.happens(&Step::Bind(1, true));
     let mut evicted = Vec::new();
-    let begin = world.cluster.now();
-    while world.cluster.now().since(begin) < Millis::seconds(4 * 3600) {
+    let begin = world.cluster.ledger().now();
+    while world.cluster.ledger().now().since(begin) < Millis::seconds(4 * 3600) {
         world.processes.get_mut(&0).unwrap().asleep = true;
         world.happens(&Step::Bind(10, true));
         world.settle();
@@ -197,7 +197,7 @@ fn evicted_by_an_engine_that_flaps(after: Millis) -> Vec<Moment> {
             assert!(world.records[&10].leaving);
             world.happens(&Step::End(10));
             world.happens(&Step::Free(10));
-            evicted.push(world.cluster.now());
+            evicted.push(world.cluster.ledger().now());
         }
     }
     evicted
@@ -293,8 +293,8 @@ fn a_load_that_jitters_evicts_borrowers_at_most_six_times_in_an_hour() {
         prepared: None,
     });
     let mut evicted = Vec::new();
-    let begin = world.cluster.now();
-    while world.cluster.now().since(begin) < Millis::seconds(4 * 3600) {
+    let begin = world.cluster.ledger().now();
+    while world.cluster.ledger().now().since(begin) < Millis::seconds(4 * 3600) {
         // The load rises as soon as the VRAM is borrowed, and falls as soon as it is not.
         world.kv_cache = if world.records.contains_key(&10) {
             97
@@ -308,7 +308,7 @@ fn a_load_that_jitters_evicts_borrowers_at_most_six_times_in_an_hour() {
         if world.records.get(&10).is_some_and(|record| record.leaving) {
             world.happens(&Step::End(10));
             world.happens(&Step::Free(10));
-            evicted.push(world.cluster.now());
+            evicted.push(world.cluster.ledger().now());
         }
         world.happens(&Step::Bind(10, true));
     }

@@ -162,7 +162,7 @@ impl World {
     /// One second. Answers whether the place is free.
     fn goes_on(&mut self, second: u64) -> bool {
         self.cluster.pass(1);
-        let now = self.cluster.now();
+        let now = self.cluster.ledger().now();
         for victim in &mut self.victims {
             if victim.ends.is_some_and(|ends| ends <= now) {
                 victim.ends = None;
@@ -176,7 +176,7 @@ impl World {
                 victim.show(&mut self.cluster, health, None);
             }
         }
-        match self.cluster.reservation_of(&uid("asks")) {
+        match self.cluster.ledger().reservation_of(&uid("asks")) {
             None => self.plan(),
             Some(status) if status.is_free => return true,
             Some(status) => self.evict(&status, now),
@@ -186,10 +186,10 @@ impl World {
 
     fn plan(&mut self) {
         let pending = self.cluster.apply(TakePending { limit: 8 });
-        let generation = self.cluster.generation();
+        let generation = self.cluster.ledger().generation();
         for step in plan(
-            Ledger::clone(&self.cluster),
-            &roomy(&self.cluster),
+            Ledger::clone(self.cluster.ledger()),
+            &roomy(self.cluster.ledger()),
             &pending,
         ) {
             match step {

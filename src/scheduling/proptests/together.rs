@@ -179,7 +179,9 @@ impl World {
             }
             Step::Delete(pod) => self.delete(pod),
             Step::EndLoans => {
-                for eviction in loans_to_end(&self.cluster, &BTreeSet::new(), &BTreeSet::new()) {
+                for eviction in
+                    loans_to_end(self.cluster.ledger(), &BTreeSet::new(), &BTreeSet::new())
+                {
                     self.delete(number(&eviction.uid));
                 }
             }
@@ -239,7 +241,7 @@ impl World {
         let stored = serde_json::to_string(&self.cluster.export()).unwrap();
         let state: ClusterState = serde_json::from_str(&stored).unwrap();
         let mut loaded = Cluster::load(state).unwrap();
-        assert_same(&mut self.cluster, &mut loaded);
+        assert_same(self.cluster.ledger_mut(), loaded.ledger_mut());
         self.cluster = loaded;
     }
 
@@ -259,7 +261,7 @@ impl World {
     fn kept(&self, (node, gpu): &Gpu) -> Vec<(u8, PodState, u64)> {
         let known = (0..PODS).filter_map(|pod| Some((pod, self.pod(pod)?)));
         let keeps = |state: &PodState| {
-            let now = self.cluster.now();
+            let now = self.cluster.ledger().now();
             let reservation = state
                 .reservation()
                 .filter(|reservation| reservation.deadline > now);
@@ -280,13 +282,19 @@ impl World {
     /// GPUs that nothing has or uses, on nodes that are Stowage's.
     fn free(&self) -> BTreeSet<Gpu> {
         let is_free = |gpu: &Gpu| {
-            let node = self.cluster.node(&gpu.0).unwrap();
+            let node = self.cluster.ledger().node(&gpu.0).unwrap();
             let place = node
                 .devices
                 .iter()
                 .position(|device| device.uuid == gpu.1)
                 .unwrap();
-            let margin = self.cluster.policy().telemetry.margin.of(Bytes(100));
+            let margin = self
+                .cluster
+                .ledger()
+                .policy()
+                .telemetry
+                .margin
+                .of(Bytes(100));
             !(0..NODES).any(|node| self.published.contains(&node) && node_name(node) == gpu.0)
                 && self.on(gpu).is_empty()
                 && self.kept(gpu).is_empty()
@@ -333,7 +341,7 @@ impl World {
     }
 
     fn check(&self, after: &Step) {
-        assert_eq!(audit(&self.cluster), [], "after {after:?}");
+        assert_eq!(audit(self.cluster.ledger()), [], "after {after:?}");
         for gpu in Self::gpus() {
             let here = self.on(&gpu);
             let own: u64 = here
@@ -380,7 +388,7 @@ proptest! {
         for input in &world.inputs {
             again.apply(serde_json::from_str::<Input>(input).unwrap());
         }
-        assert_same(&mut world.cluster, &mut again);
+        assert_same(world.cluster.ledger_mut(), again.ledger_mut());
     }
 }
 

@@ -131,7 +131,7 @@ impl LedgerCluster {
 
     /// Advances the clock, and applies what expires. Returns the pods whose reservations ended.
     pub fn pass(&mut self, seconds: u64) -> Vec<PodUid> {
-        let now = self.now() + Millis::seconds(seconds);
+        let now = self.ledger().now() + Millis::seconds(seconds);
         self.apply(Tick {
             now,
             is_leading: true,

@@ -45,7 +45,7 @@ impl LedgerCluster {
             .map(|pod| (uid(pod), SleepState::Asleep))
             .collect();
         let reading = NodeReading {
-            sampled: self.now(),
+            sampled: self.ledger().now(),
             gpus: vec![gpu],
             sleep,
             ..NodeReading::default()

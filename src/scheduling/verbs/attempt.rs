@@ -11,7 +11,7 @@ use crate::placing::score_cache::ScoreCache;
 impl Cluster {
     /// A request about a pod of the ledger.
     pub fn request_of(&self, uid: &PodUid) -> Option<VerbRequest> {
-        let pod = self.pod_state(uid)?;
+        let pod = self.ledger().pod_state(uid)?;
         Some(VerbRequest {
             uid: uid.clone(),
             key: pod.key.clone(),
@@ -46,7 +46,7 @@ impl Cluster {
     /// What the pod gets on the node, as a bind request is answered; `None` if it does not fit, or is bound. The Binding is still
     /// to be written.
     pub fn allocate(&mut self, uid: &PodUid, node: &NodeName) -> Option<BindDecision> {
-        let asked = BindAsked::of(self, uid, node)?;
+        let asked = BindAsked::of(self.ledger(), uid, node)?;
         match self.apply(asked) {
             Ok(BindAnswer::Write(decision)) => Some(decision),
             Ok(BindAnswer::AlreadyBound) | Err(_) => None,

@@ -43,10 +43,9 @@ use super::ledger::Ledger;
 use super::placing::snapshot::Snapshot;
 use super::policy::Policy;
 use open_bindings::OpenBindings;
-use std::ops::Deref;
 use std::sync::Arc;
 
-/// All state that decisions are made on. Reads go straight to the ledger; every change is an input.
+/// All state that decisions are made on. It is read through its ledger; every change is an input.
 #[derive(Debug, Default)]
 pub struct Cluster {
     ledger: Ledger,
@@ -81,6 +80,11 @@ impl Cluster {
         }
     }
 
+    /// Who holds what, to read.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
     /// The only way in which a cluster changes.
     pub fn apply<C: Change>(&mut self, change: C) -> C::Output {
         change.apply_to(self)
@@ -102,18 +106,10 @@ impl Cluster {
     }
 }
 
-impl Deref for Cluster {
-    type Target = Ledger;
-
-    fn deref(&self) -> &Ledger {
-        &self.ledger
-    }
-}
-
 /// Tests of the core bring a ledger into any state, without the inputs that lead there.
 #[cfg(any(test, feature = "testkit"))]
-impl std::ops::DerefMut for Cluster {
-    fn deref_mut(&mut self) -> &mut Ledger {
+impl Cluster {
+    pub fn ledger_mut(&mut self) -> &mut Ledger {
         &mut self.ledger
     }
 }

@@ -115,7 +115,7 @@ impl Change for NamespacesListed {
     fn apply_to(self, cluster: &mut Cluster) -> Option<RetiredPolicy> {
         cluster
             .ledger
-            .edit_namespaces(self.edits(cluster.namespaces()))
+            .edit_namespaces(self.edits(cluster.ledger().namespaces()))
     }
 }
 
@@ -125,7 +125,7 @@ impl Change for NamespaceObserved {
     fn apply_to(self, cluster: &mut Cluster) -> Option<RetiredPolicy> {
         cluster
             .ledger
-            .edit_namespaces(self.edits(cluster.namespaces()))
+            .edit_namespaces(self.edits(cluster.ledger().namespaces()))
     }
 }
 
@@ -135,6 +135,6 @@ impl Change for NamespaceDeleted {
     fn apply_to(self, cluster: &mut Cluster) -> Option<RetiredPolicy> {
         cluster
             .ledger
-            .edit_namespaces(self.edits(cluster.namespaces()))
+            .edit_namespaces(self.edits(cluster.ledger().namespaces()))
     }
 }

@@ -27,8 +27,8 @@ proptest! {
         for input in &recorded.inputs {
             again.apply(serde_json::from_str::<Input>(input).unwrap());
         }
-        prop_assert_eq!(audit(&recorded.cluster), []);
-        prop_assert_eq!(FleetSums::of_ledger(&recorded.cluster), FleetSums::of(&Fleet::of(&recorded.cluster, 0)));
+        prop_assert_eq!(audit(recorded.cluster.ledger()), []);
+        prop_assert_eq!(FleetSums::of_ledger(recorded.cluster.ledger()), FleetSums::of(&Fleet::of(recorded.cluster.ledger(), 0)));
         prop_assert_eq!(recorded.state(), RecordedCluster::of(again).state());
     }
 

@@ -8,7 +8,6 @@ use crate::placing::snapshot::Snapshot;
 use crate::policy::Policy;
 use crate::units::Moment;
 use serde::{Deserialize, Serialize};
-use std::ops::Deref;
 use std::sync::Arc;
 
 /// Everything that a cluster was told, and everything it has decided.
@@ -57,15 +56,11 @@ impl Cluster {
     }
 }
 
-impl Deref for ClusterCopy {
-    type Target = Ledger;
-
-    fn deref(&self) -> &Ledger {
+impl ClusterCopy {
+    pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
-}
 
-impl ClusterCopy {
     pub(crate) fn snapshot(&mut self) -> Arc<Snapshot> {
         self.ledger.snapshot()
     }

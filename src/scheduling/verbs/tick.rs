@@ -118,7 +118,7 @@ mod tests {
                 .count()
         };
         assert_eq!(softly_reserved(&cluster.ledger), PODS);
-        let now = cluster.now() + Millis::seconds(3600);
+        let now = cluster.ledger().now() + Millis::seconds(3600);
         let (mut at_once, mut in_parts) = (cluster.ledger.clone(), cluster.ledger.clone());
         at_once.expire(now);
         let mut left = PODS;

@@ -87,7 +87,7 @@ struct BindTask {
 impl BindTask {
     async fn run(&self) -> Result<(), AssumeConflict> {
         let BindAsked { uid, key, node } = &self.asked;
-        let expected = Expected::of(&self.extender.service.cluster(), uid);
+        let expected = Expected::of(self.extender.service.cluster().ledger(), uid);
         self.bind().await?;
         if let Some(expected) = expected {
             shadow::bound(&self.extender, uid, key, node, &expected);
@@ -302,7 +302,7 @@ impl BindTask {
 
     fn note_placement(&self, order: &BindOrder) {
         let service = &self.extender.service;
-        let policy = service.cluster().policy().clone();
+        let policy = service.cluster().ledger().policy().clone();
         if let Some((unplaced, class)) = self
             .unplaced
             .zip(policy.classes().get(order.demand.class.place()))

@@ -117,7 +117,7 @@ async fn explained(
     let named = key.clone();
     let explaining = move || {
         let mut cluster = service.cluster_to_explain();
-        let uid = cluster.uid_of(&named)?;
+        let uid = cluster.ledger().uid_of(&named)?;
         let explanation = explain_to(reader, &mut cluster, &uid, &options)?;
         let conflicts = service.conflicts().of(&uid);
         let conflicts = conflicts

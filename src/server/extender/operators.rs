@@ -228,7 +228,7 @@ fn refused_policy(service: &Service) -> String {
     else {
         return String::new();
     };
-    let digest = service.cluster().policy().digest;
+    let digest = service.cluster().ledger().policy().digest;
     let since = at(service, since);
     format!(
         "policy: files rejected since {since}, and {digest} stays in force: {}\n",
@@ -266,7 +266,10 @@ async fn policy(
             let (policy, standing) = {
                 // A policy becomes current under this lock.
                 let ledger = service.cluster();
-                (ledger.policy().clone(), service.policy_status.get())
+                (
+                    ledger.ledger().policy().clone(),
+                    service.policy_status.get(),
+                )
             };
             let refused = standing.refused.as_ref();
             let refused = refused.map(|refused| RefusedPolicyPart {
@@ -395,7 +398,7 @@ mod tests {
     #[test]
     fn b13_what_a_scrape_adds_up_and_writes_needs_no_lock() {
         let extender = extender();
-        let ledger = extender.service.cluster().clone();
+        let ledger = extender.service.cluster().ledger().clone();
         let (done, outcome) = channel();
         let service = extender.service.clone();
         let _filter = service.cluster();
@@ -484,7 +487,7 @@ mod tests {
             .contact
             .heard(now.before(Millis::seconds(16)));
         assert_eq!(ready().await, StatusCode::SERVICE_UNAVAILABLE);
-        let ledger = extender.service.cluster().clone();
+        let ledger = extender.service.cluster().ledger().clone();
         assert!(scraped(&extender, &ledger).contains("\nstowage_synced 0\n"));
         extender.service.contact.heard(now);
         assert_eq!(ready().await, StatusCode::OK);

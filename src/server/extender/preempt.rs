@@ -57,7 +57,7 @@ pub async fn preempt(
             }));
         }
     };
-    let is_shadowing = extender.service.cluster().policy().mode == Mode::Shadow;
+    let is_shadowing = extender.service.cluster().ledger().policy().mode == Mode::Shadow;
     if is_shadowing || request.demand.asks_plugin() {
         let asked = NarrowAsked {
             request: request.clone(),
@@ -212,13 +212,18 @@ fn settle(
     reservation: &Reservation,
     written: Result<(), ControlPlaneError>,
 ) -> Result<(), String> {
-    let present = cluster.pod_state(uid).and_then(PodState::reservation);
+    let present = cluster
+        .ledger()
+        .pod_state(uid)
+        .and_then(PodState::reservation);
     if !present.is_some_and(|present| present.is_same(reservation)) {
         return Err("it was released while it was written".to_owned());
     }
     let error = match written {
         Ok(()) => return Ok(()),
-        Err(ControlPlaneError::Unknown(_)) if cluster.shows_reservation(uid, reservation) => {
+        Err(ControlPlaneError::Unknown(_))
+            if cluster.ledger().shows_reservation(uid, reservation) =>
+        {
             return Ok(());
         }
         Err(error) => error,

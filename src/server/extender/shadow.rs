@@ -246,7 +246,7 @@ fn of<'a>(request: &'a VerbRequest, verb: &'static str, policy: Digest) -> Shado
 
 /// The policy's digest, if it is in shadow mode and lets such a pod through.
 fn shadowing(extender: &Extender, pod: &Pod) -> Option<Digest> {
-    let policy = extender.service.cluster().policy().clone();
+    let policy = extender.service.cluster().ledger().policy().clone();
     let is_let_through = objects::asks_device_plugin(pod) && !objects::asks_for_vram(pod);
     (policy.mode == Mode::Shadow && is_let_through).then_some(policy.digest)
 }

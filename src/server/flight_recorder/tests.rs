@@ -245,7 +245,7 @@ fn a_full_disk_leaves_the_service_alone_and_what_was_written_is_read() {
     until(|| service.metrics.recording.errors.get() > 0);
     (0..100).for_each(|n| observe(&service, observed + n));
     assert_eq!(
-        service.cluster().totals().nodes,
+        service.cluster().ledger().totals().nodes,
         u64::from(observed) + 100,
         "decisions go on"
     );
@@ -360,6 +360,10 @@ fn a_recorder_that_panics_says_that_it_records_no_more() {
     until(|| service.metrics.recording.errors.get() > 0);
     assert_eq!(service.metrics.recording.is_recording.get(), 0);
     observe(&service, 1);
-    assert_eq!(service.cluster().totals().nodes, 1, "decisions go on");
+    assert_eq!(
+        service.cluster().ledger().totals().nodes,
+        1,
+        "decisions go on"
+    );
     recorder.stop();
 }

@@ -205,7 +205,7 @@ impl ConflictAudit {
     fn evict_for(&mut self, victim: ConflictVictim, now: Moment) {
         let one = std::slice::from_ref(&victim.uid);
         let mut ledger = self.service.cluster();
-        let may = ledger.may_order(one);
+        let may = ledger.ledger().may_order(one);
         if may {
             ledger.apply(EvictionsOrdered(one.to_vec()));
         }
@@ -263,7 +263,7 @@ impl ConflictAudit {
 
 /// The pods to evict for a conflict; none where the policy only reports.
 fn victims(service: &Service, now: Moment) -> Vec<ConflictVictim> {
-    let policy = service.cluster().policy().clone();
+    let policy = service.cluster().ledger().policy().clone();
     let evicts = policy.mode == Mode::Enforce && policy.conflicts == ConflictRule::EvictUnstarted;
     if evicts {
         service.conflicts().victims(now)

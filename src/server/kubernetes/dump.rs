@@ -278,8 +278,8 @@ impl LeftOutPod {
             return None;
         }
         let why = match objects::identity(pod) {
-            Ok((uid, _)) if service.cluster().pod_state(&uid).is_some() => return None,
-            Ok(_) => objects::demand(pod, service.cluster().policy())
+            Ok((uid, _)) if service.cluster().ledger().pod_state(&uid).is_some() => return None,
+            Ok(_) => objects::demand(pod, service.cluster().ledger().policy())
                 .err()?
                 .to_string(),
             Err(error) => error.to_string(),
@@ -529,8 +529,8 @@ mod tests {
             let text = format!(r#"{{"items": [{}]}}"#, items.join(","));
             DumpControlPlane::load(&Dump::of(text, Path::new("dump")), &service, &mut index)
                 .unwrap();
-            let budgets = service.cluster().budgets().len();
-            assert!(index.complete_since().is_some() && service.cluster().budgets_known());
+            let budgets = service.cluster().ledger().budgets().len();
+            assert!(index.complete_since().is_some() && service.cluster().ledger().budgets_known());
             (budgets, service.cluster().kube_filters().pods().count())
         };
         assert_eq!(load(&[node, web, budget]), (1, 1));

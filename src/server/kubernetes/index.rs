@@ -192,7 +192,10 @@ impl ClusterIndex {
         // Copies, so that the lock is released before all of them are gone through.
         let (ledger, filters) = {
             let cluster = service.cluster();
-            (cluster.scratch(), cluster.kube_filters().snapshot())
+            (
+                cluster.ledger().scratch(),
+                cluster.kube_filters().snapshot(),
+            )
         };
         self.unlisted_pods = ledger
             .pods_in_no_order()
@@ -259,6 +262,7 @@ impl ClusterIndex {
             let mut cluster = service.cluster();
             // It may have been bound since the copy.
             if cluster
+                .ledger()
                 .pod_state(uid)
                 .is_some_and(waits_without_reservation)
             {
@@ -435,6 +439,7 @@ impl ClusterIndex {
         let cluster = service.cluster();
         // Not in a ledger that was discarded.
         let is_bound = cluster
+            .ledger()
             .pod_state(uid)
             .is_some_and(|known| matches!(known.phase, PodPhase::Bound(_)));
         is_bound && !lacks_successor(&cluster)
@@ -505,8 +510,9 @@ fn see(
     // Only a leader makes reservations, and knows them before their conditions are written: every other replica takes the pod's
     // condition as true.
     if !has_reservation
-        && cluster.leader().is_none()
+        && cluster.ledger().leader().is_none()
         && cluster
+            .ledger()
             .pod_state(uid)
             .is_some_and(|entry| entry.reservation().is_some())
     {
@@ -517,6 +523,7 @@ fn see(
         None => {
             // It is pending and was edited into an invalid request: its previous request is void.
             if cluster
+                .ledger()
                 .pod_state(uid)
                 .is_some_and(|entry| matches!(entry.phase, PodPhase::Waiting(_)))
             {
@@ -526,7 +533,7 @@ fn see(
         }
     };
     let is_timed = |pod: &PodState| pod.start.as_ref().is_some_and(|start| start.took.is_none());
-    let progress = progress.filter(|_| cluster.pod_state(uid).is_some_and(is_timed));
+    let progress = progress.filter(|_| cluster.ledger().pod_state(uid).is_some_and(is_timed));
     let start = progress.and_then(|progress| {
         cluster.apply(EngineStartObserved {
             uid: uid.clone(),
@@ -535,8 +542,8 @@ fn see(
     });
     PodSeen {
         warning,
-        is_known: cluster.pod_state(uid).is_some(),
-        event: pod_warnings::event(&cluster, uid, warning),
+        is_known: cluster.ledger().pod_state(uid).is_some(),
+        event: pod_warnings::event(cluster.ledger(), uid, warning),
         start,
     }
 }
@@ -545,7 +552,7 @@ fn see(
 fn note_placeless(service: &Service, uid: &PodUid, pod: &Pod) {
     let member = objects::placeless_member(pod);
     let mut cluster = service.cluster();
-    if member.is_some() || cluster.placeless_members().contains_key(uid) {
+    if member.is_some() || cluster.ledger().placeless_members().contains_key(uid) {
         cluster.apply(PlacelessMemberObserved {
             uid: uid.clone(),
             member,

@@ -50,10 +50,14 @@ impl PackingLearner {
         let service = &self.service;
         let (demand_history, snapshot, policy) = {
             let mut ledger = service.cluster();
-            let Some(demand_history) = ledger.demand_to_learn() else {
+            let Some(demand_history) = ledger.ledger().demand_to_learn() else {
                 return;
             };
-            (demand_history, ledger.snapshot(), ledger.policy().clone())
+            (
+                demand_history,
+                ledger.snapshot(),
+                ledger.ledger().policy().clone(),
+            )
         };
         let service = service.clone();
         self.at_work = Some(self.service.heavy_work.begin_in_background(

@@ -181,7 +181,12 @@ mod tests {
         for nth in more_than_one_part {
             let waiting = PodUid::parse(&format!("waiting-{nth}")).unwrap();
             assert!(
-                cluster.pod_state(&waiting).unwrap().refused().is_some(),
+                cluster
+                    .ledger()
+                    .pod_state(&waiting)
+                    .unwrap()
+                    .refused()
+                    .is_some(),
                 "{waiting}"
             );
         }
@@ -205,11 +210,11 @@ mod tests {
         let mut upkeep = upkeep(&recorder, Policy::default());
         (0..3).for_each(|_| upkeep.tick(upkeep.service.now()));
         assert!(recorder.told().is_empty() && recorder.written().is_empty());
-        assert_eq!(upkeep.service.cluster().totals().reservations, 1);
+        assert_eq!(upkeep.service.cluster().ledger().totals().reservations, 1);
         upkeep.service.lead_from_the_start();
         upkeep.tick(upkeep.service.now());
         upkeep.driver.settle().await;
-        assert_eq!(upkeep.service.cluster().totals().reservations, 0);
+        assert_eq!(upkeep.service.cluster().ledger().totals().reservations, 0);
         assert_eq!(
             recorder.told(),
             ["StowageReservationEnded", "StowageUnplaced"]

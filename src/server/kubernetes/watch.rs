@@ -365,7 +365,7 @@ impl WatchFeed {
             tracing::warn!(
                 what,
                 object,
-                "it is larger than Stowage reads: what is not known of it counts as what is safe (docs/operations.md, Bounds)"
+                "it is larger than Stowage reads: what is not known of it counts as what is safe (docs/reference/limits.md, Bounds)"
             );
         }
     }
@@ -555,7 +555,7 @@ mod tests {
             feed.pod(Event::Delete(Pod::default()));
             assert!(!leadership.is_open(), "{kind} of four lists are new");
             assert_eq!(
-                feed.service.cluster().leader(),
+                feed.service.cluster().ledger().leader(),
                 None,
                 "b5: holds are taken over from the new lists"
             );
@@ -603,9 +603,9 @@ mod tests {
             assert_eq!(leadership.is_synced(), !waits, "half a list is none");
             feed.namespace(Event::InitDone);
             assert!(leadership.is_synced());
-            assert_eq!(feed.service.cluster().namespaces().len(), 1);
+            assert_eq!(feed.service.cluster().ledger().namespaces().len(), 1);
             feed.namespace(Event::Delete(namespace("chat", "a")));
-            assert!(feed.service.cluster().namespaces().is_empty());
+            assert!(feed.service.cluster().ledger().namespaces().is_empty());
         }
     }
 
@@ -635,7 +635,7 @@ mod tests {
             }
             drop(cluster);
         });
-        assert_eq!(feed.service.cluster().namespaces().len(), 1);
+        assert_eq!(feed.service.cluster().ledger().namespaces().len(), 1);
     }
 
     /// A watch announces a list before it asks for it.
@@ -693,7 +693,7 @@ mod tests {
             control_plane: Arc::new(Recorder::default()),
         };
         let watching = tokio::spawn(pods(Client::new(server, "default"), feed));
-        until(|| service.cluster().pod_state(&uid).is_some()).await;
+        until(|| service.cluster().ledger().pod_state(&uid).is_some()).await;
         let successor_is_known = || service.cluster().kube_filters().movable(&uid).is_some();
         assert!(!successor_is_known());
 

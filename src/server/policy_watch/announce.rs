@@ -115,7 +115,7 @@ impl Announcer {
 
     /// For the current policy.
     fn digest(&self) -> Digest {
-        self.service.cluster().policy().digest
+        self.service.cluster().ledger().policy().digest
     }
 
     fn tell(&self, kind: PodEventReason, text: String) {

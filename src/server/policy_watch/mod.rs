@@ -354,14 +354,14 @@ fn try_to_take(service: &Service, texts: &[SourceText], change: &ChangeOfPolicy)
         Err(problems) => return ReloadOutcome::Refused(problems),
     };
     let _whole = change.lock();
-    let before = service.cluster().policy().clone();
+    let before = service.cluster().ledger().policy().clone();
     if policy.reads_namespaces() && !service.namespaces_known() {
         return ReloadOutcome::Awaits;
     }
     policy.version = before.version;
     // Which windows are open, and which namespaces have which labels, is no change of the files.
     policy = policy.with_open_windows(before.open_windows().clone());
-    policy = service.cluster().under_namespaces(policy);
+    policy = service.cluster().ledger().under_namespaces(policy);
     if policy == *before {
         return ReloadOutcome::Unchanged { warnings };
     }
@@ -449,13 +449,16 @@ mod tests {
         let service = Service::with_stopped_clock(built_in());
         let text = "classes: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n";
         let texts = [SourceText::new("policy.yaml", text)];
-        let (before, change) = (service.cluster().policy().digest, ChangeOfPolicy::default());
+        let (before, change) = (
+            service.cluster().ledger().policy().digest,
+            ChangeOfPolicy::default(),
+        );
         assert!(matches!(
             take(&service, &texts, &change),
             ReloadOutcome::Awaits
         ));
         assert_eq!(
-            service.cluster().policy().digest,
+            service.cluster().ledger().policy().digest,
             before,
             "the policy before stays in force"
         );

@@ -30,7 +30,7 @@ pub(crate) type ChangeOfPolicy = Arc<Mutex<()>>;
 pub async fn watch(service: Arc<Service>, change: ChangeOfPolicy) {
     let mut zones = TimeZones::default();
     loop {
-        let policy = service.cluster().policy().clone();
+        let policy = service.cluster().ledger().policy().clone();
         let pause = match open_now(&service, &mut zones, &policy) == *policy.open_windows() {
             true => LOOK_EVERY,
             false => {
@@ -61,7 +61,7 @@ pub(crate) fn open_now(
 fn step(service: &Service, change: &ChangeOfPolicy) {
     let _whole = change.lock();
     // Its files may have changed since the look.
-    let before = service.cluster().policy().clone();
+    let before = service.cluster().ledger().policy().clone();
     let open = open_now(service, &mut TimeZones::default(), &before);
     if open == *before.open_windows() {
         return;
@@ -128,7 +128,7 @@ classes:
 
     /// The version of the policy, and how many of its windows are open.
     fn standing(service: &Service) -> (u64, usize) {
-        let policy = service.cluster().policy().clone();
+        let policy = service.cluster().ledger().policy().clone();
         (policy.version, policy.open_windows().len())
     }
 
@@ -193,7 +193,7 @@ classes:
         );
         at("2026-11-23T23:00:00+01:00");
         step(&service, &change);
-        let policy = service.cluster().policy().clone();
+        let policy = service.cluster().ledger().policy().clone();
         assert_eq!(
             (policy.mode, policy.open_windows().len()),
             (stowage_scheduling::policy::Mode::Shadow, 1)

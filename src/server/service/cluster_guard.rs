@@ -105,7 +105,7 @@ impl<'a> ClusterGuard<'a> {
         let number = self.service.recording.get()?.latest()?;
         Some(Asked {
             number,
-            generation: self.cluster.generation(),
+            generation: self.cluster.ledger().generation(),
         })
     }
 
@@ -227,8 +227,8 @@ mod tests {
             "nobody is answered from half a change"
         );
         assert!(terms.has_changed(), "everything is relisted");
-        assert_eq!(service.cluster().totals().nodes, 0);
-        assert_eq!(service.cluster().now(), service.now());
+        assert_eq!(service.cluster().ledger().totals().nodes, 0);
+        assert_eq!(service.cluster().ledger().now(), service.now());
         assert_eq!(service.metrics.ledgers_discarded.get(), 1);
     }
 
@@ -263,13 +263,13 @@ mod tests {
         let after_a_panic = |before: fn(&mut ClusterGuard<'_>)| {
             let service = synced();
             before(&mut service.cluster());
-            let generation = service.cluster().generation();
+            let generation = service.cluster().ledger().generation();
             let result = catch_unwind(AssertUnwindSafe(|| {
                 let _cluster = service.cluster();
                 panic!("in the middle of a change");
             }));
             assert!(result.is_err());
-            let is_new = service.cluster().generation() > generation;
+            let is_new = service.cluster().ledger().generation() > generation;
             assert!(
                 is_new,
                 "what was kept of another state is not taken for this one"
@@ -307,6 +307,6 @@ mod tests {
         }));
         assert!(result.is_err());
         assert!(service.leadership.is_synced());
-        assert_eq!(service.cluster().totals().nodes, 1);
+        assert_eq!(service.cluster().ledger().totals().nodes, 1);
     }
 }

@@ -158,12 +158,12 @@ impl Service {
 
     /// A copy of the ledger to read, as it is now. The lock is released before this returns.
     pub(crate) fn ledger_to_read(&self) -> Ledger {
-        self.cluster().to_read()
+        self.cluster().ledger().to_read()
     }
 
     /// The same, to plan on: readings do not age there, the queue is empty, and it does not lead.
     pub(crate) fn scratch_ledger(&self) -> Ledger {
-        self.cluster().scratch()
+        self.cluster().ledger().scratch()
     }
 
     /// The same to explain pods with.
@@ -260,9 +260,10 @@ impl Service {
             self.want_namespaces(true);
             return false;
         }
-        let begins_to_move = moves_pods && cluster.policy().planning.consolidation.is_none();
-        let serves_others =
-            cluster.policy().planning.scheduler_names != prepared.policy().planning.scheduler_names;
+        let begins_to_move =
+            moves_pods && cluster.ledger().policy().planning.consolidation.is_none();
+        let serves_others = cluster.ledger().policy().planning.scheduler_names
+            != prepared.policy().planning.scheduler_names;
         let retired = cluster.apply_as(PolicySet::from(prepared), |set| {
             // What is prepared follows from the rest, and is much.
             PolicySet {
@@ -271,7 +272,7 @@ impl Service {
             }
             .into()
         });
-        let policy = cluster.policy().clone();
+        let policy = cluster.ledger().policy().clone();
         // All of it under the lock: two concurrent policy changes must not leave a mixture.
         self.metrics.policy.set_in_force(&policy);
         self.policy_status.set_in_force(self.now());
@@ -315,11 +316,15 @@ impl Service {
         drop(snapshot);
         let (retired, before, after) = {
             let mut cluster = self.cluster();
-            let before = cluster.packing_model().generation();
+            let before = cluster.ledger().packing_model().generation();
             let retired = cluster.apply_as(PackingModelPrepared(summarized), |prepared| {
                 PackingModelLearned(prepared.0.packing_model().clone()).into()
             });
-            (retired, before, cluster.packing_model().generation())
+            (
+                retired,
+                before,
+                cluster.ledger().packing_model().generation(),
+            )
         };
         drop(retired);
         // The ledger has not taken it if the policy packs by best fit by now.
@@ -350,7 +355,7 @@ impl Service {
         if retired.is_some() {
             // Under the lock, as another policy is set.
             self.classify
-                .reclassify(cluster.policy().clone(), is_concerned);
+                .reclassify(cluster.ledger().policy().clone(), is_concerned);
         }
         drop(cluster);
         drop(retired);
@@ -358,7 +363,7 @@ impl Service {
 
     /// Whether the policy in force asks for the labels of namespaces: without them it does not decide.
     pub fn reads_namespaces(&self) -> bool {
-        self.cluster().policy().reads_namespaces()
+        self.cluster().ledger().policy().reads_namespaces()
     }
 
     /// Starts or ends the watch of namespaces, for a policy that is in force or shall be.
@@ -381,7 +386,7 @@ impl Service {
     /// Nothing shows the namespaces any more. Answers `false` if the policy in force asks for them: then they stay as they were.
     pub(crate) fn forget_namespaces(&self) -> bool {
         let mut cluster = self.cluster();
-        if cluster.policy().reads_namespaces() {
+        if cluster.ledger().policy().reads_namespaces() {
             return false;
         }
         self.namespaces_known.store(false, Ordering::Release);
@@ -400,7 +405,7 @@ impl Service {
             return;
         }
         let mut cluster = self.cluster();
-        if cluster.leader().is_some() {
+        if cluster.ledger().leader().is_some() {
             cluster.apply(LeadershipEnded);
         }
     }
@@ -550,7 +555,7 @@ mod tests {
             Some(1),
             "it began to lead, and stopped"
         );
-        assert_eq!(service.cluster().leader(), None);
+        assert_eq!(service.cluster().ledger().leader(), None);
     }
 
     fn selecting() -> Policy {
@@ -585,7 +590,7 @@ mod tests {
             ..PodTraits::default()
         };
         let classified = service.classify(&traits);
-        let policy = service.cluster().policy().clone();
+        let policy = service.cluster().ledger().policy().clone();
         assert_eq!(
             (classified.version, classified.class),
             (policy.version, policy.classify(&traits).class)
@@ -625,7 +630,7 @@ mod tests {
         let service = Service::with_stopped_clock(Policy::default());
         service.list_namespaces(labelled(&[("chat", "a"), ("jobs", "b")]));
         service.set_policy(selecting());
-        let version = service.cluster().policy().version;
+        let version = service.cluster().ledger().policy().version;
         assert_eq!(
             [class_in(&service, "chat"), class_in(&service, "jobs")],
             ["own", "serving"]
@@ -642,12 +647,12 @@ mod tests {
         };
         observed("jobs", "c");
         assert_eq!(
-            service.cluster().policy().version,
+            service.cluster().ledger().policy().version,
             version,
             "no selector asks for it"
         );
         observed("jobs", "a");
-        assert_eq!(service.cluster().policy().version, version + 1);
+        assert_eq!(service.cluster().ledger().policy().version, version + 1);
         assert_eq!(
             [class_in(&service, "chat"), class_in(&service, "jobs")],
             ["own", "own"]

@@ -91,7 +91,7 @@ fn slice_share(slice: &GpuPlan, template: Option<&NodeTemplate>) -> u64 {
 
 fn stowage_node(setting: &TrialSetting<'_>, trial: &Trial<'_>, trial_node: &TrialNode) -> NodePlan {
     let kind = setting.template(trial_node.template);
-    let node = trial.cluster.node(&trial_node.name);
+    let node = trial.cluster.ledger().node(&trial_node.name);
     let gpus = node.map_or_else(Vec::new, |node| {
         let mut there: Vec<Vec<usize>> = vec![Vec::new(); node.gpus.len()];
         let placed = trial

@@ -1,7 +1,7 @@
 //! Estimates how much VRAM an engine needs to serve a model, from the model's Hugging Face `config.json`.
 //!
 //! Nothing else is known of the model: no weights are read, no GPU is asked. What cannot be told from the file (the engine's own
-//! memory) comes from constants that name the measurement they are from. `docs/estimate.md` has the formulas and their sources.
+//! memory) comes from constants that name the measurement they are from. `docs/use/estimate.md` has the formulas and their sources.
 //!
 //! The steps: [`config`] reads the file, with lines from `json_lines`; [`family`] is the table of known architectures;
 //! [`architecture`] makes layers of both ([`mixer`], [`feed_forward`]); [`weights`] with [`quantization`], [`kv_cache`] and

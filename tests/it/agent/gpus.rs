@@ -13,7 +13,7 @@ use stowage_scheduling::vocabulary::gpu::Health;
 /// The health of a node's GPUs in the ledger, by UUID.
 fn healths(extender: &Served) -> Vec<(String, Health)> {
     let ledger = extender.service.cluster();
-    let node = ledger.node(&NodeName::parse(NODE).unwrap());
+    let node = ledger.ledger().node(&NodeName::parse(NODE).unwrap());
     node.iter()
         .flat_map(|node| node.devices.iter())
         .map(|device| (device.uuid.to_string(), device.health))

@@ -403,7 +403,7 @@ pub fn reported_until(extender: &Served, what: &str, is_there: impl Fn(&Value) -
 /// The measured figures of a GPU of the node in the ledger.
 pub fn measured(extender: &Served, gpu: &str) -> Option<GpuReading> {
     let ledger = extender.service.cluster();
-    let reading = ledger.reading(&NodeName::parse(NODE).unwrap())?;
+    let reading = ledger.ledger().reading(&NodeName::parse(NODE).unwrap())?;
     reading
         .gpus
         .iter()

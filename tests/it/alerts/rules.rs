@@ -81,7 +81,7 @@ pub fn metric_names(expression: &str) -> BTreeSet<String> {
 ///
 /// If one is neither.
 pub fn assert_known(expressions: &[String]) {
-    let (reference, recorded) = (text("docs/metrics.md"), recorded());
+    let (reference, recorded) = (text("docs/reference/metrics.md"), recorded());
     let mut found = 0;
     for name in expressions
         .iter()
@@ -94,7 +94,7 @@ pub fn assert_known(expressions: &[String]) {
         let is_family = |name: &str| reference.contains(&format!("\n| `{name}` |"));
         let is_known =
             is_family(&name) || family.is_some_and(is_family) || recorded.contains(&name);
-        assert!(is_known, "docs/metrics.md has no {name}");
+        assert!(is_known, "docs/reference/metrics.md has no {name}");
         found += 1;
     }
     assert!(found > 20, "{found}");

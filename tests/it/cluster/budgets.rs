@@ -7,7 +7,7 @@ async fn disruption_budgets_are_watched() {
     let server = server_with_nodes(&["a"]).await;
     let replica = TestReplica::acting(&server).await;
     eventually("budgets are read", || {
-        replica.service.cluster().budgets_known()
+        replica.service.cluster().ledger().budgets_known()
     })
     .await;
     let budget = json!({
@@ -16,12 +16,12 @@ async fn disruption_budgets_are_watched() {
     });
     server.create("poddisruptionbudgets", budget).unwrap();
     eventually("the budget is seen", || {
-        replica.service.cluster().budgets().len() == 1
+        replica.service.cluster().ledger().budgets().len() == 1
     })
     .await;
     server.delete("poddisruptionbudgets/default/chat").unwrap();
     eventually("it is gone", || {
-        replica.service.cluster().budgets().is_empty()
+        replica.service.cluster().ledger().budgets().is_empty()
     })
     .await;
     replica.stop().await;
@@ -34,10 +34,10 @@ async fn without_rights_to_read_budgets_a_replica_starts_and_knows_that_they_are
         .faults()
         .next(Operation::ListBudgets, 1000, InjectedFault::Forbids);
     let replica = TestReplica::acting(&server).await;
-    assert!(!replica.service.cluster().budgets_known());
+    assert!(!replica.service.cluster().ledger().budgets_known());
     server.faults().clear();
     eventually("they are read after all", || {
-        replica.service.cluster().budgets_known()
+        replica.service.cluster().ledger().budgets_known()
     })
     .await;
     replica.stop().await;

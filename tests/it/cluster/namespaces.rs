@@ -23,8 +23,9 @@ fn class_of_chat(service: &Service) -> String {
     };
     let cluster = service.cluster();
     cluster
+        .ledger()
         .policy()
-        .class(cluster.policy().classify(&chat).class)
+        .class(cluster.ledger().policy().classify(&chat).class)
         .name
         .clone()
 }
@@ -36,7 +37,7 @@ async fn f_labels_of_namespaces_are_watched_while_a_policy_selects_by_them() {
     let replica = TestReplica::acting(&server).await;
     let service = &replica.service;
     assert!(
-        service.cluster().namespaces().is_empty(),
+        service.cluster().ledger().namespaces().is_empty(),
         "nothing asks for them"
     );
     assert!(
@@ -55,7 +56,7 @@ async fn f_labels_of_namespaces_are_watched_while_a_policy_selects_by_them() {
     // As the watch of policy files does, which knows whether another policy waits for them.
     service.want_namespaces(service.reads_namespaces());
     eventually("nothing asks for them any more", || {
-        service.cluster().namespaces().is_empty()
+        service.cluster().ledger().namespaces().is_empty()
     })
     .await;
     replica.stop().await;

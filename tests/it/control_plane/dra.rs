@@ -99,7 +99,7 @@ async fn no_pod_that_asks_for_vram_comes_to_a_node_of_a_dra_driver_and_pods_with
     }
     world.start_scheduler_but(SCHEDULER_CONFIG, |config| {
         let url = config["extenders"][0]["urlPrefix"].clone();
-        // As docs/kube-scheduler.md has it.
+        // As docs/inside/kube-scheduler.md has it.
         config["extenders"].as_array_mut().unwrap().push(json!({
             "urlPrefix": url, "prioritizeVerb": "prioritize-claims", "weight": 15,
             "nodeCacheCapable": true, "ignorable": true, "httpTimeout": "5s",

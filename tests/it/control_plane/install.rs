@@ -128,7 +128,7 @@ async fn every_block_of_the_install_page_runs_as_written() {
     let Some(world) = RealControlPlane::start().await else {
         return;
     };
-    let page = blocks("docs/install.md");
+    let page = blocks("docs/start/install.md");
     let (helm, kubectl): (Vec<String>, Vec<String>) =
         page.into_iter().partition(|block| block.contains("helm "));
     assert!(

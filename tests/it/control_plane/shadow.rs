@@ -164,7 +164,7 @@ async fn a_real_scheduler_binds_without_gpus_beside_a_shadow_that_records_every_
         0
     );
     assert!(shadow.count("filter", &["same"]) >= 1 && shadow.count("filter", &["refused"]) >= 1);
-    let totals = shadow.service.cluster().totals();
+    let totals = shadow.service.cluster().ledger().totals();
     assert_eq!(
         (
             totals.bound,

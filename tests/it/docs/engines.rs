@@ -112,12 +112,12 @@ fn replaced(file: &str, start: &str, end: &str, generated: &str) {
 #[test]
 fn the_table_of_engines_is_that_of_the_declarations() {
     replaced(
-        "docs/pod-contract.md",
+        "docs/reference/engines.md",
         "| engine | label |",
         "\n\n",
         table().trim_end(),
     );
-    let page = std::fs::read_to_string(root().join("docs/pod-contract.md")).unwrap();
+    let page = std::fs::read_to_string(root().join("docs/reference/engines.md")).unwrap();
     for gateway in &GATEWAYS {
         assert!(
             page.split_whitespace()

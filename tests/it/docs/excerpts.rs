@@ -3,19 +3,36 @@
 use std::path::Path;
 
 #[test]
-fn the_manifests_in_the_docs_are_the_shipped_ones() {
+fn the_two_lines_of_the_readmes_pod_that_are_stowages_are_those_of_the_shipped_pod() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    for (page, manifest) in [
-        ("docs/pod-contract.md", "examples/pod.yaml"),
-        ("docs/pod-contract.md", "examples/pod-in-full.yaml"),
-        ("docs/kube-scheduler.md", "base/kube-scheduler-config.yaml"),
-    ] {
-        let page_text = std::fs::read_to_string(root.join(page)).unwrap();
-        let text = std::fs::read_to_string(root.join("manifests").join(manifest)).unwrap();
-        let shown = format!("```yaml\n{}\n```", text.trim_end());
+    for file in ["README.md", "manifests/examples/pod.yaml"] {
+        let text = std::fs::read_to_string(root.join(file)).unwrap();
+        for line in [
+            "stowage.dev/vram: 40Gi",
+            "--gpu-memory-utilization=$(GPU_MEMORY_FRACTION)",
+        ] {
+            assert!(text.contains(line), "{file} lacks {line}");
+        }
+    }
+}
+
+#[test]
+fn the_settings_of_the_scheduler_that_must_not_change_are_shipped_so() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = std::fs::read_to_string(root.join("docs/inside/kube-scheduler.md")).unwrap();
+    let shipped = root.join("manifests/base/kube-scheduler-config.yaml");
+    let shipped = std::fs::read_to_string(shipped).unwrap();
+    let table = page.split("Do not change these:").nth(1).unwrap();
+    let table = table.split("\n## ").next().unwrap();
+    let settings: Vec<&str> = table
+        .lines()
+        .filter_map(|row| row.strip_prefix("| `")?.split('`').next())
+        .collect();
+    assert!(settings.len() > 4, "{settings:?}");
+    for setting in settings {
         assert!(
-            page_text.contains(&shown),
-            "{page} does not show manifests/{manifest} as it is"
+            shipped.lines().any(|line| line.trim() == setting),
+            "{setting}"
         );
     }
 }
@@ -23,7 +40,7 @@ fn the_manifests_in_the_docs_are_the_shipped_ones() {
 #[test]
 fn the_diagnostic_in_the_docs_is_one_that_policy_check_prints() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let page = std::fs::read_to_string(root.join("docs/policies.md")).unwrap();
+    let page = std::fs::read_to_string(root.join("docs/use/policies.md")).unwrap();
     let shown = page
         .split("```text\n")
         .find(|block| block.starts_with("error["))
@@ -50,7 +67,7 @@ fn the_diagnostic_in_the_docs_is_one_that_policy_check_prints() {
 
 #[test]
 fn the_table_of_refusals_has_every_reason_why_a_node_does_not_fit() {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/troubleshooting.md");
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reference/reasons.md");
     let page = std::fs::read_to_string(page).unwrap();
     let table = page
         .split("\n### Refusals\n")
@@ -112,31 +129,23 @@ fn quoted<'a>(source: &'a str, begins: &'a str) -> impl Iterator<Item = &'a str>
 fn the_docs_have_every_reason_of_an_eviction_every_event_and_every_metric() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
-    let evictions = read("src/kubernetes_objects/port/status_change.rs");
+    let evictions = read("src/scheduling/control_loop/status_change.rs");
     let reason =
         |line| -> Option<&str> { str::trim(line).strip_prefix("=> (\"")?.split('"').next() };
     let reasons: Vec<&str> = evictions.lines().filter_map(reason).collect();
     assert!(reasons.len() > 8, "{reasons:?}");
-    for page in ["docs/pod-contract.md", "docs/troubleshooting.md"] {
-        let text = read(page);
-        for reason in &reasons {
-            assert!(
-                text.contains(&format!("`{reason}`")),
-                "{page} lacks the reason {reason}"
-            );
-        }
-    }
-    let (events, troubleshooting) = (
-        read("src/kubernetes_objects/port/mod.rs"),
-        read("docs/troubleshooting.md"),
-    );
-    for event in quoted(&events, "Stowage").filter(|event| !event.contains(' ')) {
+    let page = read("docs/reference/reasons.md");
+    let events = read("src/scheduling/control_loop/pod_event.rs");
+    let events = quoted(&events, "Stowage").filter(|event| !event.contains(' '));
+    let events: Vec<&str> = events.collect();
+    assert!(events.len() > 15, "{events:?}");
+    for reason in reasons.into_iter().chain(events) {
         assert!(
-            troubleshooting.contains(&format!("`{event}`")),
-            "docs/troubleshooting.md lacks {event}"
+            page.contains(&format!("`{reason}`")),
+            "docs/reference/reasons.md lacks {reason}"
         );
     }
-    let pages = read("docs/metrics.md");
+    let pages = read("docs/reference/metrics.md");
     // The folders in it register none.
     let files = std::fs::read_dir(root.join("src/telemetry"))
         .unwrap()
@@ -148,7 +157,7 @@ fn the_docs_have_every_reason_of_an_eviction_every_event_and_every_metric() {
         {
             assert!(
                 pages.contains(&format!("`{metric}")),
-                "docs/metrics.md lacks the metric {metric}"
+                "docs/reference/metrics.md lacks the metric {metric}"
             );
         }
     }

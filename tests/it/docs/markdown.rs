@@ -9,13 +9,13 @@ pub struct Page {
     text: String,
 }
 
-/// A block between fences.
+/// A block between fences, in a list, too.
 pub struct Fence<'a> {
     /// The line of the opening fence, from 1.
     pub line: usize,
     /// What stands after the opening fence.
     pub info: &'a str,
-    /// Each with its number.
+    /// Each with its number, without the indentation of the fence.
     pub lines: Vec<(usize, &'a str)>,
 }
 
@@ -42,18 +42,23 @@ impl Page {
 
     pub fn fences(&self) -> Vec<Fence<'_>> {
         let mut fences = Vec::new();
-        let mut open: Option<Fence<'_>> = None;
+        let mut open: Option<(Fence<'_>, usize)> = None;
         for (line, text) in self.lines() {
-            match (text.strip_prefix("```"), &mut open) {
+            let unindented = text.trim_start();
+            match (unindented.strip_prefix("```"), &mut open) {
                 (Some(info), None) => {
-                    open = Some(Fence {
+                    let fence = Fence {
                         line,
                         info: info.trim(),
                         lines: Vec::new(),
-                    })
+                    };
+                    open = Some((fence, text.len() - unindented.len()));
                 }
-                (Some(_), Some(_)) => fences.extend(open.take()),
-                (None, Some(fence)) => fence.lines.push((line, text)),
+                (Some(_), Some(_)) => fences.extend(open.take().map(|(fence, _)| fence)),
+                (None, Some((fence, indentation))) => {
+                    let spaces = (text.len() - unindented.len()).min(*indentation);
+                    fence.lines.push((line, &text[spaces..]));
+                }
                 (None, None) => {}
             }
         }
@@ -70,7 +75,7 @@ impl Page {
         let (mut is_fenced, mut is_code) = (false, false);
         let mut prose = Vec::new();
         for (line, text) in self.lines() {
-            if text.starts_with("```") {
+            if text.trim_start().starts_with("```") {
                 is_fenced = !is_fenced;
             } else if !is_fenced {
                 let mut blank_code = |c: char| {
@@ -163,7 +168,7 @@ fn an_anchor_is_githubs() {
 
 #[test]
 fn links_are_found_outside_of_code_and_headings_outside_of_fences() {
-    let text = "# A\n[a](b.md) `[c](d.md)` ![e\nf](g.svg#h)\n```sh runnable\n# no heading [x](y)\nls\n```\n# A\n";
+    let text = "# A\n[a](b.md) `[c](d.md)` ![e\nf](g.svg#h)\n```sh runnable\n# no heading [x](y)\nls\n```\n# A\n- b\n  ```sh\n  ls\n    -l\n  ```\n";
     let page = Page {
         file: "page.md".into(),
         text: text.into(),
@@ -178,4 +183,5 @@ fn links_are_found_outside_of_code_and_headings_outside_of_fences() {
     let fences = page.fences();
     assert_eq!((fences[0].line, fences[0].info), (4, "sh runnable"));
     assert_eq!(fences[0].lines, [(5, "# no heading [x](y)"), (6, "ls")]);
+    assert_eq!(fences[1].lines, [(11, "ls"), (12, "  -l")]);
 }

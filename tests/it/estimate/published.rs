@@ -1,5 +1,5 @@
 //! Every published figure in `tests/fixtures/estimate/published.json`, with its source, against the estimate; and the tables of
-//! `docs/estimate.md`, which are made of both. `STOWAGE_BLESS=1` writes them again.
+//! `published.md` beside it, which are made of both. `STOWAGE_BLESS=1` writes them again.
 
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -311,8 +311,8 @@ fn comparison(published: &Published) -> String {
 }
 
 #[test]
-fn the_page_shows_every_published_figure_beside_the_estimate() {
-    let file: PathBuf = root().join("docs/estimate.md");
+fn the_tables_show_every_published_figure_beside_the_estimate() {
+    let file: PathBuf = root().join("tests/fixtures/estimate/published.md");
     let page = std::fs::read_to_string(&file).unwrap_or_default();
     let generated =
         replaced(&page, "published figures", &comparison(&published())).replace("-0.0 %", "+0.0 %");
@@ -322,13 +322,13 @@ fn the_page_shows_every_published_figure_beside_the_estimate() {
     let committed = std::fs::read_to_string(&file).unwrap();
     assert!(
         committed == generated,
-        "STOWAGE_BLESS=1 writes the tables of docs/estimate.md again"
+        "STOWAGE_BLESS=1 writes the tables of tests/fixtures/estimate/published.md again"
     );
 }
 
 #[test]
 fn the_page_names_every_architecture_and_every_known_gpu() {
-    let page = std::fs::read_to_string(root().join("docs/estimate.md")).unwrap();
+    let page = std::fs::read_to_string(root().join("docs/use/estimate.md")).unwrap();
     for family in stowage_sizing::estimate::family::FAMILIES {
         assert!(
             page.contains(&format!("`{}`", family.name)),

@@ -295,7 +295,7 @@ async fn a_replica_that_takes_over_finishes_a_preemption_of_the_first() {
         names([stays[0], "serving"]),
         "nobody else leaves"
     );
-    assert_eq!(second.service.cluster().totals().reservations, 1);
+    assert_eq!(second.service.cluster().ledger().totals().reservations, 1);
 
     // The scheduler asks the first.
     set_leading(second_leads, false);
@@ -303,7 +303,7 @@ async fn a_replica_that_takes_over_finishes_a_preemption_of_the_first() {
     world.bound("serving").await;
     world
         .until_so("nothing is held by either", |world| {
-            world.holds() == 0 && second.service.cluster().totals().reservations == 0
+            world.holds() == 0 && second.service.cluster().ledger().totals().reservations == 0
         })
         .await;
     second.stop().await.unwrap();

@@ -166,7 +166,13 @@ impl PlannerCluster {
     }
 
     pub fn holds(&self) -> u64 {
-        self.setup.stowage.service.cluster().totals().reservations
+        self.setup
+            .stowage
+            .service
+            .cluster()
+            .ledger()
+            .totals()
+            .reservations
     }
 
     /// The number of accepted writes of a kind. A reservation whose pod was bound counts two: taken, and ended.

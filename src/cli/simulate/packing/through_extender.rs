@@ -131,6 +131,7 @@ impl<'s> ThroughExtender<'s> {
     fn started(&self, uid: &PodUid) -> Result<SimulatedPlacement> {
         let mut ledger = self.service.cluster();
         let entry = ledger
+            .ledger()
             .pod_state(uid)
             .context("a pod that was bound is in the ledger")?;
         let (node, devices) = entry
@@ -138,7 +139,7 @@ impl<'s> ThroughExtender<'s> {
             .zip(entry.devices())
             .context("it is bound to GPUs")?;
         let (node, devices, demand) = (node.clone(), devices.clone(), entry.demand.clone());
-        let seat = ledger::seat(&ledger, &self.names, &node, &devices);
+        let seat = ledger::seat(ledger.ledger(), &self.names, &node, &devices);
         let state = ObservedPhase::Bound {
             node,
             devices: Some(devices),

@@ -1,6 +1,6 @@
 //! Applies watch events: updates the view, and wakes the pods in the queue that they concern.
 //!
-//! Synchronous. docs/kube-scheduler.md has the rules ("What wakes a refused pod").
+//! Synchronous. docs/inside/kube-scheduler.md has the rules ("What requeues a refused pod").
 
 use super::config::SchedulerConfig;
 use super::objects::{SchedulerNode, SchedulerPod};

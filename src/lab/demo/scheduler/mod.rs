@@ -1,5 +1,5 @@
 //! A stand-in for kube-scheduler: the behavior of v1.36 that an extender and an API server can observe, as
-//! docs/kube-scheduler.md records it.
+//! docs/inside/kube-scheduler.md records it.
 //!
 //! One task owns all state: it applies watch events, then runs one scheduling cycle at a time; binds run beside it. Only the
 //! observations are shared.

@@ -224,7 +224,7 @@ impl FaultyCluster {
                 continue;
             };
             self.policies.settle(host, replica.started);
-            let digest = replica.service.cluster().policy().digest;
+            let digest = replica.service.cluster().ledger().policy().digest;
             if !self.policies.may_be_in_force(host, digest) {
                 let client = &replica.client;
                 self.break_with(format!(

@@ -135,7 +135,7 @@ impl FaultyCluster {
         let acting =
             acting.filter(|replica| !self.late_reservations.hides_pods_from(&replica.client));
         let known = acting
-            .map(|replica| replica.service.cluster().reservation_status())
+            .map(|replica| replica.service.cluster().ledger().reservation_status())
             .unwrap_or_default();
         let lacks = |known: &&ReservationStatus| {
             let Reservation {
@@ -222,7 +222,7 @@ impl FaultyCluster {
             .collect();
         let gone: Vec<String> = {
             let cluster = replica.service.cluster();
-            let known = cluster.pod_states().into_iter();
+            let known = cluster.ledger().pod_states().into_iter();
             let gone = known.filter(|(uid, pod)| {
                 let late =
                     matches!(pod.phase, PodPhase::Waiting(_)) && self.is_just_gone(uid.as_str());

@@ -172,7 +172,7 @@ mod tests {
                 .runs(&pod("y", "10Gi"), "a", &[1]);
         cluster.report("a", &[(0, 80, 3), (1, 40, 4)], &[]);
         cluster.wait(&pod("waits", "100Gi"));
-        let sums = FleetSums::of(&Fleet::of(&cluster.ledger, 0));
+        let sums = FleetSums::of(&Fleet::of(cluster.ledger.ledger(), 0));
         assert_eq!(
             (sums.gpus, sums.healthy_gpus, sums.pending, sums.queue),
             (3, 3, 1, 7)
@@ -189,9 +189,9 @@ mod tests {
             sums.classes.values().copied().sum::<Bytes>(),
             Bytes::gib(50)
         );
-        assert_eq!(FleetSums::of_ledger(&cluster.ledger), sums);
+        assert_eq!(FleetSums::of_ledger(cluster.ledger.ledger()), sums);
         let empty = ExplainedCluster::new(Policy::default()).node("a", 1);
-        let empty = FleetSums::of(&Fleet::of(&empty.ledger, 0));
+        let empty = FleetSums::of(&Fleet::of(empty.ledger.ledger(), 0));
         assert_eq!(
             (empty.kv_cache_mean_percent, empty.kv_cache_max_percent),
             (None, None)

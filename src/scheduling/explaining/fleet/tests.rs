@@ -10,8 +10,11 @@ use crate::vocabulary::disruption_info::DisruptionInfo;
 
 /// The view, whose sums are those that are made without one.
 fn shown(cluster: &ExplainedCluster, most_pending: usize) -> Fleet {
-    let fleet = Fleet::of(&cluster.ledger, most_pending);
-    assert_eq!(FleetSums::of_ledger(&cluster.ledger), FleetSums::of(&fleet));
+    let fleet = Fleet::of(cluster.ledger.ledger(), most_pending);
+    assert_eq!(
+        FleetSums::of_ledger(cluster.ledger.ledger()),
+        FleetSums::of(&fleet)
+    );
     fleet
 }
 

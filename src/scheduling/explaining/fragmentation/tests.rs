@@ -8,13 +8,13 @@ const GIB: u64 = 1 << 30;
 
 /// Under the default policy each GPU has 72 GiB for pods.
 fn fragmented_gib(cluster: &LedgerCluster) -> u64 {
-    fragmented_vram(cluster).0 / GIB
+    fragmented_vram(cluster.ledger()).0 / GIB
 }
 
 #[test]
 fn an_empty_history_calls_nothing_unusable() {
     let cluster = LedgerCluster::new(&[("a", 2)]);
-    assert_eq!(fragmented_vram(&cluster), Bytes::ZERO);
+    assert_eq!(fragmented_vram(cluster.ledger()), Bytes::ZERO);
 }
 
 #[test]
@@ -38,7 +38,10 @@ fn what_is_free_counts_by_the_share_of_pods_that_it_is_too_small_for() {
     assert_eq!(fragmented_gib(&cluster), 68);
     // And as many for 30 GiB on each of two, to which all 104 are: (32 + 104 + 0) ÷ 3.
     cluster.wait("r", shared(30, 2));
-    assert_eq!(fragmented_vram(&cluster), Bytes((32 + 104) * GIB / 3));
+    assert_eq!(
+        fragmented_vram(cluster.ledger()),
+        Bytes((32 + 104) * GIB / 3)
+    );
 }
 
 #[test]

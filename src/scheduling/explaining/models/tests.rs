@@ -30,7 +30,12 @@ fn bind(cluster: &mut LedgerCluster, pod: &str, on: &str) {
             node: node(on),
         })
         .unwrap();
-    let devices = cluster.pod_state(&uid(pod)).unwrap().devices().cloned();
+    let devices = cluster
+        .ledger()
+        .pod_state(&uid(pod))
+        .unwrap()
+        .devices()
+        .cloned();
     cluster.apply(BindingWritten {
         uid: uid(pod),
         node: node(on),
@@ -59,7 +64,7 @@ fn report(
     tier: Option<ModelTier>,
     states: &[(&str, EngineModelState)],
 ) {
-    let sampled = cluster.now();
+    let sampled = cluster.ledger().now();
     let engine = |(pod, state): &(&str, EngineModelState)| EngineReading {
         pod: uid(pod),
         model: ModelId::parse("m").unwrap(),
@@ -87,7 +92,7 @@ fn report(
 
 fn located(cluster: &LedgerCluster) -> ModelLocations {
     locate(
-        cluster,
+        cluster.ledger(),
         &ModelId::parse("m").unwrap(),
         &Page {
             limit: 100,
@@ -129,7 +134,7 @@ fn what_was_learned_of_starts_is_told_as_nodes_are_ranked_by_it() {
     let snapshot = cluster.snapshot();
     let ranked = |on: &str| {
         let (view, starts) = (snapshot.node(on).unwrap(), snapshot.start_model());
-        rank::ready(view, &engine(), starts, &cluster.policy().loading)
+        rank::ready(view, &engine(), starts, &cluster.ledger().policy().loading)
             .unwrap()
             .total()
     };
@@ -145,13 +150,14 @@ fn an_engine_that_loads_answers_when_its_start_was_expected_to_end() {
     learn(&mut cluster, "slow");
     bind(&mut cluster, "loads", "slow");
     let expected = cluster
+        .ledger()
         .pod_state(&uid("loads"))
         .unwrap()
         .start
         .clone()
         .unwrap()
         .expected;
-    assert!(expected.time.total() > expected.prior.total() && cluster.now() > START);
+    assert!(expected.time.total() > expected.prior.total() && cluster.ledger().now() > START);
     cluster.pass(50);
     report(
         &mut cluster,

@@ -95,7 +95,7 @@ fn told(
 ) -> Option<RemedyChange> {
     let (place, gpus) = *found.gpu_candidates.first()?;
     let node = &facts.snapshot.nodes()[place];
-    let known = NodeDetails::take(cluster, &node.name);
+    let known = NodeDetails::take(cluster.ledger(), &node.name);
     let there = known.on(&node.devices, gpus, facts);
     let by = match lift.names {
         Named::Nobody => Vec::new(),
@@ -133,7 +133,7 @@ fn earliest_start_gate(
 ) -> Option<RemedyChange> {
     let mut gate = |(place, gpus): &(usize, GpuSet)| {
         let node = &facts.snapshot.nodes()[*place];
-        let known = NodeDetails::take(cluster, &node.name);
+        let known = NodeDetails::take(cluster.ledger(), &node.name);
         let starting = gpus
             .iter()
             .filter(|place| node.gpus[*place].starting)
@@ -173,7 +173,7 @@ fn calmest(cluster: &ClusterCopy, facts: &Facts, found: &LiftedNodes) -> Option<
     };
     let calmest = found.gpu_candidates.iter().min_by_key(figures)?;
     let node = &nodes[calmest.0];
-    let known = NodeDetails::take(cluster, &node.name);
+    let known = NodeDetails::take(cluster.ledger(), &node.name);
     let busy = calmest
         .1
         .iter()
@@ -256,7 +256,7 @@ fn start_agent(
         let node = &nodes[*place];
         node.freshness != Freshness::Unreported
             || !node.warnings.is_empty()
-            || cluster.shows_gpus(&node.name)
+            || cluster.ledger().shows_gpus(&node.name)
     };
     let unseen = outline
         .refused_and_open(facts)

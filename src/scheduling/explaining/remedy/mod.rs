@@ -245,6 +245,7 @@ fn changes(cluster: &ClusterCopy, facts: &Facts, outline: &NodeOutline) -> Vec<R
         .collect();
     changes.extend(
         cluster
+            .ledger()
             .predecessor_in_the_way(&facts.uid)
             .map(|(pod, node)| RemedyChange::LetPredecessorLeave {
                 node: node.clone(),

@@ -79,9 +79,10 @@ fn cheapest(
     let found = places.filter_map(|place| {
         let name = &nodes[place].name;
         let candidate = cluster
+            .ledger()
             .candidates_for_demand(&facts.preemptor, demand, [name])
             .pop()?;
-        let missing = demand.vram().minus(cluster.sum_left_on(name));
+        let missing = demand.vram().minus(cluster.ledger().sum_left_on(name));
         // What the scheduler itself must see freed, which counts by the node's sum.
         let candidate = PreemptionCandidate {
             shortfall: Shortfall {
@@ -98,7 +99,7 @@ fn cheapest(
             .into_iter()
             .filter(leaves)
             .collect();
-        let limit = cluster.eviction_limit(&set.all_victims());
+        let limit = cluster.ledger().eviction_limit(&set.all_victims());
         Some(FoundVictims {
             place,
             set,
@@ -123,7 +124,7 @@ impl FoundVictims {
         let known = self
             .victims
             .iter()
-            .filter_map(|victim| Some((victim, cluster.pod_state(&victim.uid)?)));
+            .filter_map(|victim| Some((victim, cluster.ledger().pod_state(&victim.uid)?)));
         let (shown, hidden): (Vec<_>, Vec<_>) =
             known.partition(|(_, entry)| facts.shows(&entry.key));
         let mut victims: Vec<Victim> = shown

@@ -73,7 +73,7 @@ fn each_class_and_tenant_has_what_its_pods_have() {
     );
     cluster.gated("r", demand(5, "chat", 0));
     cluster.pass(7);
-    let usage = usage(&cluster);
+    let usage = usage(cluster.ledger());
     assert_eq!(total(&usage), (Bytes::gib(40), 2, 1));
     let oldest = usage.classes.iter().map(|class| class.oldest_pending).max();
     assert_eq!(oldest, Some(Millis::seconds(7)));
@@ -110,15 +110,18 @@ fn a_reservation_ages_until_it_ends_and_counts_as_allocated() {
         node: node("a"),
         devices: [gpu_at("a", 0)].into(),
         victims: [].into(),
-        deadline: cluster.now() + Millis::seconds(60),
+        deadline: cluster.ledger().now() + Millis::seconds(60),
     };
-    cluster.reserve(&uid("p"), reservation).unwrap();
+    cluster
+        .ledger_mut()
+        .reserve(&uid("p"), reservation)
+        .unwrap();
     cluster.pass(9);
-    let reserved = usage(&cluster);
+    let reserved = usage(cluster.ledger());
     assert_eq!(reserved.oldest_reservation, Millis::seconds(9));
     assert_eq!(total(&reserved), (Bytes::gib(30), 0, 1));
     cluster.pass(120);
-    let over = usage(&cluster);
+    let over = usage(cluster.ledger());
     assert_eq!(
         (over.oldest_reservation, total(&over)),
         (Millis::default(), (Bytes::ZERO, 0, 1))
@@ -131,18 +134,22 @@ fn a_pod_has_no_place_since_its_first_refusal_or_since_it_was_seen_behind_the_ga
     let mut cluster = LedgerCluster::by(tenants(), &[("a", 1)]);
     cluster.wait("p", demand(30, "chat", 0));
     cluster.gated("q", demand(30, "chat", 0));
-    let begun = cluster.now();
+    let begun = cluster.ledger().now();
     let since = |cluster: &LedgerCluster, name: &str| {
-        cluster.pod_state(&uid(name)).unwrap().unplaced_since()
+        cluster
+            .ledger()
+            .pod_state(&uid(name))
+            .unwrap()
+            .unplaced_since()
     };
     assert_eq!(
         (since(&cluster, "p"), since(&cluster, "q")),
         (None, Some(begun))
     );
     cluster.pass(5);
-    cluster.note_refused(&uid("p"), None);
+    cluster.ledger_mut().note_refused(&uid("p"), None);
     cluster.pass(5);
-    cluster.note_refused(&uid("p"), None);
+    cluster.ledger_mut().note_refused(&uid("p"), None);
     // Its gate is lifted, and it is seen again.
     cluster.wait("q", demand(30, "chat", 0));
     let first = begun + Millis::seconds(5);
@@ -151,7 +158,7 @@ fn a_pod_has_no_place_since_its_first_refusal_or_since_it_was_seen_behind_the_ga
         (Some(first), Some(begun))
     );
     assert_eq!(
-        usage(&cluster)
+        usage(cluster.ledger())
             .classes
             .iter()
             .map(|class| class.oldest_pending)
@@ -170,7 +177,7 @@ fn each_gpu_shows_what_the_decisions_see() {
         None,
         ObservedDisruptionInfo::default(),
     );
-    let seen: Vec<_> = nodes(&cluster)
+    let seen: Vec<_> = nodes(cluster.ledger())
         .flat_map(|(node, _)| {
             devices(node).map(|one| (one.device.index, one.gpu.charged, one.gpu.tenants))
         })
@@ -200,11 +207,11 @@ proptest! {
                 waiting += 1;
             }
         }
-        let usage = usage(&cluster);
+        let usage = usage(cluster.ledger());
         let (allocated, _, pending) = total(&usage);
         prop_assert_eq!((allocated, pending), (whole, waiting));
-        prop_assert_eq!(cluster.totals().charged, whole);
-        prop_assert_eq!(FleetSums::of_ledger(&cluster), FleetSums::of(&Fleet::of(&cluster, 0)));
+        prop_assert_eq!(cluster.ledger().totals().charged, whole);
+        prop_assert_eq!(FleetSums::of_ledger(cluster.ledger()), FleetSums::of(&Fleet::of(cluster.ledger(), 0)));
         prop_assert_eq!([usage.tenants[0].allocated, usage.tenants[1].allocated], by_tenant);
     }
 }

@@ -72,7 +72,7 @@ fn over(pod: &str, used_gib: u64) -> OverGrant {
 
 fn report(cluster: &mut LedgerCluster, over_grant: &[OverGrant]) {
     let reading = NodeReading {
-        sampled: cluster.now(),
+        sampled: cluster.ledger().now(),
         over_grant: over_grant.to_vec(),
         ..NodeReading::default()
     };
@@ -134,7 +134,10 @@ fn by_default_a_pod_over_its_grant_is_only_reported() {
         Vec::<String>::new()
     );
     assert_eq!(
-        cluster.overuse_of(&uid("job")).map(Overuse::excess),
+        cluster
+            .ledger()
+            .overuse_of(&uid("job"))
+            .map(Overuse::excess),
         Some(Bytes::gib(60))
     );
 }
@@ -191,7 +194,7 @@ fn a_pod_that_keeps_to_its_grant_after_it_was_told_stays() {
     let mut cluster = cluster(evicting(), "job", -5);
     assert_eq!(watch(&mut cluster, 100, &[over("job", 12)]).len(), 1);
     assert_eq!(watch(&mut cluster, 200, &[]), Vec::<String>::new());
-    assert_eq!(cluster.overuse_of(&uid("job")), None);
+    assert_eq!(cluster.ledger().overuse_of(&uid("job")), None);
 }
 
 #[test]
@@ -206,7 +209,7 @@ fn what_an_agent_claims_of_other_pods_and_of_grants_the_ledger_knows_better_does
     let claims = [over("nobody", 70), over("waits", 70), small];
     assert_eq!(watch(&mut cluster, 300, &claims), Vec::<String>::new());
     assert!(
-        cluster.overuse.nodes.is_empty(),
+        cluster.ledger().overuse.nodes.is_empty(),
         "nothing is remembered of them"
     );
 }
@@ -224,7 +227,7 @@ fn the_same_sample_counts_once_and_an_old_one_not_at_all() {
         Vec::<String>::new(),
         "one sample is no proof"
     );
-    let old = cluster.now().before(Millis::seconds(10));
+    let old = cluster.ledger().now().before(Millis::seconds(10));
     for _ in 0..5 {
         let reading = NodeReading {
             sampled: old,
@@ -236,7 +239,7 @@ fn the_same_sample_counts_once_and_an_old_one_not_at_all() {
             reading: reading.into(),
         });
     }
-    assert_eq!(cluster.overuse_of(&uid("job")), None);
+    assert_eq!(cluster.ledger().overuse_of(&uid("job")), None);
     assert_eq!(watch(&mut cluster, 3, &[over("job", 12)]).len(), 1);
 }
 
@@ -354,8 +357,8 @@ fn nothing_is_kept_of_a_pod_that_is_gone_and_all_of_it_survives_an_export() {
     assert_eq!(watch(&mut cluster, 100, &[over("job", 12)]).len(), 1);
     let stored = serde_json::to_string(&cluster.export()).unwrap();
     let mut loaded = Cluster::load(serde_json::from_str(&stored).unwrap()).unwrap();
-    assert_eq!(loaded.overuse, cluster.overuse);
+    assert_eq!(loaded.ledger().overuse, cluster.ledger().overuse);
     cluster.apply(PodDeleted(uid("job")));
     loaded.apply(PodDeleted(uid("job")));
-    assert!(cluster.overuse.nodes.is_empty() && loaded.overuse.nodes.is_empty());
+    assert!(cluster.ledger().overuse.nodes.is_empty() && loaded.ledger().overuse.nodes.is_empty());
 }

@@ -16,9 +16,9 @@ fn of_those_whose_tenant_may_take_one_more_one_is_woken() {
     for pod in ["a", "b", "c"] {
         ledger.wait(pod, of_tenant(&policy, 20, 0));
     }
-    ledger.suppose_all_refused();
+    ledger.ledger_mut().suppose_all_refused();
     ledger.pass(2);
-    assert_eq!(placed(&mut ledger), [uid("a")]);
+    assert_eq!(placed(ledger.ledger_mut()), [uid("a")]);
 }
 
 /// Tenants without a guarantee, each with a class for its pods, in this order.
@@ -59,10 +59,10 @@ fn of_pods_of_one_priority_the_one_whose_tenant_borrows_less_comes_first_whateve
     observe_bound(&mut ledger, "red-0", 0, in_namespace(&policy, "red"), None);
     ledger.wait("red-1", in_namespace(&policy, "red"));
     ledger.wait("blue-1", in_namespace(&policy, "blue"));
-    ledger.suppose_all_refused();
+    ledger.ledger_mut().suppose_all_refused();
     ledger.pass(2);
     assert_eq!(
-        placed(&mut ledger),
+        placed(ledger.ledger_mut()),
         [uid("blue-1")],
         "one GPU is free, and red has one already"
     );
@@ -76,10 +76,10 @@ fn borrowers_of_one_priority_take_turns_within_a_run() {
         ledger.wait(&format!("red-{n}"), in_namespace(&policy, "red"));
         ledger.wait(&format!("blue-{n}"), in_namespace(&policy, "blue"));
     }
-    ledger.suppose_all_refused();
+    ledger.ledger_mut().suppose_all_refused();
     ledger.pass(2);
     assert_eq!(
-        placed(&mut ledger),
+        placed(ledger.ledger_mut()),
         ["red-0", "blue-0", "red-1", "blue-1"].map(uid)
     );
 }
@@ -106,10 +106,10 @@ fn a_pod_that_finds_no_place_takes_its_tenant_no_turn() {
     }
     ledger.wait("red-3", in_namespace(&policy, "red"));
     ledger.wait("blue-1", in_namespace(&policy, "blue"));
-    ledger.suppose_all_refused();
+    ledger.ledger_mut().suppose_all_refused();
     ledger.pass(2);
     assert_eq!(
-        placed(&mut ledger),
+        placed(ledger.ledger_mut()),
         [uid("red-3")],
         "one GPU is free, and red has none"
     );
@@ -129,15 +129,19 @@ fn who_would_go_beyond_its_guarantee_of_gpus_takes_nothing_back() {
     observe_bound(&mut ledger, "borrower", 0, job(&policy, 60), None);
     ledger.wait("half", of_tenant(&policy, 36, 5));
     assert_eq!(
-        candidates(&ledger, "half"),
+        candidates(ledger.ledger(), "half"),
         1,
         "nothing of the guarantee is used"
     );
     observe_bound(&mut ledger, "own", 1, of_tenant(&policy, 36, 9), None);
-    assert_eq!(candidates(&ledger, "half"), 1, "half a GPU and half a GPU");
+    assert_eq!(
+        candidates(ledger.ledger(), "half"),
+        1,
+        "half a GPU and half a GPU"
+    );
     observe_bound(&mut ledger, "more", 1, of_tenant(&policy, 10, 9), None);
     assert_eq!(
-        candidates(&ledger, "half"),
+        candidates(ledger.ledger(), "half"),
         0,
         "it would have more than one GPU"
     );
@@ -161,13 +165,13 @@ fn whose_pods_use_a_guarantee_is_found_again_after_a_binding_and_not_after_a_res
         let shares = ledger.tenancy(&uid("pod"));
         ledger.quota_status(&uid("own"), ledger.pod_state(&uid("own")).unwrap(), &shares)
     };
-    assert_eq!(status(&ledger), QuotaStatus::Guaranteed);
-    reserve(&mut ledger, "pod").unwrap();
-    assert!(ledger.knows_guaranteed(tenant));
+    assert_eq!(status(ledger.ledger()), QuotaStatus::Guaranteed);
+    reserve(ledger.ledger_mut(), "pod").unwrap();
+    assert!(ledger.ledger().knows_guaranteed(tenant));
     observe_bound(&mut ledger, "prior", 1, of_tenant(&policy, 30, 9), None);
-    assert!(!ledger.knows_guaranteed(tenant));
+    assert!(!ledger.ledger().knows_guaranteed(tenant));
     assert_ne!(
-        status(&ledger),
+        status(ledger.ledger()),
         QuotaStatus::Guaranteed,
         "no more fits beside the prior one"
     );
@@ -196,15 +200,16 @@ fn a_pod_that_has_a_gpu_to_itself_uses_no_guarantee_once_the_gpu_turns_out_to_be
             ledger.quota_status(&uid("own"), ledger.pod_state(&uid("own")).unwrap(), &shares);
         status == QuotaStatus::Guaranteed
     };
-    assert!(is_guaranteed(&ledger));
+    assert!(is_guaranteed(ledger.ledger()));
     let larger = |index| Device {
         total: Bytes::gib(141),
         ..h100("n", index)
     };
     ledger
+        .ledger_mut()
         .report_devices(&node("n"), (0..2).map(larger).collect())
         .unwrap();
-    assert!(!is_guaranteed(&ledger));
+    assert!(!is_guaranteed(ledger.ledger()));
 }
 
 #[test]
@@ -227,7 +232,7 @@ fn who_wants_gpus_to_itself_takes_them_back_only_if_the_guarantee_is_of_all_thei
                 ..of_tenant(&policy, 10, 5)
             },
         );
-        candidates(&ledger, "whole")
+        candidates(ledger.ledger(), "whole")
     };
     assert_eq!([71, 72].map(takes_back), [0, 1]);
 }
@@ -257,7 +262,10 @@ fn a_tenant_at_its_limit_takes_the_place_of_its_own_pods_and_of_nobody_elses() {
             victims,
             deadline: Moment(u64::MAX),
         };
-        ledger.reserve(&uid("urgent"), reservation).is_ok()
+        ledger
+            .ledger_mut()
+            .reserve(&uid("urgent"), reservation)
+            .is_ok()
     };
     assert_eq!(
         (reservation("foreign", 1), reservation("own", 0)),

@@ -170,7 +170,7 @@ impl Bench {
 
     /// All GPUs that a pod or a reservation holds.
     fn held(&self) -> BTreeSet<(NodeName, GpuUuid)> {
-        let pods = self.cluster.pod_states();
+        let pods = self.cluster.ledger().pod_states();
         let held = pods.values().flat_map(|pod| {
             let placed = pod.node().zip(pod.devices());
             let reserved = pod
@@ -186,7 +186,7 @@ impl Bench {
 
     /// Of each rule, the GPUs that are free.
     fn free(&self) -> Vec<BTreeSet<(NodeName, GpuUuid)>> {
-        let (held, policy) = (self.held(), self.cluster.policy());
+        let (held, policy) = (self.held(), self.cluster.ledger().policy());
         let counts = |rule: &SpareRule, node: u8, gpu: &Device| {
             let model = gpu.model.as_str().to_lowercase();
             rule.pool.as_deref().is_none_or(|_| node == 0)
@@ -212,13 +212,14 @@ impl Bench {
 
     /// What a pod of a preemptible class has taken leaves the last free GPUs.
     fn check(&self, before: &[BTreeSet<(NodeName, GpuUuid)>], uid: &PodUid, what: &str) {
-        let pod = self.cluster.pod_state(uid).unwrap();
+        let pod = self.cluster.ledger().pod_state(uid).unwrap();
         if pod.demand.priority >= 0 {
             return;
         }
         let after = self.free();
         for ((rule, before), after) in self
             .cluster
+            .ledger()
             .policy()
             .planning
             .spare
@@ -268,17 +269,20 @@ impl Bench {
             Op::Confirm(pod) => {
                 let assumed = self
                     .cluster
+                    .ledger()
                     .pod_state(&uid(pod))
                     .filter(|state| state.is_assumed());
                 let placed = assumed
                     .and_then(|state| Some((state.node()?.clone(), state.devices()?.clone())));
                 if let Some((node, devices)) = placed {
-                    self.cluster.confirm(&uid(pod), &node, Some(devices));
+                    self.cluster
+                        .ledger_mut()
+                        .confirm(&uid(pod), &node, Some(devices));
                 }
             }
-            Op::Forget(pod) => self.cluster.forget(&uid(pod)),
-            Op::Release(pod) => drop(self.cluster.release(&uid(pod))),
-            Op::Rules(n) => drop(self.cluster.set_policy(policy(n))),
+            Op::Forget(pod) => self.cluster.ledger_mut().forget(&uid(pod)),
+            Op::Release(pod) => drop(self.cluster.ledger_mut().release(&uid(pod))),
+            Op::Rules(n) => drop(self.cluster.ledger_mut().set_policy(policy(n))),
             Op::Health(node, gpu, is_lost) => {
                 let Some(mut lost) = self.nodes.get(&node).cloned() else {
                     return;
@@ -316,19 +320,31 @@ impl Bench {
         let (before, reserved) = (
             self.free(),
             self.cluster
+                .ledger()
                 .pod_state(&uid(pod))
                 .is_some_and(|pod| pod.reservation().is_some()),
         );
-        match self.cluster.assume(&uid(pod), &node_name(node)) {
+        match self
+            .cluster
+            .ledger_mut()
+            .assume(&uid(pod), &node_name(node))
+        {
             // What is reserved was taken when it was reserved.
             Ok(AssumeResult::New(_)) if !reserved => self.check(&before, &uid(pod), "a bind"),
             Err(AssumeConflict::NoLongerFits(Misfit::KeptSpare { .. })) => {
-                let demand = &self.cluster.pod_state(&uid(pod)).unwrap().demand;
+                let demand = &self.cluster.ledger().pod_state(&uid(pod)).unwrap().demand;
                 assert!(
                     demand.priority < 0,
                     "a pod that is not preemptible is refused a spare GPU"
                 );
-                let rules = self.cluster.policy().planning.spare.iter().zip(&before);
+                let rules = self
+                    .cluster
+                    .ledger()
+                    .policy()
+                    .planning
+                    .spare
+                    .iter()
+                    .zip(&before);
                 let mut kept =
                     rules.map(|(rule, free)| free.len() < (rule.gpus + demand.gpus) as usize);
                 assert!(kept.any(|is_kept| is_kept), "more are free than are kept");
@@ -338,13 +354,14 @@ impl Bench {
     }
 
     fn plan(&mut self) {
-        for step in steps(&mut self.cluster, 64) {
+        for step in steps(self.cluster.ledger_mut(), 64) {
             let PlanStep::Place(places) = step else {
                 continue;
             };
             for place in places {
                 let before = self.free();
                 self.cluster
+                    .ledger_mut()
                     .reserve(&place.uid, place.reservation)
                     .expect("what was planned on a copy holds");
                 self.check(&before, &place.uid, "a reservation");
@@ -355,12 +372,13 @@ impl Bench {
     fn counts_agree(&self) {
         let counted: Vec<usize> = self
             .cluster
+            .ledger()
             .spare()
             .map(|(_, free)| free.unwrap() as usize)
             .collect();
         let free: Vec<usize> = self.free().iter().map(BTreeSet::len).collect();
         assert_eq!(counted, free);
-        assert_eq!(audit(&self.cluster), []);
+        assert_eq!(audit(self.cluster.ledger()), []);
     }
 }
 
@@ -374,7 +392,7 @@ proptest! {
             bench.apply(op);
             bench.counts_agree();
             // A state that is stored counts the same.
-            let ledger: &Ledger = &bench.cluster;
+            let ledger: &Ledger = bench.cluster.ledger();
             let loaded = Ledger::load(ledger.policy().clone(), ledger.export()).unwrap();
             let counts = |ledger: &Ledger| ledger.spare().map(|(_, free)| free).collect::<Vec<_>>();
             prop_assert_eq!(counts(&loaded), counts(ledger));
@@ -397,10 +415,21 @@ fn the_last_free_gpu_is_for_pods_that_are_not_preemptible() {
     };
     bench.apply(&job(1));
     bench.apply(&job(2));
-    let state =
-        |bench: &Bench, pod: u8| bench.cluster.pod_state(&uid(pod)).unwrap().node().is_some();
+    let state = |bench: &Bench, pod: u8| {
+        bench
+            .cluster
+            .ledger()
+            .pod_state(&uid(pod))
+            .unwrap()
+            .node()
+            .is_some()
+    };
     assert_eq!([1, 2].map(|pod| state(&bench, pod)), [true, false]);
-    let refused = bench.cluster.assume(&uid(2), &node_name(0)).unwrap_err();
+    let refused = bench
+        .cluster
+        .ledger_mut()
+        .assume(&uid(2), &node_name(0))
+        .unwrap_err();
     assert_eq!(
         refused,
         AssumeConflict::NoLongerFits(Misfit::KeptSpare { kept: 2, asked: 1 })

@@ -45,11 +45,14 @@ fn shared(uuids: &[&str]) -> Vec<PublishedDevices> {
 }
 
 fn set(ledger: &mut LedgerCluster, name: &str, slice: DeviceSlice) -> Vec<NodeName> {
-    ledger.set_slice(&name.into(), Some(slice)).nodes
+    ledger
+        .ledger_mut()
+        .set_slice(&name.into(), Some(slice))
+        .nodes
 }
 
 fn delete(ledger: &mut LedgerCluster, name: &str) {
-    ledger.set_slice(&name.into(), None);
+    ledger.ledger_mut().set_slice(&name.into(), None);
 }
 
 /// Nodes `a` and `b`, each with two GPUs.
@@ -73,10 +76,10 @@ fn a_slice_of_a_gpu_driver_takes_its_node_and_gives_it_back_when_it_goes() {
     set(&mut ledger, "s", slice(GPU_DRIVER, 1, 1, on("a")));
     assert_eq!(open(&mut ledger), ["b"]);
     ledger.wait("pod", demand_of(1 << 30, 1, Sharing::Shared, 0));
-    let refused = ledger.assume(&uid("pod"), &node("a"));
+    let refused = ledger.ledger_mut().assume(&uid("pod"), &node("a"));
     assert_eq!(refused, Err(AssumeConflict::NoLongerFits(Misfit::DraNode)));
     assert!(matches!(
-        ledger.assume(&uid("pod"), &node("b")),
+        ledger.ledger_mut().assume(&uid("pod"), &node("b")),
         Ok(AssumeResult::New(_))
     ));
     delete(&mut ledger, "s");
@@ -107,9 +110,9 @@ fn another_list_of_gpu_drivers_takes_and_gives_back_nodes() {
     assert_eq!(open(&mut ledger), ["a", "b"]);
     let mut policy = Policy::default();
     policy.dra.gpu_drivers = vec!["gpu.example.com".into()];
-    ledger.set_policy(policy);
+    ledger.ledger_mut().set_policy(policy);
     assert_eq!(open(&mut ledger), ["b"]);
-    ledger.set_policy(Policy::default());
+    ledger.ledger_mut().set_policy(Policy::default());
     assert_eq!(open(&mut ledger), ["a", "b"]);
 }
 
@@ -141,7 +144,7 @@ fn devices_that_many_nodes_reach_take_the_nodes_whose_gpus_they_are() {
     };
     set(&mut ledger, "s", slice(GPU_DRIVER, 1, 1, vec![racked]));
     assert_eq!(open(&mut ledger), ["a", "b"]);
-    ledger.set_labels(
+    ledger.ledger_mut().set_labels(
         &node("b"),
         BTreeMap::from([("rack".to_owned(), "7".to_owned())]),
     );
@@ -156,7 +159,7 @@ fn a_part_of_a_gpu_and_a_gpu_that_is_not_known_yet_count_as_published() {
         ..whole_gpu(gpu("MIG-1"), 0, Bytes::gib(40))
     };
     ledger.add_node("cut", vec![part]);
-    ledger.set_node(
+    ledger.ledger_mut().set_node(
         &node("labelled"),
         NodeKind::Stowage,
         Some(vec![whole_gpu(gpu("index-0"), 0, Bytes::gib(80))]),
@@ -172,6 +175,7 @@ fn a_part_of_a_gpu_and_a_gpu_that_is_not_known_yet_count_as_published() {
         "the labelled node's GPU may be the published one"
     );
     ledger
+        .ledger_mut()
         .report_devices(&node("labelled"), [h100("labelled", 0)].into())
         .unwrap();
     assert_eq!(open(&mut ledger), ["a", "b", "labelled"]);
@@ -197,8 +201,10 @@ fn an_older_generation_counts_until_the_newer_one_is_complete() {
 fn pods_that_were_there_before_the_slice_keep_their_charge_and_are_named() {
     let mut ledger = two_nodes();
     ledger.wait("pod", demand_of(1 << 30, 1, Sharing::Shared, 0));
-    ledger.assume(&uid("pod"), &node("a")).unwrap();
-    ledger.confirm(&uid("pod"), &node("a"), Some(Arc::from([gpu_at("a", 0)])));
+    ledger.ledger_mut().assume(&uid("pod"), &node("a")).unwrap();
+    ledger
+        .ledger_mut()
+        .confirm(&uid("pod"), &node("a"), Some(Arc::from([gpu_at("a", 0)])));
     assert_eq!(
         set(&mut ledger, "s", slice(GPU_DRIVER, 1, 1, on("a"))),
         [node("a")]
@@ -218,15 +224,15 @@ fn pods_that_were_there_before_the_slice_keep_their_charge_and_are_named() {
 fn a_node_whose_slices_are_gone_stays_the_drivers_until_pods_with_claims_are_gone() {
     let mut ledger = two_nodes();
     set(&mut ledger, "s", slice(GPU_DRIVER, 1, 1, on("a")));
-    ledger.set_device_claims(&node("a"), true);
-    ledger.set_device_claims(&node("b"), true);
+    ledger.ledger_mut().set_device_claims(&node("a"), true);
+    ledger.ledger_mut().set_device_claims(&node("b"), true);
     delete(&mut ledger, "s");
     assert_eq!(
         open(&mut ledger),
         ["b"],
         "a claim for a network card takes no node"
     );
-    ledger.set_device_claims(&node("a"), false);
+    ledger.ledger_mut().set_device_claims(&node("a"), false);
     assert_eq!(open(&mut ledger), ["a", "b"]);
 }
 
@@ -238,11 +244,14 @@ fn a_reservation_on_a_node_that_is_published_ends() {
         node: node("a"),
         devices: Arc::from([gpu_at("a", 0)]),
         victims: Arc::from([]),
-        deadline: ledger.now() + crate::units::Millis::seconds(60),
+        deadline: ledger.ledger().now() + crate::units::Millis::seconds(60),
     };
-    ledger.reserve(&uid("pod"), reservation).unwrap();
+    ledger
+        .ledger_mut()
+        .reserve(&uid("pod"), reservation)
+        .unwrap();
     set(&mut ledger, "s", slice(GPU_DRIVER, 1, 1, on("a")));
-    assert!(ledger.assume(&uid("pod"), &node("a")).is_err());
+    assert!(ledger.ledger_mut().assume(&uid("pod"), &node("a")).is_err());
     assert_eq!(ledger.pass(1), [uid("pod")]);
 }
 
@@ -442,39 +451,39 @@ proptest! {
                     slices.remove(&name);
                     delete(&mut ledger, &name.to_string());
                 }
-                Step::NodeGone(n) => ledger.remove_node(&name(n)),
-                Step::NodeThere(n) => ledger.set_node(&name(n), NodeKind::Stowage, None),
+                Step::NodeGone(n) => ledger.ledger_mut().remove_node(&name(n)),
+                Step::NodeThere(n) => ledger.ledger_mut().set_node(&name(n), NodeKind::Stowage, None),
                 Step::Report(n, gpus) => {
                     let devices = (0..u32::from(gpus)).map(|gpu| h100(n, gpu)).collect();
-                    let _ = ledger.report_devices(&name(n), devices);
+                    let _ = ledger.ledger_mut().report_devices(&name(n), devices);
                 }
                 Step::Label(n, racked) => {
                     let rack = if racked { "7" } else { "8" };
-                    ledger.set_labels(&name(n), BTreeMap::from([("rack".to_owned(), rack.to_owned())]));
+                    ledger.ledger_mut().set_labels(&name(n), BTreeMap::from([("rack".to_owned(), rack.to_owned())]));
                 }
                 Step::Drivers(any) => {
                     let mut policy = Policy::default();
                     policy.dra.gpu_drivers.retain(|_| any);
-                    ledger.set_policy(policy);
+                    ledger.ledger_mut().set_policy(policy);
                 }
                 Step::Assume(pod, n) => {
                     let pod = pod.to_string();
                     ledger.wait(&pod, demand_of(1 << 30, 1, Sharing::Shared, 0));
-                    let taken = ledger.node_state(&name(n)).is_some_and(|node_state| {
-                        is_taken(&slices, &ledger.policy().dra, node_state)
+                    let taken = ledger.ledger().node_state(&name(n)).is_some_and(|node_state| {
+                        is_taken(&slices, &ledger.ledger().policy().dra, node_state)
                     });
-                    if let Ok(AssumeResult::New(_)) = ledger.assume(&uid(&pod), &name(n)) {
+                    if let Ok(AssumeResult::New(_)) = ledger.ledger_mut().assume(&uid(&pod), &name(n)) {
                         prop_assert!(!taken, "{pod} was promised a GPU of {n}");
                     }
                 }
-                Step::Release(pod) => drop(ledger.release(&uid(&pod.to_string()))),
+                Step::Release(pod) => drop(ledger.ledger_mut().release(&uid(&pod.to_string()))),
                 Step::Reload => {
                     let stored = serde_json::to_string(&ledger.export()).unwrap();
                     *ledger = crate::verbs::Cluster::load(serde_json::from_str(&stored).unwrap()).unwrap();
                 }
             }
-            for (name, node_state) in ledger.node_states.iter() {
-                let taken = is_taken(&slices, &ledger.policy().dra, node_state);
+            for (name, node_state) in ledger.ledger().node_states.iter() {
+                let taken = is_taken(&slices, &ledger.ledger().policy().dra, node_state);
                 prop_assert_eq!(node_state.is_published(), taken, "{}", name);
             }
         }

@@ -26,7 +26,7 @@ enum Shown {
 impl LedgerCluster {
     fn show(&mut self, name: &str, namespace: &str, gpus: &[u32], shown: Shown) {
         let demand = demand_of(30 << 30, gpus.len().max(1) as u32, Sharing::Shared, 100);
-        let demand = in_namespace(demand, namespace, &self.policy().clone());
+        let demand = in_namespace(demand, namespace, &self.ledger().policy().clone());
         let devices = gpus
             .iter()
             .map(|gpu| gpu_at("n", *gpu))
@@ -82,7 +82,7 @@ impl LedgerCluster {
             if age == 0 {
                 if n > 0 {
                     self.show(&name(n - 1), of[(n - 1) as usize % of.len()], gpus, ends);
-                    self.release(&uid(&name(n - 1)));
+                    self.ledger_mut().release(&uid(&name(n - 1)));
                 }
                 self.show(&name(n), of[n as usize % of.len()], gpus, Shown::Starting);
             }
@@ -154,7 +154,7 @@ fn an_engine_that_is_restarted_has_failed_once_however_often_it_shows_that() {
     }
     cluster.pass(1);
     assert!(!cluster.closed()[0]);
-    cluster.release(&uid("once"));
+    cluster.ledger_mut().release(&uid("once"));
     assert_eq!(
         cluster.closed_by(&["good"], &[0], (HOUR - 61, 100, Shown::Starting)),
         MAX - 60
@@ -186,7 +186,7 @@ fn an_engine_that_is_ready_after_its_gate_has_opened_has_not_failed() {
         cluster.pass(200);
         assert!(!cluster.closed()[0]);
         cluster.show(&name, "good", &[0], Shown::Ready);
-        cluster.release(&uid(&name));
+        cluster.ledger_mut().release(&uid(&name));
     }
 }
 
@@ -199,7 +199,7 @@ fn an_engine_that_is_evicted_while_it_starts_has_not_failed() {
         assert!(cluster.closed()[0], "{n}");
         cluster.pass(20);
         cluster.show(&name, "good", &[0], Shown::Evicted);
-        cluster.release(&uid(&name));
+        cluster.ledger_mut().release(&uid(&name));
     }
 }
 
@@ -220,11 +220,11 @@ fn what_one_has_used_up_is_nobody_elses_nor_of_another_gpu_and_comes_back() {
         "{:?}",
         explained.stage
     );
-    cluster.release(&uid("bad-89"));
+    cluster.ledger_mut().release(&uid("bad-89"));
     let mut starts = |name: &str, namespace: &str, gpu: u32| {
         cluster.show(name, namespace, &[gpu], Shown::Starting);
         let closed = cluster.closed()[gpu as usize];
-        cluster.release(&uid(name));
+        cluster.ledger_mut().release(&uid(name));
         closed
     };
     assert!(!starts("again", "bad", 0));
@@ -247,7 +247,7 @@ fn an_engine_that_is_to_be_evicted_and_stays_takes_its_time_as_any_other() {
             closed += u64::from(cluster.closed()[0]);
             cluster.pass(1);
         }
-        cluster.release(&uid(&name));
+        cluster.ledger_mut().release(&uid(&name));
     }
     assert!((100..=MAX + 60).contains(&closed), "{closed} s");
 }

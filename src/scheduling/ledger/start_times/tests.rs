@@ -41,7 +41,12 @@ fn bind(cluster: &mut LedgerCluster, pod: &str, on: &str, demand: Demand) {
             node: node(on),
         })
         .unwrap();
-    let devices = cluster.pod_state(&uid(pod)).unwrap().devices().cloned();
+    let devices = cluster
+        .ledger()
+        .pod_state(&uid(pod))
+        .unwrap()
+        .devices()
+        .cloned();
     cluster.apply(BindingWritten {
         uid: uid(pod),
         node: node(on),
@@ -75,7 +80,7 @@ fn starts(cluster: &mut LedgerCluster, count: usize, on: &str, seconds: u64) {
 fn expected(cluster: &mut LedgerCluster, on: &str) -> u64 {
     let snapshot = cluster.snapshot();
     let view = snapshot.node(on).unwrap();
-    let policy = cluster.policy().clone();
+    let policy = cluster.ledger().policy().clone();
     let found = rank::ready(view, &engine(), snapshot.start_model(), &policy.loading).unwrap();
     found.total().0 / 1000
 }
@@ -118,7 +123,7 @@ fn engines_that_take_three_times_as_long_are_expected_to_on_their_node_and_on_it
         expected(&mut cluster, "kin"),
     ];
     assert!(own[0] >= 150 && own[1] <= 30, "{own:?}");
-    let errors = cluster.start_errors();
+    let errors = cluster.ledger().start_errors();
     assert_eq!(errors.starts, 6);
     assert!(
         errors.prior.p50 >= 660 && errors.prior.p90 == 2000,
@@ -138,7 +143,12 @@ fn a_start_is_timed_from_when_its_binding_lands() {
         })
         .unwrap();
     cluster.pass(26);
-    let devices = cluster.pod_state(&uid("pod")).unwrap().devices().cloned();
+    let devices = cluster
+        .ledger()
+        .pod_state(&uid("pod"))
+        .unwrap()
+        .devices()
+        .cloned();
     cluster.apply(BindingWritten {
         uid: uid("pod"),
         node: node("n"),
@@ -167,6 +177,7 @@ fn the_pull_is_timed_apart_from_the_engine() {
         });
         bind(&mut cluster, pod, "n", demand.clone());
         let prior = cluster
+            .ledger()
             .pod_state(&uid(pod))
             .unwrap()
             .start
@@ -242,7 +253,10 @@ fn an_image_of_unknown_size_teaches_nothing_of_pulls() {
         None
     );
     assert_eq!(
-        cluster.start_model().cluster_factors(StartKind::Pull, None),
+        cluster
+            .ledger()
+            .start_model()
+            .cluster_factors(StartKind::Pull, None),
         None
     );
 }
@@ -291,7 +305,7 @@ fn restarts_unprobed_pods_and_pods_that_never_answer_teach_nothing() {
     );
     assert_eq!(progress(&mut cluster, "plain", StartProgress::Ready), None);
     assert_eq!(expected(&mut cluster, "n"), 60);
-    assert_eq!(cluster.start_errors(), StartErrors::default());
+    assert_eq!(cluster.ledger().start_errors(), StartErrors::default());
 }
 
 #[test]
@@ -306,7 +320,7 @@ fn a_binding_that_fails_expects_nothing_and_a_second_one_expects_anew() {
         })
         .unwrap();
     cluster.apply(crate::verbs::binding::BindingFailed(uid("a")));
-    assert_eq!(cluster.pod_state(&uid("a")).unwrap().start, None);
+    assert_eq!(cluster.ledger().pod_state(&uid("a")).unwrap().start, None);
     cluster.pass(100);
     bind(&mut cluster, "a", "n", engine());
     cluster.pass(60);
@@ -397,11 +411,12 @@ fn hasty_engines_do_not_shorten_the_start_gate_and_slow_ones_lengthen_it() {
         starts(&mut cluster, 3, "n", seconds);
         bind(&mut cluster, "next", "n", engine());
         cluster
+            .ledger()
             .pod_state(&uid("next"))
             .unwrap()
             .starting
             .unwrap()
-            .since(cluster.now())
+            .since(cluster.ledger().now())
     };
     assert_eq!(
         gate(1),
@@ -423,7 +438,7 @@ fn another_node_of_the_name_begins_anew() {
     assert!(expected(&mut cluster, "n") > 150);
     cluster.apply(NodeDeleted(node("n")));
     assert!(
-        cluster.start_model().images().is_empty(),
+        cluster.ledger().start_model().images().is_empty(),
         "no node lists it any more"
     );
     cluster.add_node("n", vec![crate::testkit::h100("n", 0)]);
@@ -482,13 +497,13 @@ fn a_node_that_lists_ten_thousand_images_costs_no_more_than_the_limit_and_loses_
     assert_eq!(images.iter().count(), MAX_NODE_IMAGES);
     assert_eq!(snapshot.start_model().images().len(), MAX_NODE_IMAGES);
     assert!(images.has(image(10_000).image) && !images.has(image(1).image));
-    let generation = cluster.generation();
+    let generation = cluster.ledger().generation();
     cluster.apply(NodeImagesObserved {
         node: node("n"),
         images: Some(list()),
     });
     assert_eq!(
-        cluster.generation(),
+        cluster.ledger().generation(),
         generation,
         "the same list changes nothing"
     );
@@ -500,13 +515,13 @@ fn a_node_that_lists_ten_thousand_images_costs_no_more_than_the_limit_and_loses_
         node: node("n"),
         images: None,
     });
-    assert!(cluster.start_model().images().is_empty());
+    assert!(cluster.ledger().start_model().images().is_empty());
 }
 
 #[test]
 fn starts_of_one_engine_leave_the_cached_scores_of_others_and_small_changes_leave_all() {
     let mut cluster = LedgerCluster::new(&[("n", 4), ("kin", 4)]);
-    let (policy, of_vllm) = (cluster.policy().clone(), engine());
+    let (policy, of_vllm) = (cluster.ledger().policy().clone(), engine());
     let of_sglang = Demand {
         engine: Engine::Sglang,
         ..engine()
@@ -558,7 +573,7 @@ fn a_ledger_that_is_loaded_expects_what_the_stored_one_did() {
         cluster.snapshot().start_model()
     );
     assert!(matches!(
-        loaded.pod_state(&uid("during")).unwrap().phase,
+        loaded.ledger().pod_state(&uid("during")).unwrap().phase,
         PodPhase::Bound(_)
     ));
     let ready = || EngineStartObserved {
@@ -566,7 +581,10 @@ fn a_ledger_that_is_loaded_expects_what_the_stored_one_did() {
         progress: StartProgress::Ready,
     };
     assert_eq!(loaded.apply(ready()), cluster.apply(ready()));
-    assert_eq!(loaded.start_errors(), cluster.start_errors());
+    assert_eq!(
+        loaded.ledger().start_errors(),
+        cluster.ledger().start_errors()
+    );
 }
 
 /// Nodes do not agree on how large an image is if its tag was moved between their pulls, or if they have other processors.
@@ -586,7 +604,7 @@ fn nodes_that_say_other_sizes_of_one_image_do_not_empty_the_score_cache_in_turn(
             node: node(name),
             images: Some(vec![listed]),
         });
-        cluster.start_model().key_of(&demand)
+        cluster.ledger().start_model().key_of(&demand)
     };
     list("n", 10);
     let both = list("other", 12);
@@ -610,13 +628,14 @@ fn the_reload_of_an_evicted_pod_costs_what_starts_have_taught() {
         },
     );
     let reload = |cluster: &LedgerCluster| {
-        let preemptor = cluster.pricing_preemptor();
-        let node_state = cluster.node_state(&node("n")).unwrap();
+        let preemptor = cluster.ledger().pricing_preemptor();
+        let node_state = cluster.ledger().node_state(&node("n")).unwrap();
         let part = node_state
-            .use_of(cluster.pod_state(&uid("victim")).unwrap())
+            .use_of(cluster.ledger().pod_state(&uid("victim")).unwrap())
             .unwrap()
             .milli_gpus;
         cluster
+            .ledger()
             .cost_of_leaving(&uid("victim"), node_state, &preemptor)
             .unwrap()
             .reload

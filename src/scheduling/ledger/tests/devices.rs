@@ -6,16 +6,21 @@ use super::*;
 fn gpus_known_by_index_become_the_reported_ones() {
     let mut ledger = LedgerCluster::empty(Policy::default());
     let labelled = gpus(&["index-0", "index-1"]);
-    ledger.set_node(&node("n"), NodeKind::Stowage, Some(labelled.clone()));
+    ledger
+        .ledger_mut()
+        .set_node(&node("n"), NodeKind::Stowage, Some(labelled.clone()));
     assert_eq!(
         bind(&mut ledger, "a", demand(40, Sharing::Shared, 0))[0].as_str(),
         "index-0"
     );
     ledger
+        .ledger_mut()
         .report_devices(&node("n"), gpu_pair(Bytes::gib(80)).into())
         .unwrap();
     assert_eq!(ledger.free_gib("n"), [32, 72]);
-    ledger.set_node(&node("n"), NodeKind::Stowage, Some(labelled));
+    ledger
+        .ledger_mut()
+        .set_node(&node("n"), NodeKind::Stowage, Some(labelled));
     assert_eq!(
         ledger.snapshot().node("n").unwrap().devices[0]
             .uuid
@@ -37,14 +42,19 @@ fn machine(name: &str) -> NodeIdentity {
 fn a_gpu_known_by_index_is_never_a_lost_one_of_an_earlier_machine() {
     let earlier = || {
         let mut ledger = ledger();
-        ledger.identify_node(&node("n"), machine("first"));
+        ledger
+            .ledger_mut()
+            .identify_node(&node("n"), machine("first"));
         bind(&mut ledger, "old", demand(40, Sharing::Shared, 0));
-        ledger.identify_node(&node("n"), machine("second"));
+        ledger
+            .ledger_mut()
+            .identify_node(&node("n"), machine("second"));
         ledger
     };
     // The leader that bound the pod knew no more of the second machine than its labels.
     let mut ledger = earlier();
     ledger
+        .ledger_mut()
         .report_devices(&node("n"), gpus(&["GPU-c", "GPU-d"]).into())
         .unwrap();
     observe_bound(
@@ -66,6 +76,7 @@ fn a_gpu_known_by_index_is_never_a_lost_one_of_an_earlier_machine() {
         Some(&["index-0"]),
     );
     ledger
+        .ledger_mut()
         .report_devices(&node("n"), gpus(&["GPU-c", "GPU-d"]).into())
         .unwrap();
     assert_eq!(
@@ -78,7 +89,7 @@ fn a_gpu_known_by_index_is_never_a_lost_one_of_an_earlier_machine() {
 #[test]
 fn a_gpu_known_by_index_may_be_missing_in_the_first_report() {
     let mut ledger = LedgerCluster::empty(Policy::default());
-    ledger.set_node(
+    ledger.ledger_mut().set_node(
         &node("n"),
         NodeKind::Stowage,
         Some(gpus(&["index-0", "index-1"])),
@@ -86,14 +97,19 @@ fn a_gpu_known_by_index_may_be_missing_in_the_first_report() {
     bind(&mut ledger, "a", demand(40, Sharing::Shared, 0));
     let [first, second] = <[Device; 2]>::try_from(gpus(&["GPU-a", "GPU-b"])).unwrap();
     ledger
+        .ledger_mut()
         .report_devices(&node("n"), [second.clone()].into())
         .unwrap();
     assert_eq!(ledger.free_gib("n"), [32], "it may be any");
     ledger
+        .ledger_mut()
         .report_devices(&node("n"), [first, second.clone()].into())
         .unwrap();
     assert_eq!(ledger.free_gib("n"), [32, 72]);
-    ledger.report_devices(&node("n"), [second].into()).unwrap();
+    ledger
+        .ledger_mut()
+        .report_devices(&node("n"), [second].into())
+        .unwrap();
     assert_eq!(
         ledger.free_gib("n"),
         [32, 72],
@@ -110,13 +126,14 @@ fn after_a_restart_pods_are_charged_everywhere_until_the_agent_reports() {
         demand(40, Sharing::Shared, 0),
         Some(&["GPU-b"]),
     );
-    ledger.set_node(
+    ledger.ledger_mut().set_node(
         &node("n"),
         NodeKind::Stowage,
         Some(gpus(&["index-0", "index-1"])),
     );
     assert_eq!(ledger.free_gib("n"), [32, 32]);
     ledger
+        .ledger_mut()
         .report_devices(&node("n"), gpu_pair(Bytes::gib(80)).into())
         .unwrap();
     assert_eq!(ledger.free_gib("n"), [72, 32]);
@@ -152,7 +169,7 @@ fn after_a_restart_pods_on_a_gpu_that_is_not_listed_are_charged_on_no_other() {
         over_two,
         Some(&["GPU-b", "GPU-lost"]),
     );
-    ledger.set_node(
+    ledger.ledger_mut().set_node(
         &node("n"),
         NodeKind::Stowage,
         Some(gpus(&["index-0", "index-1"])),
@@ -172,7 +189,7 @@ fn after_a_restart_pods_on_a_gpu_that_is_not_listed_are_charged_on_no_other() {
     );
     assert_eq!(ledger.free_gib("n"), [72, 62]);
     assert_eq!(
-        ledger.totals().unplaced,
+        ledger.ledger().totals().unplaced,
         0,
         "their records say where they are"
     );
@@ -194,7 +211,9 @@ fn a_gpu_that_is_not_listed_and_may_be_there_is_not_lost() {
             demand(40, Sharing::Shared, 0),
             Some(&[named]),
         );
-        ledger.set_node(&node("n"), NodeKind::Stowage, None);
+        ledger
+            .ledger_mut()
+            .set_node(&node("n"), NodeKind::Stowage, None);
         let slice = Device {
             parent: Some(gpu("GPU-card")),
             ..gpus(&["MIG-other"])[0].clone()
@@ -212,6 +231,7 @@ fn a_gpu_that_disappears_keeps_its_pods_and_takes_no_more() {
     let mut ledger = ledger();
     bind(&mut ledger, "a", demand(40, Sharing::Shared, 0));
     ledger
+        .ledger_mut()
         .report_devices(&node("n"), gpus(&["GPU-b"]).into())
         .unwrap();
     let snapshot = ledger.snapshot();
@@ -225,8 +245,9 @@ fn a_gpu_that_disappears_keeps_its_pods_and_takes_no_more() {
         (view.gpus[lost].health, view.gpus[lost].tenants),
         (Health::Lost, 1)
     );
-    ledger.release(&uid("a"));
+    ledger.ledger_mut().release(&uid("a"));
     ledger
+        .ledger_mut()
         .report_devices(&node("n"), gpus(&["GPU-b"]).into())
         .unwrap();
     assert_eq!(
@@ -240,14 +261,16 @@ fn a_gpu_that_disappears_keeps_its_pods_and_takes_no_more() {
 fn a_removed_node_is_offered_to_nobody_and_its_pods_stay_charged() {
     let mut ledger = ledger();
     bind(&mut ledger, "a", demand(40, Sharing::Shared, 0));
-    ledger.remove_node(&node("n"));
+    ledger.ledger_mut().remove_node(&node("n"));
     assert!(ledger.snapshot().node("n").is_none());
     ledger.wait("b", demand(1, Sharing::Shared, 0));
     assert_eq!(
-        ledger.assume(&uid("b"), &node("n")),
+        ledger.ledger_mut().assume(&uid("b"), &node("n")),
         Err(AssumeConflict::NoLongerFits(Misfit::UnknownNode))
     );
-    ledger.set_node(&node("n"), NodeKind::Stowage, None);
+    ledger
+        .ledger_mut()
+        .set_node(&node("n"), NodeKind::Stowage, None);
     assert_eq!(ledger.free_gib("n"), [32, 72]);
 }
 
@@ -255,27 +278,31 @@ fn a_removed_node_is_offered_to_nobody_and_its_pods_stay_charged() {
 fn gpus_that_cannot_be_read_take_no_pods_once_their_last_reading_is_no_longer_fresh() {
     let mut ledger = ledger();
     let healths = |ledger: &LedgerCluster| -> Option<Vec<Health>> {
-        let devices = ledger.unread_devices(&node("n"))?;
+        let devices = ledger.ledger().unread_devices(&node("n"))?;
         Some(devices.iter().map(|device| device.health).collect())
     };
     let reading = |sampled| NodeReading {
         sampled,
         ..NodeReading::default()
     };
-    let now = ledger.now();
-    ledger.read(&node("n"), reading(now).into());
+    let now = ledger.ledger().now();
+    ledger.ledger_mut().read(&node("n"), reading(now).into());
     assert_eq!(
         healths(&ledger),
         None,
         "a driver that takes a moment to answer"
     );
-    let fresh = ledger.policy().telemetry.fresh;
-    ledger.expire(now + fresh);
-    let unread = ledger.unread_devices(&node("n")).unwrap();
+    let fresh = ledger.ledger().policy().telemetry.fresh;
+    ledger.ledger_mut().expire(now + fresh);
+    let unread = ledger.ledger().unread_devices(&node("n")).unwrap();
     assert_eq!(healths(&ledger), Some(vec![Health::Draining; 2]));
-    ledger.report_devices(&node("n"), unread.into()).unwrap();
+    ledger
+        .ledger_mut()
+        .report_devices(&node("n"), unread.into())
+        .unwrap();
     assert!(
         ledger
+            .ledger()
             .node(&node("n"))
             .unwrap()
             .gpus
@@ -283,7 +310,9 @@ fn gpus_that_cannot_be_read_take_no_pods_once_their_last_reading_is_no_longer_fr
             .all(|gpu| gpu.health == Health::Draining)
     );
     let mut labelled = LedgerCluster::empty(Policy::default());
-    labelled.set_node(&node("n"), NodeKind::Stowage, Some(gpus(&["index-0"])));
+    labelled
+        .ledger_mut()
+        .set_node(&node("n"), NodeKind::Stowage, Some(gpus(&["index-0"])));
     assert_eq!(
         healths(&labelled),
         None,

@@ -102,7 +102,7 @@ fn b10_a_set_larger_than_the_limit_is_evicted_alone_in_a_minute_without_another_
     cluster.gated("pod", of_six_gpus());
     let all = "job-00 job-01 job-02 job-03 job-04 job-05 job-06 job-07 job-08 job-09 job-10 job-11";
     assert_eq!(cluster.plan(), [format!("pod on n after {all}")]);
-    cluster.note_ordered(&[uid("job-00")]);
+    cluster.ledger_mut().note_ordered(&[uid("job-00")]);
     assert_eq!(
         cluster.plan(),
         ["pod waits: eviction-limit"],
@@ -110,13 +110,13 @@ fn b10_a_set_larger_than_the_limit_is_evicted_alone_in_a_minute_without_another_
     );
     cluster.pass(61);
     assert_eq!(cluster.plan(), [format!("pod on n after {all}")]);
-    cluster.note_ordered(
+    cluster.ledger_mut().note_ordered(
         &(0..12)
             .map(|n| uid(&format!("job-{n:02}")))
             .collect::<Vec<_>>(),
     );
     assert!(
-        !cluster.may_order(&[uid("job-00")]),
+        !cluster.ledger().may_order(&[uid("job-00")]),
         "it was all that the minute had"
     );
 }
@@ -124,30 +124,32 @@ fn b10_a_set_larger_than_the_limit_is_evicted_alone_in_a_minute_without_another_
 #[test]
 fn b10_other_evictions_wait_for_a_set_larger_than_the_limit_but_not_for_ever() {
     let mut cluster = twelve(Policy::default());
-    cluster.note_ordered(&[uid("job-00")]);
+    cluster.ledger_mut().note_ordered(&[uid("job-00")]);
     cluster.gated("large", of_six_gpus());
     cluster.gated("small", shared(40, 100));
     assert_eq!(
         cluster.plan(),
         ["large waits: eviction-limit", "small waits: eviction-limit"]
     );
-    let pending = cluster.pending(64);
+    let pending = cluster.ledger_mut().pending(64);
     let plan = plan_within(
-        Ledger::clone(&cluster),
-        &roomy(&cluster),
+        Ledger::clone(cluster.ledger()),
+        &roomy(cluster.ledger()),
         &pending,
         PlanBounds::NONE,
     );
     plan.reserved
         .into_iter()
-        .for_each(|(scope, uid)| cluster.reserve_scope(scope, &uid));
+        .for_each(|(scope, uid)| cluster.ledger_mut().reserve_scope(scope, &uid));
     // The large one is not due now, and another one of no higher priority asks.
-    let generation = cluster.generation();
-    cluster.note_no_placement(&uid("large"), generation);
+    let generation = cluster.ledger().generation();
+    cluster
+        .ledger_mut()
+        .note_no_placement(&uid("large"), generation);
     assert_eq!(cluster.plan(), ["small waits: eviction-limit"]);
     cluster.gated("urgent", shared(40, 200));
     assert_eq!(cluster.plan()[0], "urgent on n after job-00");
-    cluster.release(&uid("large"));
+    cluster.ledger_mut().release(&uid("large"));
     assert!(
         cluster
             .plan()
@@ -167,12 +169,19 @@ fn a_scope_is_reserved_for_at_most_half_of_the_time() {
             let wave = format!("wave-{n}");
             cluster.gated(&wave, demand_of(60 << 30, 6, Sharing::Shared, *priority));
             for _ in 0..*lasts {
-                cluster.reserve_scope(ScopeKey::Node(node("n")), &uid(&wave));
-                kept += u32::from(!cluster.reserved_from(&uid("small"), 100).is_empty());
+                cluster
+                    .ledger_mut()
+                    .reserve_scope(ScopeKey::Node(node("n")), &uid(&wave));
+                kept += u32::from(
+                    !cluster
+                        .ledger()
+                        .reserved_from(&uid("small"), 100)
+                        .is_empty(),
+                );
                 seconds += 1;
                 cluster.pass(1);
             }
-            cluster.release(&uid(&wave));
+            cluster.ledger_mut().release(&uid(&wave));
         }
         assert!(
             kept * 3 > seconds && kept * 20 <= seconds * 11,
@@ -188,13 +197,13 @@ fn b13_equal_pods_get_the_same_answer_after_the_step_budget_is_spent() {
     for n in 0..6 {
         cluster.gated(&format!("pod-{n}"), shared(70 + n % 3, -100));
     }
-    let (pending, roomy) = (cluster.pending(64), roomy(&cluster));
+    let (pending, roomy) = (cluster.ledger_mut().pending(64), roomy(cluster.ledger()));
     let bounds = PlanBounds {
         free: 1,
         evictions: u64::MAX,
         ..PlanBounds::NONE
     };
-    let plan = plan_within(Ledger::clone(&cluster), &roomy, &pending, bounds);
+    let plan = plan_within(Ledger::clone(cluster.ledger()), &roomy, &pending, bounds);
     assert_eq!(
         plan.steps.into_iter().map(describe).collect::<Vec<_>>(),
         [
@@ -217,10 +226,10 @@ fn pods_like_one_that_has_a_place_get_theirs_after_the_step_budget_is_spent() {
         cluster.gated(&format!("pod-{n}"), shared(40 + n % 2, 100));
     }
     cluster.gated("low-1", shared(40, 0));
-    let (mut pending, roomy) = (cluster.pending(64), roomy(&cluster));
+    let (mut pending, roomy) = (cluster.ledger_mut().pending(64), roomy(cluster.ledger()));
     pending.sort_by_key(|pod| (&*pod.key.name != "low-0", -pod.demand.priority));
     let planned = |bounds: PlanBounds<'_>| {
-        let plan = plan_within(Ledger::clone(&cluster), &roomy, &pending, bounds);
+        let plan = plan_within(Ledger::clone(cluster.ledger()), &roomy, &pending, bounds);
         let placed: Vec<String> = plan.steps.into_iter().map(describe).collect();
         (placed, plan.left_over)
     };

@@ -28,7 +28,7 @@ fn consolidation_moves_pods_that_fit_elsewhere_for_a_pod_that_fits_nowhere() {
         "off by default"
     );
     let mut cluster = halves(consolidating(Millis::seconds(36_000)));
-    let steps = steps(&mut cluster, 64);
+    let steps = steps(cluster.ledger_mut(), 64);
     let [PlanStep::Place(places)] = &steps[..] else {
         panic!("{steps:?}")
     };
@@ -39,18 +39,18 @@ fn consolidation_moves_pods_that_fit_elsewhere_for_a_pod_that_fits_nowhere() {
         "the smaller job moves"
     );
     assert!(
-        Ledger::clone(&cluster)
+        Ledger::clone(cluster.ledger())
             .reserve(&place.uid, place.reservation.clone())
             .is_err(),
         "by no other right"
     );
-    assert_eq!(place.take(&mut cluster), Ok(()));
+    assert_eq!(place.take(cluster.ledger_mut()), Ok(()));
 }
 
 #[test]
 fn no_pod_is_moved_that_was_to_move_when_consolidation_was_switched_off() {
     let mut cluster = halves(consolidating(Millis::seconds(36_000)));
-    let steps = steps(&mut cluster, 64);
+    let steps = steps(cluster.ledger_mut(), 64);
     let [PlanStep::Place(places)] = &steps[..] else {
         panic!("{steps:?}")
     };
@@ -63,7 +63,7 @@ fn no_pod_is_moved_that_was_to_move_when_consolidation_was_switched_off() {
         generation: 0,
     });
     assert!(
-        reserved.is_err() && cluster.totals().reservations == 0,
+        reserved.is_err() && cluster.ledger().totals().reservations == 0,
         "{reserved:?}"
     );
 }

@@ -19,7 +19,7 @@ impl LedgerCluster {
         };
         let gpus = gpus.iter().enumerate().map(gpu).collect();
         let reading = NodeReading {
-            sampled: self.now(),
+            sampled: self.ledger().now(),
             gpus,
             ..NodeReading::default()
         };
@@ -55,8 +55,8 @@ fn beside_memory_of_a_pod_that_has_ended_only_those_in_the_way_are_evicted() {
     let mut cluster = one_ended();
     cluster.bound("low", "n", 0, shared(10, -20));
     cluster.gated("serving", shared(70, 100));
-    assert_eq!(placed(&mut cluster), [uid("serving")]);
-    let reserved = cluster.reservation_of(&uid("serving")).unwrap();
+    assert_eq!(placed(cluster.ledger_mut()), [uid("serving")]);
+    let reserved = cluster.ledger().reservation_of(&uid("serving")).unwrap();
     assert_eq!(*reserved.reservation.victims, [uid("ended"), uid("low")]);
     let remaining: Vec<&PodUid> = reserved
         .remaining
@@ -81,7 +81,7 @@ fn memory_of_a_pod_that_has_ended_counts_once_however_often_it_is_named() {
         node: node("n"),
         devices: [gpu_at("n", 0)].into(),
         victims: [uid("ended")].into(),
-        deadline: cluster.now() + Millis::seconds(20),
+        deadline: cluster.ledger().now() + Millis::seconds(20),
     };
     let waiting = ObservedWaiting {
         reservation: Some(reservation),
@@ -93,7 +93,7 @@ fn memory_of_a_pod_that_has_ended_counts_once_however_often_it_is_named() {
         ObservedPhase::Waiting(waiting),
         None,
     );
-    assert!(cluster.reservation_of(&uid("other")).is_some());
+    assert!(cluster.ledger().reservation_of(&uid("other")).is_some());
     cluster.apply(PodDeleted(uid("other")));
     cluster.bound("low", "n", 0, shared(10, -20));
     for _ in 0..3 {
@@ -101,8 +101,8 @@ fn memory_of_a_pod_that_has_ended_counts_once_however_often_it_is_named() {
         cluster.report("n", &[&[("ended", 60), ("no-grant", 15)], &[("job", 60)]]);
     }
     cluster.gated("serving", shared(50, 100));
-    assert_eq!(placed(&mut cluster), [uid("serving")]);
-    let reserved = cluster.reservation_of(&uid("serving")).unwrap();
+    assert_eq!(placed(cluster.ledger_mut()), [uid("serving")]);
+    let reserved = cluster.ledger().reservation_of(&uid("serving")).unwrap();
     assert_eq!(*reserved.reservation.victims, [uid("ended"), uid("low")]);
 }
 

@@ -69,7 +69,7 @@ fn a_group_is_placed_in_one_island_or_waits_when_the_policy_says_so() {
     for name in ["a", "b", "c"] {
         cluster.member(name, job(60), group("trio", Some(3)));
     }
-    let steps = steps(&mut cluster, 64);
+    let steps = steps(cluster.ledger_mut(), 64);
     let [PlanStep::Place(places)] = &steps[..] else {
         panic!("{steps:?}")
     };
@@ -158,7 +158,7 @@ fn of_model(demand: Demand) -> Demand {
 
 /// The GPU of each pod, in the order in which the pods are placed.
 fn gpus_of(cluster: &mut LedgerCluster) -> Vec<String> {
-    let steps = steps(cluster, 64);
+    let steps = steps(cluster.ledger_mut(), 64);
     let places = steps.iter().flat_map(|step| match step {
         PlanStep::Place(places) => places.as_slice(),
         other => panic!("{other:?}"),

@@ -23,13 +23,13 @@ fn stored_or_tight() -> LedgerCluster {
         tier: ModelTier::Disk,
         bytes: Bytes::ZERO,
     };
-    let sampled = cluster.now();
+    let sampled = cluster.ledger().now();
     let reading = NodeReading {
         sampled,
         holdings: [model].into_iter().collect(),
         ..NodeReading::default()
     };
-    cluster.read(&node("stored"), reading.into());
+    cluster.ledger_mut().read(&node("stored"), reading.into());
     cluster
 }
 

@@ -20,8 +20,8 @@ fn all_pressed(cluster: &mut LedgerCluster, gpus: usize, kv_percent: u8, queue: 
         engine_load,
     };
     let gpus = (0..gpus).map(read).collect();
-    let sampled = cluster.now();
-    cluster.read(
+    let sampled = cluster.ledger().now();
+    cluster.ledger_mut().read(
         &node("n"),
         NodeReading {
             sampled,
@@ -43,7 +43,7 @@ fn shares_a_gpu() -> LedgerCluster {
 
 fn evicted(cluster: &LedgerCluster, watch: &mut PressureWatch) -> Vec<String> {
     watch
-        .look(cluster, &BTreeSet::new())
+        .look(cluster.ledger(), &BTreeSet::new())
         .into_iter()
         .map(|relief| relief.uid.to_string())
         .collect()
@@ -67,12 +67,12 @@ fn lasting_pressure_evicts_an_engines_neighbors_one_by_one_cheapest_first() {
         ["small"],
         "it is not over at 85 %"
     );
-    cluster.release(&uid("small"));
+    cluster.ledger_mut().release(&uid("small"));
     assert_eq!(evicted(&cluster, &mut watch), none, "that has time to help");
     cluster.pass(10);
     pressed(&mut cluster, 85, 0);
     assert_eq!(evicted(&cluster, &mut watch), ["large"]);
-    cluster.release(&uid("large"));
+    cluster.ledger_mut().release(&uid("large"));
     cluster.pass(10);
     pressed(&mut cluster, 97, 0);
     assert_eq!(
@@ -136,7 +136,7 @@ fn one_look_names_no_more_pods_than_a_limit_allows_and_the_others_as_soon_as_it_
         assert!(named.len() <= 1, "{named:?}");
         for pod in named {
             cluster.apply(EvictionsOrdered(vec![uid(&pod)]));
-            cluster.release(&uid(&pod));
+            cluster.ledger_mut().release(&uid(&pod));
             relieved.push((pod, second));
         }
         cluster.pass(1);
@@ -179,8 +179,8 @@ fn a_pod_on_two_gpus_under_pressure_is_named_once() {
     cluster.pass(1);
     all_pressed(&mut cluster, 2, 97, 0);
     let on_its_way = BTreeSet::from([uid("job")]);
-    assert_eq!(watch.look(&cluster, &on_its_way), []);
-    cluster.release(&uid("job"));
+    assert_eq!(watch.look(cluster.ledger(), &on_its_way), []);
+    cluster.ledger_mut().release(&uid("job"));
     cluster.pass(8);
     all_pressed(&mut cluster, 2, 97, 0);
     assert_eq!(evicted(&cluster, &mut watch), [""; 0]);
@@ -236,7 +236,7 @@ fn one_that_leaves_soon_is_waited_for_and_one_that_takes_hours_is_evicted_like_a
 #[test]
 fn an_unmeasured_engine_evicts_no_neighbor() {
     let (cluster, mut watch) = (shares_a_gpu(), PressureWatch::default());
-    assert!(watch.look(&cluster, &BTreeSet::new()).is_empty());
+    assert!(watch.look(cluster.ledger(), &BTreeSet::new()).is_empty());
 }
 
 #[test]
@@ -254,6 +254,7 @@ fn pressure_evicts_no_group_member_and_no_pod_with_an_exhausted_budget() {
         "a group leaves whole or not at all"
     );
     let namespace = cluster
+        .ledger()
         .pod_state(&uid("large"))
         .unwrap()
         .demand
@@ -267,11 +268,11 @@ fn pressure_evicts_no_group_member_and_no_pod_with_an_exhausted_budget() {
         allowed,
         unhealthy_may_go: false,
     };
-    cluster.set_budget(budget(0));
+    cluster.ledger_mut().set_budget(budget(0));
     cluster.pass(10);
     pressed(&mut cluster, 97, 0);
     assert_eq!(evicted(&cluster, &mut watch), Vec::<String>::new());
-    cluster.set_budget(budget(1));
+    cluster.ledger_mut().set_budget(budget(1));
     cluster.pass(10);
     pressed(&mut cluster, 97, 0);
     assert_eq!(evicted(&cluster, &mut watch), ["large"]);
@@ -301,7 +302,7 @@ fn a_neighbor_whose_replacement_would_be_back_at_once_is_not_evicted() {
             ["b"],
             "the dearer one: {replacement:?}"
         );
-        cluster.release(&uid("b"));
+        cluster.ledger_mut().release(&uid("b"));
         cluster.pass(10);
         pressed(&mut cluster, 97, 0);
         assert!(evicted(&cluster, &mut watch).is_empty());

@@ -24,7 +24,7 @@ fn jobs_are_placed_up_to_the_last_free_gpus_and_a_replica_takes_one_without_an_e
         cluster.plan(),
         ["a on m", "b on m", "c waits: insufficient-vram"]
     );
-    placed(&mut cluster);
+    placed(cluster.ledger_mut());
     cluster.gated("replica", shared(60, 100));
     assert_eq!(
         cluster.plan(),
@@ -98,7 +98,7 @@ fn on_one_island(spare: u32, jobs: &[(&str, u64)]) -> Vec<String> {
     for (name, gib) in jobs {
         cluster.member(name, job(*gib), group("some", Some(jobs.len() as u32)));
     }
-    let steps = steps(&mut cluster, 64);
+    let steps = steps(cluster.ledger_mut(), 64);
     let [PlanStep::Place(places)] = &steps[..] else {
         return Vec::new();
     };

@@ -32,7 +32,7 @@ fn tenants(of: &[(&str, &str)]) -> Policy {
 
 impl LedgerCluster {
     fn refused_in(&mut self, namespace: &str, name: &str, demand: Demand) {
-        let demand = in_namespace(demand, namespace, &self.policy().clone());
+        let demand = in_namespace(demand, namespace, &self.ledger().policy().clone());
         let key = PodKey::parse(namespace, name).unwrap();
         let state = ObservedPhase::Waiting(ObservedWaiting::default());
         self.apply(PodObserved(PodObservation {
@@ -42,7 +42,7 @@ impl LedgerCluster {
             state,
             observed: None,
         }));
-        self.note_refused(&uid(name), None);
+        self.ledger_mut().note_refused(&uid(name), None);
     }
 
     /// Pods of different sizes that fit nowhere.
@@ -56,15 +56,20 @@ impl LedgerCluster {
     /// How many runs there are until the pod has its place.
     fn runs_until(&mut self, placed: &str, limit: usize) -> usize {
         for run in 1..200 {
-            let pending = self.pending(limit);
-            let plan = plan_within(self.scratch(), &roomy(self), &pending, BOUNDS);
-            self.put_back(&plan.left_over);
+            let pending = self.ledger_mut().pending(limit);
+            let plan = plan_within(
+                self.ledger().scratch(),
+                &roomy(self.ledger()),
+                &pending,
+                BOUNDS,
+            );
+            self.ledger_mut().put_back(&plan.left_over);
             for step in plan.steps {
                 match step {
                     PlanStep::Place(places) if places[0].uid == uid(placed) => return run,
                     PlanStep::Wait { uid, .. } => {
-                        let generation = self.generation();
-                        self.note_no_placement(&uid, generation);
+                        let generation = self.ledger().generation();
+                        self.ledger_mut().note_no_placement(&uid, generation);
                     }
                     other => panic!("{other:?}"),
                 }
@@ -120,7 +125,7 @@ fn another_tenants_pod_does_not_wait_for_a_larger_crowd() {
 #[test]
 fn a_tenant_that_borrows_does_not_wait_for_a_crowd_of_one_that_does_not() {
     let mut cluster = cluster(tenants(&[("many", "many"), ("few", "few")]));
-    let policy = cluster.policy().clone();
+    let policy = cluster.ledger().policy().clone();
     cluster.bound("borrows", "a", 0, in_namespace(job(10), "few", &policy));
     cluster.crowd("many", 300);
     cluster.pass(1);

@@ -116,11 +116,11 @@ fn a_step_that_is_undone_is_never_ordered() {
         cluster.bound("k", "n", 0, job(60));
         let (ledger, victims) = (&mut *cluster, ["j", "k"].map(uid));
         let may = |ledger: &Ledger| ledger.may_order(&victims[1..]);
-        assert!(may(ledger));
-        ledger.note_ordered(&victims[..1]);
-        assert!(!may(ledger));
-        ledger.take_back_ordered(&victims[..1]);
-        assert!(may(ledger));
+        assert!(may(ledger.ledger()));
+        ledger.ledger_mut().note_ordered(&victims[..1]);
+        assert!(!may(ledger.ledger()));
+        ledger.ledger_mut().take_back_ordered(&victims[..1]);
+        assert!(may(ledger.ledger()));
     }
 }
 
@@ -136,9 +136,9 @@ fn the_eviction_that_is_taken_back_is_the_one_that_was_not_made() {
         ["j", "k", "l"]
             .into_iter()
             .for_each(|name| cluster.bound(name, "n", 0, job(20)));
-        cluster.note_ordered(&[uid("j")]);
+        cluster.ledger_mut().note_ordered(&[uid("j")]);
         cluster.pass(ahead);
-        cluster.note_ordered(&[uid("k")]);
+        cluster.ledger_mut().note_ordered(&[uid("k")]);
         if let Some(grace) = change {
             let leaving = Some(PodDeletion {
                 asked_ago: Millis(0),
@@ -150,10 +150,16 @@ fn the_eviction_that_is_taken_back_is_the_one_that_was_not_made() {
             };
             cluster.run("j", ("n", 0), job(20), None, observed);
         }
-        cluster.take_back_ordered(&[uid("j")]);
+        cluster.ledger_mut().take_back_ordered(&[uid("j")]);
         cluster.pass(15);
-        assert!(!cluster.may_order(&[uid("l")]), "{ahead}: that of k counts");
-        cluster.take_back_ordered(&[uid("k")]);
-        assert!(cluster.may_order(&[uid("l")]), "{ahead}: none counts");
+        assert!(
+            !cluster.ledger().may_order(&[uid("l")]),
+            "{ahead}: that of k counts"
+        );
+        cluster.ledger_mut().take_back_ordered(&[uid("k")]);
+        assert!(
+            cluster.ledger().may_order(&[uid("l")]),
+            "{ahead}: none counts"
+        );
     }
 }

@@ -56,12 +56,18 @@ fn full(policy: Policy) -> LedgerCluster {
 }
 
 fn classes(cluster: &LedgerCluster) -> Vec<&str> {
-    let policy = cluster.policy();
+    let policy = cluster.ledger().policy();
     NODES
         .iter()
         .map(|name| {
             &*policy
-                .class(cluster.known_pod(&uid(&format!("job-{name}"))).demand.class)
+                .class(
+                    cluster
+                        .ledger()
+                        .known_pod(&uid(&format!("job-{name}")))
+                        .demand
+                        .class,
+                )
                 .name
         })
         .collect()
@@ -80,20 +86,26 @@ fn a_window_that_opens_or_closes_moves_no_pod_and_evictions_keep_to_their_limits
     let mut cluster = full(policy());
     assert_eq!(evicted(&mut cluster), 0);
     assert_eq!(classes(&cluster), ["job"; 4]);
-    let (version, digest) = (cluster.policy().version, cluster.policy().digest);
+    let (version, digest) = (
+        cluster.ledger().policy().version,
+        cluster.ledger().policy().digest,
+    );
 
-    cluster.set_policy(at_night());
+    cluster.ledger_mut().set_policy(at_night());
     assert_eq!(classes(&cluster), ["night-job"; 4]);
-    assert!(cluster.policy().version > version && cluster.policy().digest == digest);
+    assert!(
+        cluster.ledger().policy().version > version && cluster.ledger().policy().digest == digest
+    );
     assert!(NODES.iter().all(|name| {
         cluster
+            .ledger()
             .known_pod(&uid(&format!("job-{name}")))
             .node()
             .is_some()
     }));
     assert_eq!(evicted(&mut cluster), 2, "as many as a minute allows");
 
-    cluster.set_policy(policy());
+    cluster.ledger_mut().set_policy(policy());
     assert_eq!(evicted(&mut cluster), 0, "back before any was evicted");
     assert_eq!(classes(&cluster), ["job"; 4]);
 }
@@ -104,17 +116,20 @@ fn windows_that_open_and_close_all_the_time_evict_no_more_than_the_limits_allow(
     let mut evictions = 0;
     for n in 0..30 {
         let policy = if n % 2 == 0 { at_night() } else { policy() };
-        cluster.set_policy(policy);
+        cluster.ledger_mut().set_policy(policy);
         cluster.pass(2);
-        for step in steps(&mut cluster, 64) {
+        for step in steps(cluster.ledger_mut(), 64) {
             let PlanStep::Place(places) = step else {
                 continue;
             };
             for place in places {
                 cluster
+                    .ledger_mut()
                     .reserve(&place.uid, place.reservation.clone())
                     .unwrap();
-                cluster.note_ordered(&place.reservation.victims);
+                cluster
+                    .ledger_mut()
+                    .note_ordered(&place.reservation.victims);
                 evictions += place.reservation.victims.len();
             }
         }

@@ -185,7 +185,7 @@ impl World {
         let Some(record) = self.records.get(&pod).cloned() else {
             return self.apply(PodDeleted(uid(pod)));
         };
-        let demand = demand(pod, self.cluster.policy());
+        let demand = demand(pod, self.cluster.ledger().policy());
         let state = match &record.devices {
             None => ObservedPhase::Waiting(ObservedWaiting::default()),
             Some(_) => ObservedPhase::Bound {
@@ -305,10 +305,10 @@ impl World {
                 SleepState::Asleep => EngineModelState::Asleep(SleepLevel::WeightsOffloaded),
             },
             reusable_in: None,
-            seen: self.cluster.now(),
+            seen: self.cluster.ledger().now(),
         };
         let engines = sleep.iter().map(engine).collect();
-        let sampled = self.cluster.now();
+        let sampled = self.cluster.ledger().now();
         let reading = NodeReading {
             sampled,
             gpus,
@@ -331,7 +331,7 @@ impl World {
     }
 
     fn pass(&mut self, millis: u64) {
-        let now = self.cluster.now() + Millis(millis);
+        let now = self.cluster.ledger().now() + Millis(millis);
         self.apply(Tick {
             now,
             is_leading: true,
@@ -349,11 +349,11 @@ impl World {
     }
 
     pub fn plan(&mut self) {
-        let recalls = self.recall.look(&self.cluster);
+        let recalls = self.recall.look(self.cluster.ledger());
         self.apply(recalls);
         let going = self.records.iter().filter(|(_, record)| record.leaving);
         let going: BTreeSet<_> = going.map(|(pod, _)| uid(*pod)).collect();
-        for eviction in loans_to_end(&self.cluster, &going, &BTreeSet::new()) {
+        for eviction in loans_to_end(self.cluster.ledger(), &going, &BTreeSet::new()) {
             let pod = number(&eviction.uid);
             let Some(record) = self.records.get_mut(&pod) else {
                 continue;
@@ -367,7 +367,7 @@ impl World {
             told,
             is_wakeable,
             ..
-        } in self.cluster.open_wakes()
+        } in self.cluster.ledger().open_wakes()
         {
             match (request, told) {
                 (Some(request), told) if is_wakeable && told.as_ref() != Some(&request) => {
@@ -464,7 +464,7 @@ impl World {
                 while !self.writes.is_empty() {
                     self.land();
                 }
-                self.begin(self.cluster.now());
+                self.begin(self.cluster.ledger().now());
             }
             Step::Store => {
                 let stored = serde_json::to_string(&self.cluster.export()).unwrap();
@@ -521,7 +521,7 @@ impl World {
                 "after {after:?} {used} B are used on {uuid}: {here:?}"
             );
         }
-        assert_eq!(audit(&self.cluster), [], "after {after:?}");
+        assert_eq!(audit(self.cluster.ledger()), [], "after {after:?}");
     }
 
     /// Everything that is under way comes to its end.

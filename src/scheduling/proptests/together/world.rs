@@ -94,7 +94,7 @@ impl World {
     }
 
     pub fn pod(&self, pod: u8) -> Option<PodState> {
-        self.cluster.pod_state(&uid(pod)).cloned()
+        self.cluster.ledger().pod_state(&uid(pod)).cloned()
     }
 
     pub fn bound(&self) -> Vec<(u8, PodState)> {
@@ -149,7 +149,7 @@ impl World {
             },
             ..ObservedDisruptionInfo::default()
         };
-        let demand = demand(pod, self.cluster.policy());
+        let demand = demand(pod, self.cluster.ledger().policy());
         let (uid, key, observed) = (uid(pod), key(pod), Some(observed));
         self.apply(PodObserved(PodObservation {
             uid,
@@ -234,7 +234,10 @@ impl World {
             false => self.filter(pod),
         }
         let pending = self.apply(TakePending { limit: 4 });
-        let (scratch, generation) = (self.cluster.scratch(), self.cluster.generation());
+        let (scratch, generation) = (
+            self.cluster.ledger().scratch(),
+            self.cluster.ledger().generation(),
+        );
         let filters = self.cluster.kube_filters().snapshot();
         let bounds = PlanBounds {
             free: 1000,
@@ -270,7 +273,7 @@ impl World {
     }
 
     pub fn report_of(&mut self, node: u8) {
-        let sampled = self.cluster.now();
+        let sampled = self.cluster.ledger().now();
         let here: Vec<_> = self
             .bound()
             .into_iter()
@@ -338,7 +341,7 @@ impl World {
     }
 
     pub fn pass(&mut self, millis: u64) {
-        let now = self.cluster.now() + Millis(millis);
+        let now = self.cluster.ledger().now() + Millis(millis);
         self.apply(Tick {
             now,
             is_leading: true,

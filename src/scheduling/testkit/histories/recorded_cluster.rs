@@ -99,7 +99,7 @@ impl RecordedCluster {
     }
 
     fn request(&self, pod: u8) -> Option<VerbRequest> {
-        let known = self.cluster.pod_state(&uid(pod))?;
+        let known = self.cluster.ledger().pod_state(&uid(pod))?;
         let demand = known.demand.clone();
         Some(VerbRequest {
             uid: uid(pod),
@@ -213,7 +213,7 @@ impl RecordedCluster {
                 };
                 // An old sample accuses no pod.
                 let sampled = if used % 2 == 0 {
-                    self.cluster.now()
+                    self.cluster.ledger().now()
                 } else {
                     Moment::default()
                 };
@@ -298,7 +298,7 @@ impl RecordedCluster {
                     end: vec![uid(end)],
                 });
             }
-            OutsideEvent::Copy => self.copies.push(self.cluster.scratch()),
+            OutsideEvent::Copy => self.copies.push(self.cluster.ledger().scratch()),
             OutsideEvent::SetPolicy(shortlist) => {
                 let mut policy = if shortlist % 2 == 0 {
                     lending()
@@ -366,7 +366,7 @@ impl RecordedCluster {
                 )));
             }
             OutsideEvent::Pass(millis) => {
-                let now = self.cluster.now() + Millis(millis);
+                let now = self.cluster.ledger().now() + Millis(millis);
                 let ended = self.apply(Tick {
                     now,
                     is_leading: true,
@@ -380,7 +380,11 @@ impl RecordedCluster {
     fn users(&self, node: u8, index: u32, used: u64) -> Vec<(PodUid, Bytes)> {
         let gpu = unit_gpu(node, index).uuid;
         let node = node_name(node);
-        let pods = self.cluster.pods_of(&node).filter(|_| used % 2 == 1);
+        let pods = self
+            .cluster
+            .ledger()
+            .pods_of(&node)
+            .filter(|_| used % 2 == 1);
         let here =
             pods.filter(|(_, pod)| pod.devices().is_some_and(|devices| devices.contains(&gpu)));
         let mut users: Vec<_> = here.map(|(uid, _)| (uid.clone(), Bytes(1))).collect();
@@ -422,6 +426,7 @@ impl RecordedCluster {
             let node = node_name(node);
             let victims = self
                 .cluster
+                .ledger()
                 .pods_of(&node)
                 .map(|(uid, _)| uid.to_string())
                 .collect();
@@ -475,7 +480,7 @@ impl RecordedCluster {
         };
         self.promises.bind(&uid(pod), &decision.placement);
         self.promises
-            .answered(&uid(pod), answer, self.cluster.now());
+            .answered(&uid(pod), answer, self.cluster.ledger().now());
         let step = self.apply(BindingAnswered {
             uid: uid(pod),
             placement: decision.placement.clone(),
@@ -513,6 +518,7 @@ impl RecordedCluster {
     fn read(&mut self, pod: u8, what: u8) {
         let Some(PodPhase::Assumed(assumed)) = self
             .cluster
+            .ledger()
             .pod_state(&uid(pod))
             .map(|pod| pod.phase.clone())
         else {
@@ -534,11 +540,13 @@ impl RecordedCluster {
         match shown {
             PodRead::Failed => {}
             PodRead::Gone => self.promises.end(&uid(pod)),
-            PodRead::Unbound => self.promises.unbound(&uid(pod), self.cluster.now()),
+            PodRead::Unbound => self
+                .promises
+                .unbound(&uid(pod), self.cluster.ledger().now()),
             PodRead::Bound { .. } => self.promises.bind(&uid(pod), &placement),
         }
         let (stage, latest_landing) = (BindingStage::Settling, LATEST_LANDING);
-        let asked = self.cluster.now();
+        let asked = self.cluster.ledger().now();
         let read = BindingRead {
             uid: uid(pod),
             placement,
@@ -555,7 +563,10 @@ impl RecordedCluster {
         let overuse = self.apply(TakeOveruse);
         self.decisions.push(format!("{overuse:?}"));
         let pending = self.apply(TakePending { limit: 4 });
-        let (scratch, generation) = (self.cluster.scratch(), self.cluster.generation());
+        let (scratch, generation) = (
+            self.cluster.ledger().scratch(),
+            self.cluster.ledger().generation(),
+        );
         let filters = self.cluster.kube_filters().snapshot();
         let bounds = PlanBounds {
             free: 1000,
@@ -586,7 +597,7 @@ impl RecordedCluster {
 
     /// Those that are there still may be evicted for the pod.
     fn check_victims<'a>(&self, preemptor: &PodUid, victims: impl Iterator<Item = &'a PodUid>) {
-        let policy = self.cluster.policy();
+        let policy = self.cluster.ledger().policy();
         let asked = |pod: &PodUid| self.promises.asked.get(pod);
         let above = asked(preemptor).expect("it waits").priority;
         for victim in victims {

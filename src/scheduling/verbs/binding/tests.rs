@@ -27,7 +27,7 @@ impl BindFixture {
     }
 
     fn ask(&mut self, name: &str) -> BindDecision {
-        let asked = BindAsked::of(&self.cluster, &uid("p"), &node(name)).unwrap();
+        let asked = BindAsked::of(self.cluster.ledger(), &uid("p"), &node(name)).unwrap();
         match self.cluster.apply(asked) {
             Ok(BindAnswer::Write(decision)) => decision,
             other => panic!("{other:?}"),
@@ -51,7 +51,7 @@ impl BindFixture {
     }
 
     fn read(&mut self, decision: &BindDecision, stage: BindingStage, pod: PodRead) -> BindingStep {
-        let asked = self.cluster.now();
+        let asked = self.cluster.ledger().now();
         self.read_since(asked, decision, stage, pod)
     }
 
@@ -109,12 +109,16 @@ impl BindFixture {
     }
 
     fn pass(&mut self, time: Millis) {
-        let now = self.cluster.now() + time;
+        let now = self.cluster.ledger().now() + time;
         self.cluster.apply(ClockAdvanced(now));
     }
 
     fn is_assumed(&self) -> bool {
-        self.cluster.pod_state(&uid("p")).unwrap().is_assumed()
+        self.cluster
+            .ledger()
+            .pod_state(&uid("p"))
+            .unwrap()
+            .is_assumed()
     }
 }
 
@@ -333,7 +337,7 @@ fn a_refused_binding_is_settled_if_an_earlier_one_of_a_pod_that_is_gone_may_stil
             bench.read(&asked, SETTLING, PodRead::Gone),
             BindingStep::Failed(AssumeConflict::PodGone)
         );
-        assert!(bench.cluster.pod_state(&uid("p")).is_none());
+        assert!(bench.cluster.ledger().pod_state(&uid("p")).is_none());
         assert_eq!(bench.cluster.unsettled_bindings(), 0);
     }
 }
@@ -375,7 +379,7 @@ fn a_placement_of_an_earlier_term_is_not_written_again_and_is_given_up_once_no_w
         matches!(step, BindingStep::Pause(_)),
         "the earlier write may land: {step:?}"
     );
-    let asked = BindAsked::of(&bench.cluster, &uid("p"), &node("a")).unwrap();
+    let asked = BindAsked::of(bench.cluster.ledger(), &uid("p"), &node("a")).unwrap();
     let unsettled = AssumeConflict::Unsettled { node: node("a") };
     assert_eq!(bench.cluster.apply(asked), Err(unsettled));
     assert!(bench.is_assumed());
@@ -412,7 +416,7 @@ fn a_reservation_of_an_earlier_term_that_would_not_be_made_now_goes_with_the_pla
         bench.lead(1);
         let (devices, deadline) = (
             Arc::from([gpu_at("a", 0)]),
-            bench.cluster.now() + Millis::seconds(600),
+            bench.cluster.ledger().now() + Millis::seconds(600),
         );
         let reservation = Reservation {
             node: node("a"),
@@ -420,7 +424,11 @@ fn a_reservation_of_an_earlier_term_that_would_not_be_made_now_goes_with_the_pla
             victims: Arc::default(),
             deadline,
         };
-        bench.cluster.reserve(&uid("p"), reservation).unwrap();
+        bench
+            .cluster
+            .ledger_mut()
+            .reserve(&uid("p"), reservation)
+            .unwrap();
         let decision = bench.left_open();
         bench.cluster.apply(LeadershipEnded);
         if is_taken {
@@ -441,7 +449,7 @@ fn a_reservation_of_an_earlier_term_that_would_not_be_made_now_goes_with_the_pla
         );
         bench.cluster.pass(1);
         assert_eq!(
-            bench.cluster.reservation_of(&uid("p")).is_some(),
+            bench.cluster.ledger().reservation_of(&uid("p")).is_some(),
             !is_taken,
             "is taken: {is_taken}"
         );
@@ -459,7 +467,7 @@ fn a_read_that_began_while_a_write_could_land_gives_no_placement_up() {
     bench.settle(&decision);
     bench.lead(3);
     bench.pass(LANDING);
-    let asked = bench.cluster.now();
+    let asked = bench.cluster.ledger().now();
     bench.pass(Millis::seconds(5));
     let step = bench.read_since(asked, &decision, SETTLING, PodRead::Unbound);
     assert!(matches!(step, BindingStep::Pause(_)), "{step:?}");
@@ -491,7 +499,7 @@ fn a_placement_is_written_again_for_ten_seconds_and_given_up_once_no_write_of_it
     bench.pass(Millis(1));
     let step = bench.read(&decision, SETTLING, PodRead::Unbound);
     assert!(matches!(step, BindingStep::Pause(_)), "{step:?}");
-    let asked = BindAsked::of(&bench.cluster, &uid("p"), &node("a")).unwrap();
+    let asked = BindAsked::of(bench.cluster.ledger(), &uid("p"), &node("a")).unwrap();
     let unsettled = AssumeConflict::Unsettled { node: node("a") };
     assert_eq!(bench.cluster.apply(asked), Err(unsettled));
     bench.pass(LANDING);
@@ -543,7 +551,7 @@ fn a_read_that_is_older_than_its_pods_end_brings_no_pod_back() {
             "it was bound, and kube-scheduler forgets it"
         );
         assert_eq!(
-            bench.cluster.pod_state(&uid("p")).unwrap().node(),
+            bench.cluster.ledger().pod_state(&uid("p")).unwrap().node(),
             None,
             "no watch would show its end"
         );

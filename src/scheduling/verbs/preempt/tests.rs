@@ -61,7 +61,12 @@ fn chosen_on_b(cluster: &mut LedgerCluster) -> VictimSet {
 
 /// What the decision about a pending pod depends on.
 fn view_of(cluster: &mut LedgerCluster, name: &str, offered: Vec<OfferedNode>) -> PreemptView {
-    let demand = cluster.pod_state(&uid(name)).unwrap().demand.clone();
+    let demand = cluster
+        .ledger()
+        .pod_state(&uid(name))
+        .unwrap()
+        .demand
+        .clone();
     let (uid, key, waiting) = (uid(name), key(name), ObservedWaiting::default());
     let request = VerbRequest {
         uid,
@@ -82,7 +87,7 @@ fn decide(
     cluster: &mut LedgerCluster,
     victims: &VictimSet,
 ) -> Result<ReservationMade, NotReserved> {
-    let policy = cluster.policy().version;
+    let policy = cluster.ledger().policy().version;
     cluster.apply(PreemptDecided {
         uid: uid("second"),
         victims: victims.clone(),
@@ -95,7 +100,7 @@ fn reserve_on_a(cluster: &mut LedgerCluster) {
         node: node("a"),
         devices: [gpu_at("a", 0)].into(),
         victims: [uid("on-a")].into(),
-        deadline: cluster.now() + Millis::seconds(60),
+        deadline: cluster.ledger().now() + Millis::seconds(60),
     };
     cluster
         .apply(Reserve {

@@ -50,8 +50,12 @@ fn crowded() -> Extender {
         ledger.apply(NodeObserved::new(name(node), NodeKind::Stowage));
         for place in 0..PODS_PER_NODE {
             let pod = bound(node, place);
-            let seen =
-                objects::observation(&pod, ledger.policy(), None, jiff::Timestamp::UNIX_EPOCH);
+            let seen = objects::observation(
+                &pod,
+                ledger.ledger().policy(),
+                None,
+                jiff::Timestamp::UNIX_EPOCH,
+            );
             ledger.apply(PodObserved(seen.unwrap()));
         }
     }

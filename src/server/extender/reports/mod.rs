@@ -211,16 +211,16 @@ fn apply(
         let cluster = extender.service.cluster();
         let TelemetryRules {
             fresh, lost_after, ..
-        } = cluster.policy().telemetry;
+        } = cluster.ledger().policy().telemetry;
         (fresh, lost_after)
     };
     let reading = report.reading(received, fresh);
     let (before, present, woken) = {
         let mut ledger = extender.service.cluster();
-        if !ledger.has_node(node) {
+        if !ledger.ledger().has_node(node) {
             return Err(unknown());
         }
-        let present = ledger.node_identity(node).cloned();
+        let present = ledger.ledger().node_identity(node).cloned();
         let origins = &extender.board.origins;
         let (now, wall) = (
             extender.service.now(),
@@ -230,10 +230,10 @@ fn apply(
         if !present.as_ref().is_none_or(admits) {
             return Err(ReportError::ReplacedNode(node.clone()));
         }
-        let before = devices_of(&ledger, node);
+        let before = devices_of(ledger.ledger(), node);
         // A report without GPUs keeps the known ones.
         let Some(devices) =
-            validate::devices(report, lost_after).or_else(|| ledger.unread_devices(node))
+            validate::devices(report, lost_after).or_else(|| ledger.ledger().unread_devices(node))
         else {
             return Ok(present);
         };
@@ -258,7 +258,7 @@ fn apply(
         extender.service.metrics.gpus_delayed.inc_by(waiting as u64);
         let woken = reading.map(|mut reading| {
             // The ledger and the recorder keep the reading, and with its own names much of the report's memory.
-            ledger.rename(node, &mut reading);
+            ledger.ledger().rename(node, &mut reading);
             ledger.apply(ReadingReported {
                 node: node.clone(),
                 reading: reading.into(),
@@ -266,7 +266,7 @@ fn apply(
         });
 
         let is_other = |before: &Arc<[Device]>| {
-            devices_of(&ledger, node).is_some_and(|now| !Arc::ptr_eq(before, &now))
+            devices_of(ledger.ledger(), node).is_some_and(|now| !Arc::ptr_eq(before, &now))
         };
         (before.filter(is_other), present, woken.unwrap_or_default())
     };

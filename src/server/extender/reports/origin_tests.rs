@@ -99,6 +99,7 @@ impl NewReplica {
             .extender
             .service
             .cluster()
+            .ledger()
             .node(&node())
             .unwrap()
             .devices

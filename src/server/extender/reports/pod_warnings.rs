@@ -50,6 +50,7 @@ fn tell_ungranted(extender: &Extender, report: &NodeReport) {
     let events: Vec<PodEvent> = {
         let cluster = extender.service.cluster();
         if cluster
+            .ledger()
             .node(&report.node)
             .is_none_or(|node| node.kind != NodeKind::Stowage)
         {
@@ -69,6 +70,7 @@ fn tell_ungranted(extender: &Extender, report: &NodeReport) {
 /// `None` if the pod is not on the agent's node, or was bound there by another component, of which it has an Event.
 fn ungranted(cluster: &Cluster, node: &NodeName, pod: &UnrecordedPod) -> Option<PodEvent> {
     let is_told = cluster
+        .ledger()
         .pod_state(&pod.pod)
         .is_some_and(|known| !known.demand.asks_plugin());
     if is_told || cluster.kube_filters().node_of(&pod.pod) != Some(node) {
@@ -185,6 +187,7 @@ fn over_grant(node: &NodeName, granted: Bytes, used: Bytes) -> String {
 fn bound_to(extender: &Extender, node: &NodeName, uid: &PodUid) -> Option<PodState> {
     let ledger = extender.service.cluster();
     let entry = ledger
+        .ledger()
         .pod_state(uid)
         .filter(|entry| entry.node() == Some(node))?;
     matches!(entry.phase, PodPhase::Bound(_)).then(|| entry.clone())
@@ -234,7 +237,7 @@ fn struck(
             .map(|(_, text)| text.as_str());
         of_it.collect::<Vec<_>>().join("; ")
     };
-    let here = ledger.pods_of(node);
+    let here = ledger.ledger().pods_of(node);
     here.map(|(uid, entry)| (uid.clone(), entry.clone(), losses(entry)))
         .filter(|(.., losses)| !losses.is_empty())
         .collect()

@@ -86,7 +86,7 @@ impl ApiControlPlane {
             answer => return answer,
         };
         // A statement of its own, so that the lock is not held while the API server is asked.
-        let waits = self.service.cluster().waits_for_budgets(uid);
+        let waits = self.service.cluster().ledger().waits_for_budgets(uid);
         if waits || self.open().is_err() || !is_due() {
             Err(refused)
         } else {
@@ -99,9 +99,9 @@ impl ApiControlPlane {
     /// already the API server gives it if it is shorter than what is left of the pod's own, and asks no disruption budget.
     fn grace(&self, uid: &PodUid) -> u32 {
         let cluster = self.service.cluster();
-        let known = cluster.pod_state(uid);
+        let known = cluster.ledger().pod_state(uid);
         let grace = known.map_or(Millis::seconds(30), |pod_state| {
-            cluster.eviction_grace(pod_state)
+            cluster.ledger().eviction_grace(pod_state)
         });
         (grace.0 / 1000) as u32
     }

@@ -34,6 +34,7 @@ impl ClusterIndex {
     pub(crate) fn begin_budgets(&mut self, service: &Service) {
         let ledger = service.cluster();
         let named = ledger
+            .ledger()
             .budgets()
             .iter()
             .map(|budget| (budget.namespace.clone(), budget.name.clone()));

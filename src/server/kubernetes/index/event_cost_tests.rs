@@ -63,11 +63,12 @@ fn finding_8_replicas_of_one_workload_and_their_events_are_classified_once() {
     let class = |uid: &str| {
         let cluster = service.cluster();
         let class = cluster
+            .ledger()
             .pod_state(&PodUid::parse(uid).unwrap())
             .unwrap()
             .demand
             .class;
-        cluster.policy().class(class).name.clone()
+        cluster.ledger().policy().class(class).name.clone()
     };
     assert_eq!(["1", "2", "3"].map(class), ["gold"; 3]);
 }
@@ -113,7 +114,7 @@ fn a_list_does_not_read_a_bound_pod_that_it_shows_as_it_was_applied_whatever_the
         let pod = cluster.pod_state(&PodUid::parse("1").unwrap()).unwrap();
         cluster.policy().class(pod.demand.class).name.clone()
     };
-    assert_eq!(class(&service.cluster()), "another");
+    assert_eq!(class(service.cluster().ledger()), "another");
     service
         .cluster()
         .apply(PodDeleted(PodUid::parse("1").unwrap()));
@@ -121,6 +122,7 @@ fn a_list_does_not_read_a_bound_pod_that_it_shows_as_it_was_applied_whatever_the
     assert!(
         service
             .cluster()
+            .ledger()
             .pod_state(&PodUid::parse("1").unwrap())
             .is_some()
     );
@@ -178,11 +180,12 @@ fn a_label_of_a_namespace_goes_through_no_pods_under_the_lock() {
     let under_lock = looked_at() - before;
     let cluster = service.cluster();
     let class = cluster
+        .ledger()
         .pod_state(&PodUid::parse("7").unwrap())
         .unwrap()
         .demand
         .class;
-    assert_eq!(cluster.policy().class(class).name, "blue");
+    assert_eq!(cluster.ledger().policy().class(class).name, "blue");
     assert!(
         under_lock < PODS / 4,
         "{under_lock} pods were looked at under the lock"

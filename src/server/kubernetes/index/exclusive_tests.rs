@@ -87,8 +87,8 @@ impl IndexedReplica {
         let node = NodeName::parse("a").unwrap();
         let (pod_uid, key) = identity(pod);
         let mut ledger = self.service.cluster();
-        let demand = ledger.pod_state(&pod_uid)?.demand.clone();
-        let asked = BindAsked::of(&ledger, &pod_uid, &node)?;
+        let demand = ledger.ledger().pod_state(&pod_uid)?.demand.clone();
+        let asked = BindAsked::of(ledger.ledger(), &pod_uid, &node)?;
         let Ok(BindAnswer::Write(BindDecision { placement, .. })) = ledger.apply(asked) else {
             return None;
         };
@@ -113,6 +113,7 @@ impl IndexedReplica {
         let demand = self
             .service
             .cluster()
+            .ledger()
             .pod_state(&uid(name))
             .map(|entry| entry.demand.clone());
         // The policy version of the classification differs by process.

@@ -191,7 +191,7 @@ fn no_figure_comes_from_a_label_that_cannot_be_right() {
         );
         let ledger = bench.service.cluster();
         assert_eq!(
-            ledger.node(&name()).unwrap().capacity(),
+            ledger.ledger().node(&name()).unwrap().capacity(),
             Bytes::ZERO,
             "{label}: {value:?}"
         );
@@ -232,7 +232,14 @@ fn a_bound_pods_gpus_are_known_after_the_node_was_anothers() {
         &with_resources(&[("nvidia.com/vgpu-number", "20")]),
     );
     bench.apply(&super::tests::bound("p", "1", 40, "a", Some("index-0")));
-    let devices = bench.service.cluster().node(&name()).unwrap().devices.len();
+    let devices = bench
+        .service
+        .cluster()
+        .ledger()
+        .node(&name())
+        .unwrap()
+        .devices
+        .len();
     assert_eq!(
         (devices, bench.charged()),
         (2, [Bytes::gib(40), Bytes::ZERO])

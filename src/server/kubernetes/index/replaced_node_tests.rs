@@ -104,7 +104,7 @@ impl ReplacedNodeFixture {
         self.index.apply_pod(&self.service, &read(pod(name, gib)));
         let uid = PodUid::parse(name).unwrap();
         let mut ledger = self.service.cluster();
-        let asked = BindAsked::of(&ledger, &uid, &a())?;
+        let asked = BindAsked::of(ledger.ledger(), &uid, &a())?;
         let Ok(BindAnswer::Write(BindDecision { placement, .. })) = ledger.apply(asked) else {
             return None;
         };
@@ -113,13 +113,14 @@ impl ReplacedNodeFixture {
             node: a(),
             devices: placement.recorded(),
         });
-        assert_eq!(audit(&ledger), []);
+        assert_eq!(audit(ledger.ledger()), []);
         Some(placement.devices[0].to_string())
     }
 
     fn devices(&self) -> Vec<(String, Health)> {
         let ledger = self.service.cluster();
         ledger
+            .ledger()
             .node(&a())
             .unwrap()
             .devices

@@ -27,7 +27,7 @@ impl ClusterIndex {
         self.unlisted_slices.remove(&name);
         let mut cluster = service.cluster();
         let published = cluster.apply(SliceObserved { name, slice });
-        events(&cluster, &published)
+        events(cluster.ledger(), &published)
     }
 
     pub(crate) fn delete_slice(
@@ -47,7 +47,7 @@ impl ClusterIndex {
     }
 
     pub(crate) fn begin_slices(&mut self, service: &Service) {
-        self.unlisted_slices = service.cluster().slice_names().cloned().collect();
+        self.unlisted_slices = service.cluster().ledger().slice_names().cloned().collect();
     }
 
     /// Ends the list: these are all slices.
@@ -67,7 +67,7 @@ impl ClusterIndex {
 fn remove(service: &Service, name: &Arc<str>) -> Vec<PodEvent> {
     let mut cluster = service.cluster();
     let published = cluster.apply(SliceDeleted(name.clone()));
-    events(&cluster, &published)
+    events(cluster.ledger(), &published)
 }
 
 fn events(ledger: &Ledger, published: &NewlyPublished) -> Vec<PodEvent> {

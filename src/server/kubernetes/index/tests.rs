@@ -88,14 +88,18 @@ impl IndexFixture {
     fn phase(&self, uid: &str) -> Option<PodPhase> {
         self.service
             .cluster()
+            .ledger()
             .pod_state(&uid_of(uid))
             .map(|entry| entry.phase.clone())
     }
 
     pub(super) fn charged(&self) -> [Bytes; 2] {
         let ledger = self.service.cluster();
-        assert_eq!(audit(&ledger), []);
-        let node = ledger.node(&NodeName::parse("a").unwrap()).unwrap();
+        assert_eq!(audit(ledger.ledger()), []);
+        let node = ledger
+            .ledger()
+            .node(&NodeName::parse("a").unwrap())
+            .unwrap();
         [node.gpus[0].charged, node.gpus[1].charged]
     }
 
@@ -389,6 +393,7 @@ fn a_node_with_a_device_plugin_has_no_gpus_to_place_on() {
         bench
             .service
             .cluster()
+            .ledger()
             .node(&NodeName::parse("a").unwrap())
             .unwrap()
             .gpus
@@ -413,6 +418,7 @@ fn a_node_with_a_device_plugin_has_no_gpus_to_place_on() {
         bench
             .service
             .cluster()
+            .ledger()
             .node(&NodeName::parse("a").unwrap())
             .unwrap()
             .gpus
@@ -456,10 +462,10 @@ fn without_access_to_budgets_the_index_is_complete_and_budgets_are_unknown() {
     assert_eq!(bench.index.complete_since(), None);
     bench.index.forbid_budgets(&bench.service);
     assert_eq!(bench.index.complete_since(), Some(0));
-    assert!(!bench.service.cluster().budgets_known());
+    assert!(!bench.service.cluster().ledger().budgets_known());
     bench.index.begin_budgets(&bench.service);
     bench.index.end_budgets(&bench.service);
-    assert!(bench.service.cluster().budgets_known());
+    assert!(bench.service.cluster().ledger().budgets_known());
 }
 
 fn budget(name: &str, allowed: i32) -> PodDisruptionBudget {
@@ -476,6 +482,7 @@ fn a_budget_that_a_new_list_does_not_have_is_gone() {
     let known = |bench: &IndexFixture| {
         let ledger = bench.service.cluster();
         ledger
+            .ledger()
             .budgets()
             .iter()
             .map(|budget| (budget.name.clone(), budget.allowed))
@@ -502,7 +509,7 @@ fn objects_without_a_name_or_uid_change_nothing() {
     assert_eq!(bench.apply(&nameless), None);
     bench.index.apply_node(&bench.service, &Node::default());
     assert_eq!(bench.index.nodes().len(), 1);
-    assert_eq!(bench.service.cluster().pod_states().len(), 0);
+    assert_eq!(bench.service.cluster().ledger().pod_states().len(), 0);
 }
 
 /// A UUID an agent reported and a record of it, seen again after a restart.
@@ -521,15 +528,19 @@ fn the_ledger_rebuilt_from_the_pods_is_the_one_that_was_lost() {
     // When a replica learned of a pod differs from replica to replica.
     let timeless = |bench: &IndexFixture| -> BTreeMap<PodUid, PodState> {
         let ledger = bench.service.cluster();
-        let entries = ledger.pod_states().into_iter().map(|(uid, entry)| {
-            let mut entry = entry.clone();
-            match &mut entry.phase {
-                PodPhase::Bound(bound) => (bound.since, bound.started) = Default::default(),
-                PodPhase::Waiting(waiting) => waiting.since = Default::default(),
-                PodPhase::Assumed(_) => {}
-            }
-            (uid.clone(), entry)
-        });
+        let entries = ledger
+            .ledger()
+            .pod_states()
+            .into_iter()
+            .map(|(uid, entry)| {
+                let mut entry = entry.clone();
+                match &mut entry.phase {
+                    PodPhase::Bound(bound) => (bound.since, bound.started) = Default::default(),
+                    PodPhase::Waiting(waiting) => waiting.since = Default::default(),
+                    PodPhase::Assumed(_) => {}
+                }
+                (uid.clone(), entry)
+            });
         entries.collect()
     };
     assert_eq!(timeless(&one), timeless(&two));
@@ -538,6 +549,7 @@ fn the_ledger_rebuilt_from_the_pods_is_the_one_that_was_lost() {
     assert_eq!(
         two.service
             .cluster()
+            .ledger()
             .pod_state(&uid_of("2"))
             .unwrap()
             .devices()
@@ -550,7 +562,12 @@ impl IndexFixture {
     /// A bind on node `a` allocates GPUs to the pod; its Binding is not written yet.
     fn assume(&self, uid: &str) {
         let mut cluster = self.service.cluster();
-        let asked = BindAsked::of(&cluster, &uid_of(uid), &NodeName::parse("a").unwrap()).unwrap();
+        let asked = BindAsked::of(
+            cluster.ledger(),
+            &uid_of(uid),
+            &NodeName::parse("a").unwrap(),
+        )
+        .unwrap();
         let answer = cluster.apply(asked);
         assert!(
             matches!(
@@ -572,7 +589,7 @@ impl IndexFixture {
         let mut ledger = self.service.cluster();
         let seen = objects::observation(
             &read(pod.clone()),
-            ledger.policy(),
+            ledger.ledger().policy(),
             None,
             jiff::Timestamp::UNIX_EPOCH,
         )

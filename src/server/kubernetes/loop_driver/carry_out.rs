@@ -14,7 +14,7 @@ pub(super) async fn carry_out(
 ) -> WriteOutcome {
     read_refusal(&mut write, control_plane).await;
     // A statement of its own, so that the lock is released with it.
-    let begun = write.clone().begin(&service.cluster());
+    let begun = write.clone().begin(service.cluster().ledger());
     let Some(write) = begun else {
         return WriteOutcome::Dropped(write);
     };
@@ -32,7 +32,7 @@ pub(super) async fn carry_out(
             {
                 span.set("stowage.preemptor.uid", preemptor.to_string());
             }
-            let is_due = || task.is_due(&service.cluster(), &uid, &why);
+            let is_due = || task.is_due(service.cluster().ledger(), &uid, &why);
             let outcome = span
                 .around(control_plane.evict(&key, &uid, &why, &is_due))
                 .await;
@@ -76,7 +76,7 @@ pub(super) async fn carry_out(
                 .await;
             if written.is_ok() && matches!(purpose, StatusPurpose::Release { .. }) {
                 // That may have taken long. The nomination of a pod that was placed meanwhile replaces its condition.
-                if !purpose.stands(&service.cluster(), &uid) {
+                if !purpose.stands(service.cluster().ledger(), &uid) {
                     return WriteOutcome::Dropped(PodWrite::Status {
                         key,
                         uid,

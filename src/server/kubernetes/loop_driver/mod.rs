@@ -60,14 +60,14 @@ impl LoopDriver {
         self.control_loop.tick(now, is_leading, self.facts(now));
         self.act();
         if is_leading {
-            let waiting = self.service.cluster().pending_count();
+            let waiting = self.service.cluster().ledger().pending_count();
             self.service.metrics.planner.waiting.set(waiting as i64);
         }
     }
 
     fn facts(&self, now: Moment) -> EdgeFacts {
         let ends_conflicts =
-            self.service.cluster().policy().conflicts == ConflictRule::EvictUnstarted;
+            self.service.cluster().ledger().policy().conflicts == ConflictRule::EvictUnstarted;
         let conflict_victims = match ends_conflicts {
             true => self.service.conflicts().victims(now),
             false => Vec::new(),
@@ -148,7 +148,7 @@ impl LoopDriver {
 
     /// The ledger's present: what is due by it is due here.
     fn now(&self) -> Moment {
-        self.service.cluster().now()
+        self.service.cluster().ledger().now()
     }
 }
 

@@ -1,5 +1,5 @@
 //! A fluid model of an inference engine that batches continuously, as vLLM does: requests are amounts, not things, and a step of
-//! the model is a second, not a step of the engine. docs/fleet-simulator.md has the formulas, the published figures that the
+//! the model is a second, not a step of the engine. docs/inside/fleet-simulator.md has the formulas, the published figures that the
 //! constants are fitted to, and what the model leaves out.
 //!
 //! ```text

@@ -1,4 +1,4 @@
-//! The model beside published measurements; docs/fleet-simulator.md has the sources and prints the same figures.
+//! The model beside published measurements; `published.md` has the sources and prints the same figures.
 //!
 //! Times per token and throughputs are held within [`RATES`], times to first token, which depend on the client and on how
 //! requests happen to meet, within [`FIRST_TOKENS`].
@@ -10,10 +10,7 @@ use stowage_scheduling::units::Bytes;
 const RATES: f64 = 0.16;
 const FIRST_TOKENS: f64 = 0.40;
 
-const PAGE: &str = include_str!(concat!(
-    env!("CARGO_WORKSPACE_DIR"),
-    "/docs/fleet-simulator.md"
-));
+const TABLE: &str = include_str!("published.md");
 
 /// Requests of ShareGPT in Llama's tokens, as a run of the same benchmark reports them: prompt and output.
 const SHAREGPT: (f64, f64) = (213.0, 214.0);
@@ -50,7 +47,7 @@ fn first_token(what: &'static str, published: f64, modeled: f64) -> Figure {
     }
 }
 
-/// Each figure is within its tolerance, and the page shows it as it is.
+/// Each figure is within its tolerance, and the table shows it as it is.
 fn check(figures: &[Figure]) {
     let off = |figure: &&Figure| (figure.modeled / figure.published - 1.0).abs() > figure.tolerance;
     let rows = |figures: Vec<&Figure>| {
@@ -65,17 +62,14 @@ fn check(figures: &[Figure]) {
     let missing = rows(
         figures
             .iter()
-            .filter(|figure| !PAGE.contains(&figure.row()))
+            .filter(|figure| !TABLE.contains(&figure.row()))
             .collect(),
     );
-    assert!(
-        missing.is_empty(),
-        "docs/fleet-simulator.md lacks:\n{missing}"
-    );
+    assert!(missing.is_empty(), "published.md lacks:\n{missing}");
 }
 
 impl Figure {
-    /// A row of the page's table, with three digits of what is modeled.
+    /// A row of the table, with three digits of what is modeled.
     fn row(&self) -> String {
         let decimals = (2 - self.modeled.abs().log10().floor() as i32).max(0) as usize;
         let off = 100.0 * (self.modeled / self.published - 1.0);

@@ -60,7 +60,7 @@ impl Run {
         self.tally.latencies.ttft.quantile_s(share).unwrap()
     }
 
-    /// A row of docs/fleet-simulator.md.
+    /// A row of `autoscalers.md`.
     fn row(&self, traffic: &str, scaler: &str) -> String {
         let tally = &self.tally;
         format!(
@@ -115,19 +115,16 @@ fn utilization() -> UtilizationScaler {
 const CHAT: RequestSize = RequestSize::CONVERSATION;
 const CODE: RequestSize = RequestSize::CODE;
 
-fn check_page(rows: &[String]) {
-    const PAGE: &str = include_str!(concat!(
-        env!("CARGO_WORKSPACE_DIR"),
-        "/docs/fleet-simulator.md"
-    ));
+fn check_table(rows: &[String]) {
+    const TABLE: &str = include_str!("autoscalers.md");
     let missing: Vec<&str> = rows
         .iter()
         .map(String::as_str)
-        .filter(|row| !PAGE.contains(row))
+        .filter(|row| !TABLE.contains(row))
         .collect();
     assert!(
         missing.is_empty(),
-        "docs/fleet-simulator.md lacks:\n{}",
+        "autoscalers.md lacks:\n{}",
         missing.join("\n")
     );
 }
@@ -158,7 +155,7 @@ fn the_shipped_autoscaler_follows_a_day_and_utilization_does_not_see_the_night()
         baseline.mean(2..5)
     );
     assert!(baseline.tally.replica_seconds > 2.0 * shipped.tally.replica_seconds);
-    check_page(&[
+    check_table(&[
         shipped.row("chat, generated", "shipped, 60 % of the most"),
         baseline.row("chat, generated", "GPU utilization 80 %"),
     ]);
@@ -187,7 +184,7 @@ fn a_kv_target_beyond_the_knee_lets_requests_wait() {
             "{what}: {} s",
             beyond.ttft_s(0.99)
         );
-        check_page(&[
+        check_table(&[
             near.row(what, "shipped, 60 % of the most"),
             beyond.row(what, "shipped, default targets"),
         ]);
@@ -233,7 +230,7 @@ fn the_traces_days_are_followed() {
                 "{quiet} in the quiet hours, {busy} in the busy ones"
             );
         }
-        check_page(&[
+        check_table(&[
             shipped.row(what, "shipped, 60 % of the most"),
             baseline.row(what, "GPU utilization 80 %"),
         ]);

@@ -107,6 +107,7 @@ impl Stowage {
                 reservation: self
                     .control_loop
                     .books
+                    .ledger()
                     .reservation_of(uid)
                     .map(|status| status.reservation),
                 nominated: self.nominated.get(uid).cloned(),
@@ -331,7 +332,8 @@ impl FleetScheduler for Stowage {
             }
         }
         if self.audits {
-            self.violations.extend(audit(&self.control_loop.books));
+            self.violations
+                .extend(audit(self.control_loop.books.ledger()));
         }
         acts
     }

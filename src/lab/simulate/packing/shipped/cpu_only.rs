@@ -94,7 +94,7 @@ impl<'s> CpuOnly<'s> {
         );
         let loss = |rank: &usize| {
             let (node, packing_model) = (&snapshot.nodes()[*rank], snapshot.packing_model());
-            match self.cleared(ledger, node, *rank, standing) {
+            match self.cleared(ledger.ledger(), node, *rank, standing) {
                 Some(cleared) => packing_model.packing_cost_of_host(
                     &packing_model.node_summary(cleared.node_gpus(node)),
                     taken,

@@ -26,8 +26,8 @@ impl Shipped<'_> {
         let kind = &self.setting.kinds[arrival.kind];
         let set = self.cheapest(cluster, uid, kind)?;
         let cpu_pods = self.cpu_pods_leaving(cluster, &set, kind);
-        let devices = &self.ledger.node(&set.node)?.devices;
-        let slack = self.ledger.policy().preemption.reservation_slack;
+        let devices = &self.ledger.ledger().node(&set.node)?.devices;
+        let slack = self.ledger.ledger().policy().preemption.reservation_slack;
         let reservation = Reservation {
             node: set.node.clone(),
             devices: set
@@ -36,7 +36,7 @@ impl Shipped<'_> {
                 .map(|place| devices[place].uuid.clone())
                 .collect(),
             victims: set.all_victims().into(),
-            deadline: self.ledger.now() + set.longest_grace + slack,
+            deadline: self.ledger.ledger().now() + set.longest_grace + slack,
         };
         self.ledger
             .apply(Reserve {
@@ -69,6 +69,7 @@ impl Shipped<'_> {
         let rank = self.rank_of(&set.node);
         let host_resources = |victim: &PodUid| {
             self.ledger
+                .ledger()
                 .pod_state(victim)
                 .map(|entry| entry.demand.host_resources)
         };
@@ -93,15 +94,16 @@ impl Shipped<'_> {
     ) -> Option<VictimSet> {
         let demand = &self
             .ledger
+            .ledger()
             .pod_state(uid)
             .filter(|entry| entry.demand.may_preempt)?
             .demand;
-        let preemptor = self.ledger.preemptor(uid);
-        let mut cost_bounds = self.ledger.cost_bounds(&preemptor, demand);
+        let preemptor = self.ledger.ledger().preemptor(uid);
+        let mut cost_bounds = self.ledger.ledger().cost_bounds(&preemptor, demand);
         cost_bounds.retain(|cost_bound| {
             kind.models[cluster.nodes()[self.rank_of(&cost_bound.node)].model]
         });
-        let mut survey = self.ledger.survey(&preemptor, demand);
+        let mut survey = self.ledger.ledger().survey(&preemptor, demand);
         let look = |node: &NodeName| {
             let mut candidate = survey.candidate(node)?;
             let rank = self.rank_of(node);

@@ -98,15 +98,15 @@ impl SimulatedUpkeep {
 
     fn learn(&mut self, ledger: &mut Cluster) {
         let demand_history = match &mut self.knowledge {
-            Knowledge::Learned => match ledger.demand_to_learn() {
+            Knowledge::Learned => match ledger.ledger().demand_to_learn() {
                 Some(demand_history) => Arc::new(demand_history),
                 None => return,
             },
             Knowledge::Known {
                 demand_history,
                 next_at,
-            } if *next_at <= ledger.demand_history().arrivals() => {
-                *next_at = ledger.demand_history().arrivals() + EVERY;
+            } if *next_at <= ledger.ledger().demand_history().arrivals() => {
+                *next_at = ledger.ledger().demand_history().arrivals() + EVERY;
                 demand_history.clone()
             }
             Knowledge::Known { .. } => return,

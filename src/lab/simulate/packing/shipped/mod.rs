@@ -171,7 +171,7 @@ impl<'s> Shipped<'s> {
             node: node.clone(),
             devices: devices.clone(),
         });
-        let demand = self.ledger.pod_state(uid)?.demand.clone();
+        let demand = self.ledger.ledger().pod_state(uid)?.demand.clone();
         let state = ObservedPhase::Bound {
             node: node.clone(),
             devices,
@@ -185,7 +185,7 @@ impl<'s> Shipped<'s> {
 
     fn seat(&self, placement: &Placement) -> SimulatedPlacement {
         ledger::seat(
-            &self.ledger,
+            self.ledger.ledger(),
             &self.names,
             &placement.node,
             &placement.devices,
@@ -203,7 +203,7 @@ impl<'s> Shipped<'s> {
 impl Placer for Shipped<'_> {
     fn place(&mut self, cluster: &SimulatedCluster, arrival: PodArrival) -> Option<Placed> {
         self.ledger.apply(Tick {
-            now: self.ledger.now() + BETWEEN_ARRIVALS,
+            now: self.ledger.ledger().now() + BETWEEN_ARRIVALS,
             is_leading: true,
         });
         self.upkeep.tick(&mut self.ledger, cluster, &self.names);

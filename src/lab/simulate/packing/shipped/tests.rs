@@ -8,13 +8,13 @@ use crate::simulate::packing::testing::{kind, setting};
 use stowage_scheduling::audit::ledger::audit;
 
 fn audited(shipped: &Shipped<'_>) {
-    let violations = audit(&shipped.ledger);
+    let violations = audit(shipped.ledger.ledger());
     assert!(violations.is_empty(), "{violations:?}");
 }
 
 /// Thousandths of GPUs that are allocated by the ledger, rounded.
 fn promised(shipped: &Shipped<'_>) -> u64 {
-    let totals = shipped.ledger.totals();
+    let totals = shipped.ledger.ledger().totals();
     let gpu = totals.capacity.0 / totals.gpus;
     (totals.charged.0 * 1000 + gpu / 2) / gpu
 }
@@ -75,7 +75,13 @@ fn a_pod_is_placed_only_where_the_kube_filters_accept_it() {
     };
     assert_eq!(place(&mut shipped, 0), Some(1));
     assert_eq!(place(&mut shipped, 1), None);
-    assert!(shipped.ledger.pod_state(&super::ledger::uid(1)).is_none());
+    assert!(
+        shipped
+            .ledger
+            .ledger()
+            .pod_state(&super::ledger::uid(1))
+            .is_none()
+    );
 }
 
 /// Two best-effort pods on one node with 8 CPUs and two GPUs, then a serving pod: its node and its victims.

@@ -145,6 +145,7 @@ fn happen(cluster: &mut ExplainedCluster, what: Happens) {
     let gpus = |cluster: &ExplainedCluster, node: usize| {
         cluster
             .ledger
+            .ledger()
             .node(&name(&node_name(node)))
             .map_or(0, |node| node.devices.len())
     };
@@ -180,6 +181,7 @@ fn happen(cluster: &mut ExplainedCluster, what: Happens) {
         } => {
             cluster
                 .ledger
+                .ledger_mut()
                 .set_node(&name(&node_name(node)), Default::default(), None);
             let last = if is_well {
                 Health::Healthy
@@ -205,11 +207,11 @@ proptest! {
         let mut cluster = (0..NODES).fold(ExplainedCluster::new(Policy::default()), |cluster, node| {
             cluster.node(&format!("node-{node}"), GPUS)
         });
-        let mut before = Fleet::of(&cluster.ledger, 4);
+        let mut before = Fleet::of(cluster.ledger.ledger(), 4);
         let mut client = json!(before);
         for step in steps {
             step.into_iter().for_each(|what| happen(&mut cluster, what));
-            let after = Fleet::of(&cluster.ledger, 4);
+            let after = Fleet::of(cluster.ledger.ledger(), 4);
             let changes = FleetChanges::between(&before, &after);
             prop_assert_eq!(changes.is_empty(), before == Fleet { now: before.now, ..after.clone() });
             apply(&mut client, &json!(changes));
@@ -226,9 +228,9 @@ fn of_a_gpu_with_another_load_only_that_is_listed() {
             .node("a", 2)
             .runs(&pod("chat", "40Gi"), "a", &[1]);
     cluster.report("a", &[(1, 70, 3)], &[]);
-    let before = Fleet::of(&cluster.ledger, 10);
+    let before = Fleet::of(cluster.ledger.ledger(), 10);
     cluster.report("a", &[(1, 70, 9)], &[]);
-    let changes = FleetChanges::between(&before, &Fleet::of(&cluster.ledger, 10));
+    let changes = FleetChanges::between(&before, &Fleet::of(cluster.ledger.ledger(), 10));
     let now = before.now;
     assert_eq!(
         json!(changes),

@@ -43,9 +43,9 @@ fn asleep_by(policy: Policy) -> LedgerCluster {
 
 impl LedgerCluster {
     fn reserve_on_n(&mut self, pod: &str) -> Result<(), AssumeConflict> {
-        let deadline = self.now() + Millis::seconds(60);
+        let deadline = self.ledger().now() + Millis::seconds(60);
         let (devices, victims) = ([gpu_at("n", 0)].into(), Arc::new([]));
-        self.reserve(
+        self.ledger_mut().reserve(
             &uid(pod),
             Reservation {
                 node: node("n"),
@@ -94,7 +94,7 @@ impl LedgerCluster {
     }
 
     fn evicted(&self) -> Vec<PodUid> {
-        let evictions = loans_to_end(self, &BTreeSet::new(), &BTreeSet::new());
+        let evictions = loans_to_end(self.ledger(), &BTreeSet::new(), &BTreeSet::new());
         evictions.into_iter().map(|eviction| eviction.uid).collect()
     }
 
@@ -198,7 +198,7 @@ fn a_binding_that_is_read_says_whether_its_pod_borrows() {
     };
     let stage = BindingStage::Request { is_new: true };
     let latest_landing = Millis::seconds(16);
-    let asked = cluster.now();
+    let asked = cluster.ledger().now();
     cluster.apply(BindingRead {
         uid: uid("job"),
         placement,
@@ -210,7 +210,7 @@ fn a_binding_that_is_read_says_whether_its_pod_borrows() {
     cluster.ask_to_wake();
     cluster.report_use("n", &[("engine", 4), ("job", 30)], 0, &["engine"]);
     assert!(
-        !cluster.open_wakes()[0].is_wakeable,
+        !cluster.ledger().open_wakes()[0].is_wakeable,
         "the job has what the engine was granted"
     );
     assert_eq!(cluster.evicted(), [uid("job")]);
@@ -220,7 +220,7 @@ fn a_binding_that_is_read_says_whether_its_pod_borrows() {
 fn a_borrower_is_to_go_only_as_long_as_its_lender_is_to_wake() {
     let mut cluster = asleep();
     cluster.lend_to_a_job();
-    let is_to_go = |cluster: &LedgerCluster| is_vram_owed(cluster, &uid("job"));
+    let is_to_go = |cluster: &LedgerCluster| is_vram_owed(cluster.ledger(), &uid("job"));
     assert!(!is_to_go(&cluster));
     cluster.ask_to_wake();
     assert!(is_to_go(&cluster));
@@ -267,10 +267,10 @@ fn a_pod_of_which_nothing_is_known_delays_a_wake_only_by_vram_that_a_borrower_co
     cluster.ask_to_wake();
     cluster.report_use("n", &[("engine", 4), ("unknown", 30)], 0, &["engine"]);
     assert!(
-        !cluster.open_wakes()[0].is_wakeable,
+        !cluster.ledger().open_wakes()[0].is_wakeable,
         "it may have borrowed before this ledger began"
     );
     // As an MPS server has it, which stays.
     cluster.report_use("n", &[("engine", 4), ("unknown", 1)], 0, &["engine"]);
-    assert!(cluster.open_wakes()[0].is_wakeable);
+    assert!(cluster.ledger().open_wakes()[0].is_wakeable);
 }

@@ -49,7 +49,7 @@ fn report(cluster: &mut LedgerCluster, on: &str, engines: Vec<EngineReading>) {
         attributed: Vec::new(),
         engine_load: EngineLoad::NONE,
     };
-    let sampled = cluster.now();
+    let sampled = cluster.ledger().now();
     let engines = engines
         .into_iter()
         .map(|engine| EngineReading {
@@ -71,7 +71,7 @@ fn report(cluster: &mut LedgerCluster, on: &str, engines: Vec<EngineReading>) {
 
 /// The best place for the demand.
 fn best(cluster: &mut LedgerCluster, demand: &Demand) -> Option<(String, GpuSet)> {
-    let (snapshot, policy) = (cluster.snapshot(), cluster.policy().clone());
+    let (snapshot, policy) = (cluster.snapshot(), cluster.ledger().policy().clone());
     let names = snapshot.nodes().iter().map(|node| node.name.as_str());
     let list = shortlist(
         &snapshot,
@@ -95,7 +95,7 @@ fn offer(cluster: &mut LedgerCluster, pod: &str, on: &str, gpu: u32) {
 }
 
 fn bind(cluster: &mut LedgerCluster, pod: &str, on: &str) -> Vec<String> {
-    let asked = BindAsked::of(cluster, &uid(pod), &node(on)).unwrap();
+    let asked = BindAsked::of(cluster.ledger(), &uid(pod), &node(on)).unwrap();
     match cluster.apply(asked) {
         Ok(BindAnswer::Write(decision)) => decision
             .placement
@@ -310,7 +310,7 @@ fn a_wake_is_priced_by_the_weights_and_the_depth_of_the_sleep() {
             },
         ],
     );
-    let (snapshot, policy) = (cluster.snapshot(), cluster.policy().clone());
+    let (snapshot, policy) = (cluster.snapshot(), cluster.ledger().policy().clone());
     let (node, starts) = (snapshot.node("b").unwrap(), snapshot.start_model());
     let wake = |gpu| wake_on(node, GpuSet::one(gpu), &llama(40), starts, &policy.loading);
     // 40 GiB from the network take 43 s, from disk 14.3 s, from host memory 2.1 s; a start takes 20 s, a wake 0.1 s.

@@ -39,8 +39,8 @@ impl MeasurementFixture {
     }
 
     fn wait(&mut self, name: &str, gib: u64, priority: i32) -> Demand {
-        self.ledger.set_now(self.now);
-        let demand = demand(gib, priority, self.ledger.policy());
+        self.ledger.ledger_mut().set_now(self.now);
+        let demand = demand(gib, priority, self.ledger.ledger().policy());
         self.ledger.wait(name, demand.clone());
         demand
     }
@@ -48,11 +48,16 @@ impl MeasurementFixture {
     /// Bound and starting.
     fn bind(&mut self, name: &str, gib: u64, priority: i32) -> Vec<String> {
         self.wait(name, gib, priority);
-        let assumed = self.ledger.assume(&uid(name), &node()).unwrap();
+        let assumed = self
+            .ledger
+            .ledger_mut()
+            .assume(&uid(name), &node())
+            .unwrap();
         let AssumeResult::New(placement) = assumed else {
             panic!("{name} was bound before")
         };
         self.ledger
+            .ledger_mut()
             .confirm(&uid(name), &node(), Some(placement.devices.clone()));
         placement
             .devices
@@ -62,8 +67,8 @@ impl MeasurementFixture {
     }
 
     fn observe_bound(&mut self, name: &str, gib: u64, devices: Option<&[&str]>, starting: bool) {
-        self.ledger.set_now(self.now);
-        let demand = demand(gib, 0, self.ledger.policy());
+        self.ledger.ledger_mut().set_now(self.now);
+        let demand = demand(gib, 0, self.ledger.ledger().policy());
         let devices = devices.map(|uuids| uuids.iter().map(|uuid| gpu(uuid)).collect());
         let state = ObservedPhase::Bound {
             node: node(),
@@ -108,12 +113,12 @@ impl MeasurementFixture {
             over_grant: Vec::new(),
             unread: Vec::new(),
         };
-        self.ledger.read(&node(), reading.into());
+        self.ledger.ledger_mut().read(&node(), reading.into());
     }
 
     fn pass(&mut self, seconds: u64) {
         self.now = self.now + Millis::seconds(seconds);
-        self.ledger.expire(self.now);
+        self.ledger.ledger_mut().expire(self.now);
     }
 
     /// `GPU-a`, once these victims are gone.

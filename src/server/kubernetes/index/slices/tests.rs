@@ -41,7 +41,7 @@ fn slice(name: &str, node: &str) -> ResourceSlice {
 
 fn kind(service: &Service, name: &str) -> NodeKind {
     let name = stowage_scheduling::ids::NodeName::parse(name).unwrap();
-    service.cluster().node(&name).unwrap().kind
+    service.cluster().ledger().node(&name).unwrap().kind
 }
 
 #[test]

@@ -45,7 +45,7 @@ fn a_pod_without_a_gpu_counts_for_the_kube_filters_until_it_ends_or_is_gone() {
         .delete_pod(&bench.service, &read(without_gpu("web", "Running")));
     assert!(takes_one_more(&bench));
     assert!(
-        bench.service.cluster().pod_states().is_empty(),
+        bench.service.cluster().ledger().pod_states().is_empty(),
         "the ledger is not bothered"
     );
 }

@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 
 fn left(bench: &PlannerFixture, name: &str) -> Millis {
     let deadline = reservation_for(bench, name).deadline;
-    deadline.since(bench.service.cluster().now())
+    deadline.since(bench.service.cluster().ledger().now())
 }
 
 /// The watch shows the pod's reservation, whose write is not answered.
@@ -51,10 +51,10 @@ async fn a_pod_nominated_late_has_time_to_be_bound_and_its_condition_shows_it() 
         ["serving: hold n, nominate n, placed", "serving: lift"]
     );
     bench.pass(14);
-    assert_eq!(bench.service.cluster().totals().reservations, 1);
+    assert_eq!(bench.service.cluster().ledger().totals().reservations, 1);
     bench.pass(2);
     assert_eq!(
-        bench.service.cluster().totals().reservations,
+        bench.service.cluster().ledger().totals().reservations,
         0,
         "but not forever"
     );
@@ -162,7 +162,7 @@ async fn a_node_lost_while_victims_remain_ends_the_reservation_and_all_evictions
     bench.gone("one");
     bench.index.reset_nodes(&bench.service, &[]);
     bench.pass(1);
-    assert_eq!(bench.service.cluster().totals().reservations, 0);
+    assert_eq!(bench.service.cluster().ledger().totals().reservations, 0);
     let mut written = bench.tick().await;
     assert!(
         written.contains(&"serving: end hold".to_owned()),
@@ -219,7 +219,7 @@ async fn a_nomination_and_the_lift_of_a_gate_are_not_sent_once_their_reservation
     let is_sent = |bench: &PlannerFixture, reservation: &Reservation| {
         let writes = [nomination(reservation.clone()), lift(reservation.clone())];
         let [nominates, lifts] =
-            writes.map(|write| write.begin(&bench.service.cluster()).is_some());
+            writes.map(|write| write.begin(bench.service.cluster().ledger()).is_some());
         assert_eq!(nominates, lifts);
         nominates
     };
@@ -255,9 +255,14 @@ async fn the_gate_of_a_pod_that_has_a_reservation_by_now_is_not_given_up() {
             why: "it waits too long".into(),
         },
     );
-    assert!(release.clone().begin(&bench.service.cluster()).is_some());
+    assert!(
+        release
+            .clone()
+            .begin(bench.service.cluster().ledger())
+            .is_some()
+    );
     hold_as_the_verb_does(&bench, "serving", "job");
-    assert_eq!(release.begin(&bench.service.cluster()), None);
+    assert_eq!(release.begin(bench.service.cluster().ledger()), None);
 }
 
 #[tokio::test]
@@ -325,11 +330,12 @@ fn a_reservation_made_while_the_end_of_another_waits_to_be_written_is_shown_inst
         bench.show(waiting("serving", 50, 100));
         let end = write("serving", change, purpose);
         assert_eq!(
-            end.clone().begin(&bench.service.cluster()),
+            end.clone().begin(bench.service.cluster().ledger()),
             Some(end.clone())
         );
         hold_as_the_verb_does(&bench, "serving", "job");
-        let Some(PodWrite::Status { change, .. }) = end.begin(&bench.service.cluster()) else {
+        let Some(PodWrite::Status { change, .. }) = end.begin(bench.service.cluster().ledger())
+        else {
             panic!("it is written");
         };
         assert_eq!(
@@ -526,7 +532,7 @@ async fn a_reservation_that_the_watch_shows_stands_although_its_write_is_not_ans
     answer.send(()).unwrap();
     bench.settle().await;
     *bench.recorder.deaf.lock() = false;
-    assert_eq!(bench.service.cluster().totals().reservations, 1);
+    assert_eq!(bench.service.cluster().ledger().totals().reservations, 1);
     assert_eq!(bench.tick().await, ["job: evict Preempted"]);
 }
 
@@ -571,7 +577,7 @@ async fn a_reservation_without_victims_is_shown_over_one_that_landed_late_until_
         node: NodeName::parse("m").unwrap(),
         devices: [GpuUuid::from_index(0)].into(),
         victims: [].into(),
-        deadline: bench.service.cluster().now() + Millis::seconds(60),
+        deadline: bench.service.cluster().ledger().now() + Millis::seconds(60),
     };
     bench
         .service

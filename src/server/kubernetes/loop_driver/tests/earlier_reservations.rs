@@ -104,5 +104,5 @@ async fn a_reservation_is_not_called_off_because_the_write_of_an_earlier_one_fai
     *bench.recorder.deaf.lock() = true;
     answer.send(()).unwrap();
     bench.settle().await;
-    assert_eq!(bench.service.cluster().totals().reservations, 1);
+    assert_eq!(bench.service.cluster().ledger().totals().reservations, 1);
 }

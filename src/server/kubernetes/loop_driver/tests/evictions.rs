@@ -104,7 +104,7 @@ async fn a_pod_whose_eviction_is_tried_again_is_not_told_that_it_stays_until_its
     bench.show(gated("serving", 50, 100));
     refuse_for_now(&bench, "job");
     let mut written = Vec::new();
-    while bench.service.cluster().totals().reservations > 0 || written.is_empty() {
+    while bench.service.cluster().ledger().totals().reservations > 0 || written.is_empty() {
         written.extend(bench.written_within(1).await);
         assert!(!written.contains(&"job: stays".to_owned()), "{written:?}");
     }
@@ -155,7 +155,7 @@ async fn a_pod_that_is_evicted_to_end_a_conflict_is_told_that_it_stays_once_the_
     let mut second = granted("second", "Pending");
     second["status"]["conditions"] = json!([evicted("True")]);
     bench.show(second);
-    let now = bench.service.cluster().now();
+    let now = bench.service.cluster().ledger().now();
     let devices = bench
         .service
         .cluster()
@@ -236,7 +236,7 @@ async fn a_late_refusal_of_an_eviction_ends_no_reservation_that_evicts_nobody() 
     );
     written = bench.settle().await;
     assert_eq!(written, Vec::<String>::new());
-    assert_eq!(bench.service.cluster().totals().reservations, 1);
+    assert_eq!(bench.service.cluster().ledger().totals().reservations, 1);
 }
 
 #[tokio::test]
@@ -319,7 +319,7 @@ fn report_load(bench: &PlannerFixture, kv_cache: u8) {
         engine_load: load,
     };
     let mut ledger = bench.service.cluster();
-    let sampled = ledger.now();
+    let sampled = ledger.ledger().now();
     ledger.apply(ReadingReported {
         node: NodeName::parse("n").unwrap(),
         reading: NodeReading {
@@ -410,7 +410,7 @@ async fn an_eviction_that_is_not_allowed_at_the_moment_does_not_count_towards_th
         report_use(&mut bench, 150, 12).await,
         ["job: evict Overuse"]
     );
-    assert!(bench.service.cluster().may_order(&[uid("job")]));
+    assert!(bench.service.cluster().ledger().may_order(&[uid("job")]));
 }
 
 fn of_a_pair(name: &str, pod: Value) -> Value {
@@ -510,7 +510,7 @@ fn report_overuse(bench: &PlannerFixture, used_gib: u64) {
         used,
         ungranted: None,
     });
-    let sampled = bench.service.cluster().now();
+    let sampled = bench.service.cluster().ledger().now();
     let reading = NodeReading {
         sampled,
         over_grant: over.into_iter().collect(),
@@ -571,7 +571,7 @@ async fn report_ungranted(
     for _ in 0..seconds {
         bench.pass(1);
         let over_grant = pods.iter().map(ungranted).collect();
-        let sampled = bench.service.cluster().now();
+        let sampled = bench.service.cluster().ledger().now();
         let reading = NodeReading {
             sampled,
             over_grant,
@@ -849,7 +849,7 @@ async fn no_neighbor_leaves_for_what_a_stale_reading_says() {
     report_pressure(&bench);
     let is_due = |bench: &PlannerFixture| {
         is_relief_due(
-            &bench.service.cluster(),
+            bench.service.cluster().ledger(),
             &uid("small"),
             &GpuUuid::from_index(0),
         )

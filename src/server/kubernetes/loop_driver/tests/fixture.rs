@@ -307,6 +307,7 @@ pub fn reservation_for(bench: &PlannerFixture, name: &str) -> Reservation {
     bench
         .service
         .cluster()
+        .ledger()
         .reservation_of(&uid(name))
         .unwrap()
         .reservation
@@ -318,7 +319,7 @@ pub(crate) fn hold_as_the_verb_does(bench: &PlannerFixture, name: &str, victim: 
         node: NodeName::parse("n").unwrap(),
         devices: [GpuUuid::from_index(0)].into(),
         victims: [uid(victim)].into(),
-        deadline: ledger.now() + Millis::seconds(60),
+        deadline: ledger.ledger().now() + Millis::seconds(60),
     };
     ledger
         .apply(Reserve {

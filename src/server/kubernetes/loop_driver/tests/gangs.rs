@@ -174,7 +174,7 @@ async fn a_leader_worker_set_group_without_the_gate_is_placed_as_a_whole() {
         written.extend(bench.tick().await);
     }
     assert_eq!(evicted(&written), ["job"]);
-    assert_eq!(bench.service.cluster().totals().reservations, 2);
+    assert_eq!(bench.service.cluster().ledger().totals().reservations, 2);
 }
 
 #[tokio::test]
@@ -202,6 +202,7 @@ async fn kube_scheduler_preempts_no_pod_for_a_part_of_a_leader_worker_set_group(
         let demand = bench
             .service
             .cluster()
+            .ledger()
             .pod_state(&uid(name))
             .unwrap()
             .demand
@@ -247,6 +248,7 @@ async fn a_member_whose_binding_is_under_way_leaves_with_its_group_once_it_is_bo
     let node = bench
         .service
         .cluster()
+        .ledger()
         .reservation_of(&uid("a"))
         .unwrap()
         .reservation
@@ -287,7 +289,7 @@ async fn a_member_whose_binding_fails_after_its_group_gives_its_reservation_back
         .lock()
         .insert("job".into(), refused);
     bench.tick().await;
-    let free = bench.service.cluster().reservation_status();
+    let free = bench.service.cluster().ledger().reservation_status();
     let free = free
         .into_iter()
         .find(|one| one.reservation.victims.is_empty())
@@ -302,10 +304,10 @@ async fn a_member_whose_binding_fails_after_its_group_gives_its_reservation_back
     assert!(bench.recorder.told().contains(&"StowageGroupFailed"));
     bench.service.cluster().apply(BindingFailed(free.uid));
     assert_eq!(
-        bench.service.cluster().totals().reservations,
+        bench.service.cluster().ledger().totals().reservations,
         1,
         "it has what it had"
     );
     bench.begin_tick();
-    assert_eq!(bench.service.cluster().totals().reservations, 0);
+    assert_eq!(bench.service.cluster().ledger().totals().reservations, 0);
 }

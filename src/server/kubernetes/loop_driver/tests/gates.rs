@@ -76,7 +76,7 @@ async fn a_pod_that_is_placed_while_it_is_given_up_keeps_its_gate_until_it_is_no
     bench.pass(1);
     bench.begin_tick();
     bench.run_ends().await;
-    assert_eq!(bench.service.cluster().totals().reservations, 1);
+    assert_eq!(bench.service.cluster().ledger().totals().reservations, 1);
     answer.send(()).unwrap();
     assert_eq!(
         bench.settle().await,

@@ -65,7 +65,7 @@ async fn a_plan_takes_no_effect_beyond_what_the_eviction_limits_have_left_by_the
         bench.begin_tick();
         use_up(&bench);
         assert_eq!(bench.settle().await, Vec::<String>::new());
-        assert_eq!(bench.service.cluster().totals().reservations, 0);
+        assert_eq!(bench.service.cluster().ledger().totals().reservations, 0);
     }
 }
 

@@ -49,7 +49,7 @@ fn report_asleep(bench: &mut PlannerFixture) {
     let mut ledger = bench.service.cluster();
     let sleep = [(uid("engine"), SleepState::Asleep)].into();
     let reading = NodeReading {
-        sampled: ledger.now(),
+        sampled: ledger.ledger().now(),
         gpus: vec![gpu],
         sleep,
         ..NodeReading::default()
@@ -164,11 +164,11 @@ async fn a_borrower_whose_eviction_is_not_allowed_at_the_moment_does_not_use_up_
         .filter(|write| *write == "job: evict LoanEnded")
         .count();
     assert!(tried > 2, "{written:?}");
-    assert!(bench.service.cluster().may_order(&[uid("engine")]));
+    assert!(bench.service.cluster().ledger().may_order(&[uid("engine")]));
     bench.recorder.evictions.lock().clear();
     written_while_asleep(&mut bench, 15).await;
     assert!(
-        !bench.service.cluster().may_order(&[uid("engine")]),
+        !bench.service.cluster().ledger().may_order(&[uid("engine")]),
         "it was evicted"
     );
 }

@@ -69,7 +69,7 @@ async fn b5_of_two_reservations_of_one_gpu_a_new_leader_adopts_one_and_ends_the_
             .collect::<Vec<_>>(),
         ["meek: end hold"]
     );
-    let preemptor = |name: &str| bench.service.cluster().reservation_of(&uid(name));
+    let preemptor = |name: &str| bench.service.cluster().ledger().reservation_of(&uid(name));
     assert!(preemptor("urgent").is_some() && preemptor("meek").is_none());
 }
 
@@ -78,7 +78,7 @@ async fn b5_a_late_reservation_of_a_dead_leader_reserves_nothing_and_is_ended_by
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(waiting("late", 50, 100));
     bench.show(shows_hold("late", 100));
-    assert_eq!(bench.service.cluster().totals().reservations, 0);
+    assert_eq!(bench.service.cluster().ledger().totals().reservations, 0);
     assert_eq!(bench.tick().await, ["late: end hold"]);
     assert!(
         bench
@@ -96,9 +96,9 @@ async fn a_reservation_with_a_deadline_in_a_thousand_years_ends_all_the_same() {
     let mut pod = waiting("greedy", 50, 0);
     pod["status"]["conditions"] = reservation_until(&[], "2999-01-01T00:00:00Z");
     bench.take_over(pod);
-    assert_eq!(bench.service.cluster().totals().reservations, 1);
+    assert_eq!(bench.service.cluster().ledger().totals().reservations, 1);
     bench.pass(2 * 3600);
-    assert_eq!(bench.service.cluster().totals().reservations, 0);
+    assert_eq!(bench.service.cluster().ledger().totals().reservations, 0);
 }
 
 #[tokio::test]
@@ -107,7 +107,7 @@ async fn a_stale_condition_of_an_ended_reservation_evicts_no_pod() {
     bench.show(bound("job", "n", 60, -10));
     bench.show(gated("serving", 50, 100));
     bench.tick().await;
-    let reservation = bench.service.cluster().reservation_status()[0]
+    let reservation = bench.service.cluster().ledger().reservation_status()[0]
         .reservation
         .clone();
     let refused = EvictionOutcome::Refused {
@@ -124,7 +124,7 @@ async fn a_stale_condition_of_an_ended_reservation_evicts_no_pod() {
     let victims: Vec<&str> = reservation.victims.iter().map(PodUid::as_str).collect();
     late["status"]["conditions"] = reservation_observed(&victims, 55);
     bench.show(late);
-    assert_eq!(bench.service.cluster().totals().reservations, 0);
+    assert_eq!(bench.service.cluster().ledger().totals().reservations, 0);
     for _ in 0..3 {
         bench.pass(5);
         let written = bench.tick().await;
@@ -143,12 +143,13 @@ async fn a_binding_is_followed_by_a_write_only_where_a_condition_may_show_the_re
         let ledger = bench.service.cluster();
         assert!(
             ledger
+                .ledger()
                 .pod_state(&uid("serving"))
                 .unwrap()
                 .reservation()
                 .is_some()
         );
-        ledger.may_show_reservation(&uid("serving"))
+        ledger.ledger().may_show_reservation(&uid("serving"))
     };
     let mut planned = PlannerFixture::new(&["n"]);
     planned.show(gated("serving", 50, 100));
@@ -172,7 +173,12 @@ async fn a_binding_is_followed_by_a_write_only_where_a_condition_may_show_the_re
 /// As kube-scheduler asks.
 fn filter(bench: &PlannerFixture, name: &str) {
     let mut cluster = bench.service.cluster();
-    let demand = cluster.pod_state(&uid(name)).unwrap().demand.clone();
+    let demand = cluster
+        .ledger()
+        .pod_state(&uid(name))
+        .unwrap()
+        .demand
+        .clone();
     let (key, waiting) = (
         PodKey::parse("default", name).unwrap(),
         ObservedWaiting::default(),
@@ -289,7 +295,7 @@ async fn nothing_stays_reserved_for_a_pod_that_only_a_request_has_shown_and_that
             written.extend(bench.tick_unseen().await);
         }
         assert_eq!(written, expected);
-        let totals = bench.service.cluster().totals();
+        let totals = bench.service.cluster().ledger().totals();
         assert_eq!(
             (totals.reservations, totals.waiting),
             (0, 0),

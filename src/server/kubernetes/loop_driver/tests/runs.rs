@@ -51,7 +51,7 @@ async fn changes_during_a_planning_run_are_checked_before_anything_is_written() 
     bench.show(bound("faster", "n", 40, 0));
     // The copy is from before: the plan placed the pod, and the ledger rejected it.
     assert_eq!(bench.settle().await, Vec::<String>::new());
-    assert_eq!(bench.service.cluster().totals().reservations, 0);
+    assert_eq!(bench.service.cluster().ledger().totals().reservations, 0);
 }
 
 #[tokio::test]
@@ -62,14 +62,14 @@ async fn a_plan_of_a_replica_that_stops_leading_comes_to_nothing() {
     bench.service.set_tenure(Tenure::Standby);
     bench.begin_tick();
     assert!(bench.settle().await.is_empty());
-    assert_eq!(bench.service.cluster().totals().reservations, 0);
+    assert_eq!(bench.service.cluster().ledger().totals().reservations, 0);
     bench.service.lead_from_the_start();
     // The planner has not been notified yet.
     bench.begin_tick();
     bench.service.set_tenure(Tenure::Standby);
     bench.run_ends().await;
     assert!(bench.settle().await.is_empty());
-    assert_eq!(bench.service.cluster().totals().reservations, 0);
+    assert_eq!(bench.service.cluster().ledger().totals().reservations, 0);
 }
 
 #[tokio::test]

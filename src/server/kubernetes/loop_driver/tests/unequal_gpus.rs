@@ -65,7 +65,12 @@ fn bound_to(bench: &mut PlannerFixture, pod: Value) -> Option<Vec<String>> {
     bench.show(pod);
     let mut cluster = bench.service.cluster();
     let snapshot = cluster.snapshot();
-    let demand = cluster.pod_state(&uid(&name)).unwrap().demand.clone();
+    let demand = cluster
+        .ledger()
+        .pod_state(&uid(&name))
+        .unwrap()
+        .demand
+        .clone();
     let fits = fit(snapshot.node("n").unwrap(), &demand).is_ok();
     let key = stowage_scheduling::ids::PodKey::parse("default", &name).unwrap();
     let node = NodeName::parse("n").unwrap();

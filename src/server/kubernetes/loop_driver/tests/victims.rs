@@ -88,7 +88,7 @@ async fn the_mirror_of_a_static_pod_is_never_evicted() {
         let serving = gated("serving", 50, 100);
         bench.show(serving);
         assert!(evicted(&mut bench).await.is_empty());
-        assert_eq!(bench.service.cluster().totals().reservations, 0);
+        assert_eq!(bench.service.cluster().ledger().totals().reservations, 0);
         let asks = waiting("asks", 50, 100);
         assert!(preempted(&mut bench, &asks, "n", &["static"]).is_empty());
     }
@@ -291,8 +291,12 @@ async fn a_budget_that_protects_a_pod_is_named_with_the_disruptions_that_it_allo
     bench.show(in_state("victim", "Running", "True"));
     bench.refuse(waiting("asks", 50, 100));
     let ledger = bench.service.cluster();
-    let demand = &ledger.pod_state(&uid("asks")).unwrap().demand;
-    let kept = ledger.keep_reason_of(&ledger.preemptor(&uid("asks")), demand, &uid("victim"));
+    let demand = &ledger.ledger().pod_state(&uid("asks")).unwrap().demand;
+    let kept = ledger.ledger().keep_reason_of(
+        &ledger.ledger().preemptor(&uid("asks")),
+        demand,
+        &uid("victim"),
+    );
     assert_eq!(
         kept.map(|kept| kept.to_string()).as_deref(),
         Some("PodDisruptionBudget default/budget covers it and allows 0 disruptions now")
@@ -343,10 +347,15 @@ async fn a_victim_whose_eviction_is_refused_is_gone_round_at_once() {
     let key = stowage_scheduling::ids::PodKey::parse("default", "serving").unwrap();
     let ledger = bench.service.cluster();
     let demand = &ledger
-        .pod_state(&ledger.uid_of(&key).unwrap())
+        .ledger()
+        .pod_state(&ledger.ledger().uid_of(&key).unwrap())
         .unwrap()
         .demand;
-    let kept = ledger.keep_reason_of(&ledger.preemptor(&uid("serving")), demand, &uid("on-a"));
+    let kept = ledger.ledger().keep_reason_of(
+        &ledger.ledger().preemptor(&uid("serving")),
+        demand,
+        &uid("on-a"),
+    );
     assert!(
         kept.unwrap()
             .to_string()
@@ -461,7 +470,7 @@ async fn a_pod_that_leaves_in_time_by_itself_is_waited_for() {
         bench.show(gated("serving", 50, 100));
         assert!(evicted(&mut bench).await.is_empty(), "{grace} s");
         assert_eq!(
-            bench.service.cluster().totals().reservations,
+            bench.service.cluster().ledger().totals().reservations,
             1,
             "{grace} s"
         );
@@ -504,7 +513,7 @@ async fn a_victim_that_kube_scheduler_deletes_with_its_own_long_grace_is_told_to
     bench.refuse(waiting("serving", 50, 100));
     hold_as_the_verb_does(&bench, "serving", "job");
     let ledger = bench.service.cluster();
-    let until = ledger.now() + Millis::seconds(630);
+    let until = ledger.ledger().now() + Millis::seconds(630);
     drop(ledger);
     bench.service.cluster().apply(ExtendReservation {
         uid: uid("serving"),
@@ -521,8 +530,12 @@ async fn a_victim_that_kube_scheduler_deletes_with_its_own_long_grace_is_told_to
 /// Why the pod is kept from `serving`, and for how many seconds more.
 fn refusal_of(bench: &PlannerFixture, name: &str) -> Option<(String, u64)> {
     let ledger = bench.service.cluster();
-    let demand = &ledger.pod_state(&uid("serving")).unwrap().demand;
-    match ledger.keep_reason_of(&ledger.preemptor(&uid("serving")), demand, &uid(name))? {
+    let demand = &ledger.ledger().pod_state(&uid("serving")).unwrap().demand;
+    match ledger.ledger().keep_reason_of(
+        &ledger.ledger().preemptor(&uid("serving")),
+        demand,
+        &uid(name),
+    )? {
         KeepReason::EvictionRefused { why, again } => Some((why.to_string(), again.0 / 1000)),
         _ => None,
     }
@@ -542,7 +555,7 @@ async fn a_refusal_that_another_eviction_met_is_counted_once() {
             .lock()
             .insert("on-a".into(), EvictionOutcome::TryLater { after: None });
         bench.tick().await;
-        assert_eq!(bench.service.cluster().totals().reservations, 1);
+        assert_eq!(bench.service.cluster().ledger().totals().reservations, 1);
         for name in others {
             bench
                 .service
@@ -628,7 +641,7 @@ async fn a_victim_that_was_never_asked_to_leave_in_time_is_not_blamed() {
         (evictions_in(&written), refusal_of(&bench, "job")),
         (vec![], None)
     );
-    assert_eq!(bench.service.cluster().totals().reservations, 0);
+    assert_eq!(bench.service.cluster().ledger().totals().reservations, 0);
 }
 
 #[tokio::test]
@@ -647,7 +660,7 @@ async fn a_new_leader_waits_for_a_victim_that_its_predecessor_told_to_end_sooner
         let asked = evicted(&mut bench).await;
         assert_eq!(asked.is_empty(), waits, "{ended_ago}, {grace}");
         assert_eq!(
-            bench.service.cluster().totals().reservations,
+            bench.service.cluster().ledger().totals().reservations,
             1,
             "{ended_ago}, {grace}"
         );

@@ -124,7 +124,7 @@ fn a_figure_that_is_missing_once_takes_back_nothing_that_was_known() {
         over_grant: Vec::new(),
         unread: Vec::new(),
     };
-    bench.ledger.read(&node(), reading.into());
+    bench.ledger.ledger_mut().read(&node(), reading.into());
     assert_eq!(
         bench.free(),
         [30, 85],

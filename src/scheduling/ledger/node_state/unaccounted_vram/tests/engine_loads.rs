@@ -98,7 +98,7 @@ fn of_two_gpus_read_at_66_and_2_percent_bind_takes_the_second() {
 fn the_averages_are_stored_with_the_ledger() {
     let mut bench = with_engine();
     (0..20).for_each(|n| read(&mut bench, load(30 + n, n.into())));
-    let ledger: &Ledger = &bench.ledger;
+    let ledger: &Ledger = bench.ledger.ledger();
     let mut loaded = crate::proptests::stored_and_loaded(ledger);
     let average = |ledger: &Ledger| ledger.smoothed_load(&node(), &gpu("GPU-a")).copied();
     assert!(average(ledger).is_some_and(|average| average.kv_cache() > Percent::new(40)));
@@ -135,7 +135,7 @@ fn beside_unread(
             unread: vec![unread],
             ..NodeReading::default()
         };
-        bench.ledger.read(&node(), reading.into());
+        bench.ledger.ledger_mut().read(&node(), reading.into());
     }
     let snapshot = bench.ledger.snapshot();
     let gpus = &snapshot.node("n").unwrap().gpus;
@@ -175,7 +175,7 @@ fn a_gpu_whose_pod_may_run_an_engine_that_cannot_be_read_has_an_unknown_load() {
 #[test]
 fn a_pod_of_a_class_without_engines_that_serves_nothing_has_no_kv_cache() {
     let mut bench = MeasurementFixture::new();
-    let batch = demand(30, -1, bench.ledger.policy());
+    let batch = demand(30, -1, bench.ledger.ledger().policy());
     let devices = Some(vec![gpu("GPU-a")].into());
     let state = ObservedPhase::Bound {
         node: node(),

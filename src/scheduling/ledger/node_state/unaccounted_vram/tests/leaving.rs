@@ -10,19 +10,29 @@ fn a_victim_is_gone_when_no_process_of_it_is_seen_any_more() {
     bench.read([(80, &[("job", 80)]), (80, &[("other", 80)])]);
     bench.wait("urgent", 60, 5);
     let reservation = bench.reservation_on_a([uid("job")], 60);
-    bench.ledger.reserve(&uid("urgent"), reservation).unwrap();
-    bench.ledger.release(&uid("job"));
-    let verdict =
-        |bench: &MeasurementFixture| bench.ledger.reserved_placement(&uid("urgent")).unwrap().1;
+    bench
+        .ledger
+        .ledger_mut()
+        .reserve(&uid("urgent"), reservation)
+        .unwrap();
+    bench.ledger.ledger_mut().release(&uid("job"));
+    let verdict = |bench: &MeasurementFixture| {
+        bench
+            .ledger
+            .ledger()
+            .reserved_placement(&uid("urgent"))
+            .unwrap()
+            .1
+    };
     assert_eq!(
         verdict(&bench),
         Err(Misfit::VictimsLeaving { remaining: 1 }),
         "its memory is not given back yet"
     );
-    assert!(!bench.ledger.reservation_status()[0].is_free);
+    assert!(!bench.ledger.ledger().reservation_status()[0].is_free);
     bench.read([(0, &[]), (80, &[("other", 80)])]);
     assert!(verdict(&bench).is_ok());
-    assert!(bench.ledger.reservation_status()[0].is_free);
+    assert!(bench.ledger.ledger().reservation_status()[0].is_free);
 }
 
 #[test]
@@ -37,6 +47,7 @@ fn a_victim_that_ended_before_this_process_began_has_left_when_a_reading_shows_n
     };
     let demand = bench
         .ledger
+        .ledger()
         .pod_state(&uid("urgent"))
         .unwrap()
         .demand
@@ -46,7 +57,7 @@ fn a_victim_that_ended_before_this_process_began_has_left_when_a_reading_shows_n
         key("urgent"),
         ObservedPhase::Waiting(waiting),
     );
-    bench.ledger.see(PodObservation {
+    bench.ledger.ledger_mut().see(PodObservation {
         uid,
         key,
         demand,
@@ -54,11 +65,11 @@ fn a_victim_that_ended_before_this_process_began_has_left_when_a_reading_shows_n
         observed: None,
     });
     assert!(
-        !bench.ledger.reservation_status()[0].is_free,
+        !bench.ledger.ledger().reservation_status()[0].is_free,
         "its process lives on"
     );
     bench.read([(0, &[]), (0, &[])]);
-    assert!(bench.ledger.reservation_status()[0].is_free);
+    assert!(bench.ledger.ledger().reservation_status()[0].is_free);
 }
 
 #[test]
@@ -70,7 +81,7 @@ fn a_victim_of_before_this_process_began_is_waited_for_until_an_agent_should_hav
         reservation: Some(reservation),
         ..ObservedWaiting::default()
     });
-    bench.ledger.see(PodObservation {
+    bench.ledger.ledger_mut().see(PodObservation {
         uid: uid("urgent"),
         key: key("urgent"),
         demand,
@@ -78,14 +89,14 @@ fn a_victim_of_before_this_process_began_is_waited_for_until_an_agent_should_hav
         observed: None,
     });
     assert!(
-        !bench.ledger.reservation_status()[0].is_free,
+        !bench.ledger.ledger().reservation_status()[0].is_free,
         "no reading yet"
     );
     bench.pass(9);
-    assert!(!bench.ledger.reservation_status()[0].is_free);
+    assert!(!bench.ledger.ledger().reservation_status()[0].is_free);
     bench.pass(2);
     assert!(
-        bench.ledger.reservation_status()[0].is_free,
+        bench.ledger.ledger().reservation_status()[0].is_free,
         "there is no agent"
     );
 }
@@ -97,20 +108,24 @@ fn a_victim_that_ends_while_its_agent_is_silent_is_waited_for() {
     bench.read([(80, &[("job", 80)]), (0, &[])]);
     bench.wait("urgent", 60, 5);
     let reservation = bench.reservation_on_a([uid("job")], 600);
-    bench.ledger.reserve(&uid("urgent"), reservation).unwrap();
+    bench
+        .ledger
+        .ledger_mut()
+        .reserve(&uid("urgent"), reservation)
+        .unwrap();
     bench.pass(40);
     assert_eq!(
-        bench.ledger.node(&node()).unwrap().freshness,
+        bench.ledger.ledger().node(&node()).unwrap().freshness,
         Freshness::Expired
     );
-    bench.ledger.release(&uid("job"));
+    bench.ledger.ledger_mut().release(&uid("job"));
     bench.pass(60);
     assert!(
-        !bench.ledger.reservation_status()[0].is_free,
+        !bench.ledger.ledger().reservation_status()[0].is_free,
         "no reading since it ended"
     );
     bench.read([(0, &[]), (0, &[])]);
-    assert!(bench.ledger.reservation_status()[0].is_free);
+    assert!(bench.ledger.ledger().reservation_status()[0].is_free);
 }
 
 #[test]
@@ -121,12 +136,17 @@ fn a_victim_that_had_no_memory_yet_is_gone_when_somebody_has_looked() {
     bench.read([(0, &[]), (80, &[("other", 80)])]);
     bench.wait("urgent", 60, 5);
     let reservation = bench.reservation_on_a([uid("job")], 60);
-    bench.ledger.reserve(&uid("urgent"), reservation).unwrap();
+    bench
+        .ledger
+        .ledger_mut()
+        .reserve(&uid("urgent"), reservation)
+        .unwrap();
     bench.pass(1);
-    bench.ledger.release(&uid("job"));
+    bench.ledger.ledger_mut().release(&uid("job"));
     assert!(
         bench
             .ledger
+            .ledger()
             .reserved_placement(&uid("urgent"))
             .unwrap()
             .1
@@ -137,6 +157,7 @@ fn a_victim_that_had_no_memory_yet_is_gone_when_somebody_has_looked() {
     assert!(
         bench
             .ledger
+            .ledger()
             .reserved_placement(&uid("urgent"))
             .unwrap()
             .1
@@ -153,13 +174,20 @@ fn what_a_victim_has_beyond_its_grant_leaves_with_it() {
     let whole = bench.wait("whole", 90, 5);
     let candidate = bench
         .ledger
-        .candidates_for(&bench.ledger.preemptor(&uid("whole")), [&node()])
+        .ledger()
+        .candidates_for(&bench.ledger.ledger().preemptor(&uid("whole")), [&node()])
         .pop()
         .unwrap();
     let found = cheapest_victims(&candidate, &whole, BudgetRules::Keep).unwrap();
     assert_eq!(found.victims, [uid("greedy")]);
     let reservation = bench.reservation_on_a(found.victims, 60);
-    assert_eq!(bench.ledger.reserve(&uid("whole"), reservation), Ok(()));
+    assert_eq!(
+        bench
+            .ledger
+            .ledger_mut()
+            .reserve(&uid("whole"), reservation),
+        Ok(())
+    );
 }
 
 /// Its reservation was made while an agent repeated old figures, or none were known.
@@ -169,23 +197,39 @@ fn a_reserved_gpu_is_not_free_while_a_pod_that_has_ended_has_what_the_reservatio
     bench.read([(0, &[]), (0, &[])]);
     bench.wait("urgent", 60, 5);
     let reservation = bench.reservation_on_a([], 600);
-    bench.ledger.reserve(&uid("urgent"), reservation).unwrap();
-    let verdict =
-        |bench: &MeasurementFixture| bench.ledger.reserved_placement(&uid("urgent")).unwrap().1;
+    bench
+        .ledger
+        .ledger_mut()
+        .reserve(&uid("urgent"), reservation)
+        .unwrap();
+    let verdict = |bench: &MeasurementFixture| {
+        bench
+            .ledger
+            .ledger()
+            .reserved_placement(&uid("urgent"))
+            .unwrap()
+            .1
+    };
     assert!(verdict(&bench).is_ok());
     for (left, has_room) in [(40, false), (20, true), (31, false)] {
         bench.read([(left, &[("ended", left)]), (0, &[])]);
         assert_eq!(verdict(&bench).is_ok(), has_room, "{left}");
         assert_eq!(
-            bench.ledger.reservation_status()[0].is_free,
+            bench.ledger.ledger().reservation_status()[0].is_free,
             has_room,
             "{left}"
         );
     }
-    assert!(bench.ledger.assume(&uid("urgent"), &node()).is_err());
+    assert!(
+        bench
+            .ledger
+            .ledger_mut()
+            .assume(&uid("urgent"), &node())
+            .is_err()
+    );
     bench.pass(40);
     assert_eq!(
-        bench.ledger.node(&node()).unwrap().freshness,
+        bench.ledger.ledger().node(&node()).unwrap().freshness,
         Freshness::Expired
     );
     assert!(
@@ -196,7 +240,7 @@ fn a_reserved_gpu_is_not_free_while_a_pod_that_has_ended_has_what_the_reservatio
     assert!(verdict(&bench).is_err());
     bench.read([(0, &[]), (0, &[])]);
     assert!(matches!(
-        bench.ledger.assume(&uid("urgent"), &node()),
+        bench.ledger.ledger_mut().assume(&uid("urgent"), &node()),
         Ok(AssumeResult::New(_))
     ));
 }

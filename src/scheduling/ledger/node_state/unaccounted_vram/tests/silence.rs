@@ -44,7 +44,7 @@ fn a_policy_may_refuse_a_node_that_nobody_sees() {
     let pod = bench.wait("pod", 10, 0);
     assert_eq!(bench.verdict(&pod), Err(Misfit::NoFreshReport));
     assert_eq!(
-        bench.ledger.assume(&uid("pod"), &node()),
+        bench.ledger.ledger_mut().assume(&uid("pod"), &node()),
         Err(Misfit::NoFreshReport.into())
     );
     bench.read([(0, &[]), (0, &[])]);
@@ -59,8 +59,8 @@ fn a_policy_may_refuse_a_node_that_nobody_sees() {
 fn an_old_report_is_as_old_as_its_sender_says() {
     let mut bench = MeasurementFixture::new();
     let sampled = bench.now.before(Millis::seconds(12));
-    bench.ledger.set_now(bench.now);
-    bench.ledger.read(
+    bench.ledger.ledger_mut().set_now(bench.now);
+    bench.ledger.ledger_mut().read(
         &node(),
         NodeReading {
             sampled,

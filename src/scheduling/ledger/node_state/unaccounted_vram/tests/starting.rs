@@ -47,13 +47,21 @@ fn a_start_gate_opens_when_the_pod_is_released_or_its_binding_fails() {
     let mut bench = MeasurementFixture::new();
     bench.bind("first", 15, 0);
     bench.wait("second", 15, 0);
-    bench.ledger.assume(&uid("second"), &node()).unwrap();
+    bench
+        .ledger
+        .ledger_mut()
+        .assume(&uid("second"), &node())
+        .unwrap();
     let third = bench.wait("third", 20, 0);
     assert!(bench.verdict(&third).is_err());
-    bench.ledger.forget(&uid("second"));
+    bench.ledger.ledger_mut().forget(&uid("second"));
     assert_eq!(bench.verdict(&third), Ok(()));
-    bench.ledger.assume(&uid("second"), &node()).unwrap();
-    bench.ledger.release(&uid("first"));
+    bench
+        .ledger
+        .ledger_mut()
+        .assume(&uid("second"), &node())
+        .unwrap();
+    bench.ledger.ledger_mut().release(&uid("first"));
     assert_eq!(bench.verdict(&third), Ok(()));
 }
 
@@ -109,6 +117,7 @@ fn an_engine_that_was_just_offered_a_gpu_keeps_the_next_from_it() {
     );
     bench
         .ledger
+        .ledger_mut()
         .offer(&uid("first"), &view.name, &view.uuids(gpu_candidate));
     let next = fit(bench.ledger.snapshot().node("n").unwrap(), &second).unwrap();
     assert_eq!(
@@ -125,13 +134,18 @@ fn no_engine_starts_where_room_is_held_for_one() {
     bench.bind("other", 85, -1);
     bench.wait("urgent", 40, 5);
     let reservation = bench.reservation_on_a([uid("job")], 60);
-    bench.ledger.reserve(&uid("urgent"), reservation).unwrap();
+    bench
+        .ledger
+        .ledger_mut()
+        .reserve(&uid("urgent"), reservation)
+        .unwrap();
     let late = bench.wait("late", 10, 0);
     assert_eq!(bench.verdict(&late).unwrap_err().code(), "engine-starting");
-    bench.ledger.release(&uid("job"));
+    bench.ledger.ledger_mut().release(&uid("job"));
     assert!(
         bench
             .ledger
+            .ledger()
             .reserved_placement(&uid("urgent"))
             .unwrap()
             .1

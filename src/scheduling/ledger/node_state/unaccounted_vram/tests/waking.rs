@@ -18,9 +18,10 @@ fn of_those_who_were_refused_as_many_are_woken_as_would_fit() {
         let snapshot = bench.ledger.snapshot();
         bench
             .ledger
+            .ledger_mut()
             .note_refused(&uid(name), Some(snapshot.set_of([0].into_iter())));
     }
-    let woken = |bench: &mut MeasurementFixture| placed(&mut bench.ledger);
+    let woken = |bench: &mut MeasurementFixture| placed(bench.ledger.ledger_mut());
     bench.pass(2);
     assert!(woken(&mut bench).is_empty(), "nothing has changed");
     bench.read([(0, &[]), (85, &[("other", 85)])]);
@@ -33,8 +34,8 @@ fn of_those_who_were_refused_as_many_are_woken_as_would_fit() {
         woken(&mut bench).is_empty(),
         "the free VRAM is for the pod that was woken"
     );
-    bench.ledger.release_reservation(&uid("c"));
-    bench.ledger.begin_attempt(&uid("c"));
+    bench.ledger.ledger_mut().release_reservation(&uid("c"));
+    bench.ledger.ledger_mut().begin_attempt(&uid("c"));
     bench.pass(4);
     bench.read([(0, &[]), (85, &[("other", 85)])]);
     assert_eq!(
@@ -42,8 +43,8 @@ fn of_those_who_were_refused_as_many_are_woken_as_would_fit() {
         [uid("a")],
         "a pod that has asked is not on its way any more"
     );
-    bench.ledger.begin_attempt(&uid("a"));
-    bench.ledger.begin_attempt(&uid("b"));
+    bench.ledger.ledger_mut().begin_attempt(&uid("a"));
+    bench.ledger.ledger_mut().begin_attempt(&uid("b"));
     assert!(
         woken(&mut bench).is_empty(),
         "a pod that asks does not wait to be woken"
@@ -59,12 +60,14 @@ fn refused_pods_are_looked_at_in_turn() {
         let snapshot = bench.ledger.snapshot();
         bench
             .ledger
+            .ledger_mut()
             .note_refused(&uid(name), Some(snapshot.set_of([0].into_iter())));
     }
     bench.pass(2);
     let mut look = || {
         bench
             .ledger
+            .ledger_mut()
             .pending(2)
             .into_iter()
             .map(|pending| pending.uid)
@@ -90,9 +93,9 @@ fn refused_pods_are_looked_at_in_turn() {
 fn a_pod_that_waits_when_a_replica_begins_to_lead_may_have_been_refused_before() {
     let mut bench = MeasurementFixture::new();
     bench.wait("old", 20, 0);
-    bench.ledger.suppose_all_refused();
+    bench.ledger.ledger_mut().suppose_all_refused();
     bench.pass(2);
-    assert_eq!(placed(&mut bench.ledger), [uid("old")]);
+    assert_eq!(placed(bench.ledger.ledger_mut()), [uid("old")]);
 }
 
 #[test]
@@ -105,7 +108,7 @@ fn b13_gated_pods_that_find_no_place_leave_their_turn_to_those_behind_them() {
             gate: SchedulingGate::Planned,
             ..ObservedWaiting::default()
         };
-        bench.ledger.see(PodObservation {
+        bench.ledger.ledger_mut().see(PodObservation {
             uid: uid(name),
             key: key(name),
             demand,
@@ -116,9 +119,12 @@ fn b13_gated_pods_that_find_no_place_leave_their_turn_to_those_behind_them() {
     let mut observation = BTreeSet::new();
     for _ in 0..20 {
         bench.pass(2);
-        let generation = bench.ledger.generation();
-        for pod in bench.ledger.pending(4) {
-            bench.ledger.note_no_placement(&pod.uid, generation);
+        let generation = bench.ledger.ledger().generation();
+        for pod in bench.ledger.ledger_mut().pending(4) {
+            bench
+                .ledger
+                .ledger_mut()
+                .note_no_placement(&pod.uid, generation);
             observation.insert(pod.uid);
         }
     }
