@@ -174,6 +174,41 @@ impl Ledger {
             .note_waiting(uid, |waiting| waiting.note_offered_to_preempt(nodes));
     }
 
+    /// kube-scheduler is told to evict these for the pod.
+    pub(crate) fn note_narrowed(&mut self, uid: &PodUid, node: NodeName, victims: Vec<PodUid>) {
+        let there = victims
+            .iter()
+            .filter_map(|victim| self.pod_states.get(victim));
+        let longest = there.map(|victim| self.time_to_leave(victim)).max();
+        let narrowed_to = Reservation {
+            node,
+            devices: Arc::new([]),
+            deadline: self.now
+                + longest.unwrap_or_default()
+                + self.policy.preemption.reservation_slack,
+            victims: victims.into(),
+        };
+        self.pod_states.note_waiting(uid, |waiting| {
+            waiting.narrowed_to = Some(narrowed_to);
+        });
+    }
+
+    /// The node on which kube-scheduler evicts for the pod, while a victim counts as there and has not had its time.
+    pub(crate) fn narrowed_node(&self, uid: &PodUid) -> Option<&NodeName> {
+        let waiting = self.pod_states.get(uid)?.waiting()?;
+        let Reservation {
+            node,
+            victims,
+            deadline,
+            ..
+        } = waiting.narrowed_to.as_ref()?;
+        let is_there = |victim: &PodUid| {
+            let pod_state = self.pod_states.get(victim);
+            pod_state.is_some_and(|pod_state| pod_state.node() == Some(node))
+        };
+        (self.now < *deadline && victims.iter().any(is_there)).then_some(node)
+    }
+
     /// The placement that is the pod's already: where it is bound or assumed, or what its reservation keeps, with how many
     /// victims are still in the way.
     pub(crate) fn reserved_placement(

@@ -411,6 +411,9 @@ pub struct WaitingPod {
     pub unanswered_wakes: u32,
     /// On how many nodes the scheduler last asked for victims for it.
     pub offered_to_preempt: Option<u32>,
+    /// What kube-scheduler was last told to evict for it, if it asks a device plugin. No GPU is kept by this.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub narrowed_to: Option<Reservation>,
     /// What keeps it from the scheduler.
     pub gate: SchedulingGate,
     /// Since when it waits behind that gate, or without one, as far as this ledger knows.

@@ -2,15 +2,14 @@
 //! that the policy allows, with exactly kube-scheduler's victims.
 //!
 //! The kubelet picks the GPUs, so Stowage can neither improve the victim set nor reserve GPUs: kube-scheduler counts devices as
-//! Stowage does, and its nomination keeps them for the pod.
+//! Stowage does, and its nomination keeps them for the pod. But filter refuses the nominated node as long as the ledger has the
+//! victims, and then kube-scheduler, which may have seen them go, asks again about the others: none of those is emptied, too.
 
 use super::preempt::OfferedNode;
 use super::request::VerbRequest;
 use super::{Change, Cluster};
-use crate::evicting::EvictionCost;
 use crate::ids::{NodeName, PodUid};
-use crate::ledger::{Ledger, Preemptor};
-use crate::policy::{Policy, ViolateBudgets};
+use crate::policy::{Mode, Policy, ViolateBudgets};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -55,40 +54,41 @@ impl Change for NarrowAsked {
             .preemptor(&request.uid)
             .beside_volumes(&cluster.kube_filters.snapshot());
         let bends = policy.preemption.violate_budgets == ViolateBudgets::WhenNothingElse;
-        let allowed = offered
-            .iter()
-            .enumerate()
-            .filter(|(_, node)| bends || node.pdb_violations == 0);
-        let with_eviction_cost = allowed.filter_map(|(place, node)| {
-            let eviction_cost = eviction_cost(ledger, &preemptor, node)?;
-            Some((node.pdb_violations, eviction_cost, &node.node, place))
+        let awaited = ledger.narrowed_node(&request.uid);
+        let allowed = offered.iter().enumerate().filter(|(_, node)| {
+            (bends || node.pdb_violations == 0)
+                && awaited.is_none_or(|awaited| awaited.as_str() == node.node)
         });
-        match with_eviction_cost.min() {
-            Some((.., place)) => NarrowedCandidates {
-                chosen: Some(place),
-                code: "",
-                policy: policy.clone(),
-            },
-            None => refused("no-candidate"),
+        let candidates = allowed.filter_map(|(place, offered)| {
+            let (node, victims) = parsed(offered)?;
+            let eviction_cost = ledger.eviction_cost_of(&preemptor, &node, &victims)?;
+            Some((offered.pdb_violations, eviction_cost, node, place, victims))
+        });
+        let Some((.., node, place, victims)) = candidates.min() else {
+            return refused(match awaited {
+                Some(_) => "victims-leaving",
+                None => "no-candidate",
+            });
+        };
+        // In shadow mode kube-scheduler makes its own choice.
+        if policy.mode == Mode::Enforce {
+            ledger.note_narrowed(&request.uid, node, victims);
+        }
+        NarrowedCandidates {
+            chosen: Some(place),
+            code: "",
+            policy,
         }
     }
 }
 
-/// Eviction cost of the node's victims, if all of them may be evicted and the pod fits then. kube-scheduler treats a node
-/// without victims as an error of the whole preemption.
-fn eviction_cost(
-    ledger: &Ledger,
-    preemptor: &Preemptor,
-    offered: &OfferedNode,
-) -> Option<EvictionCost> {
+/// The node and its victims. kube-scheduler treats a node without victims as an error of the whole preemption.
+fn parsed(offered: &OfferedNode) -> Option<(NodeName, Vec<PodUid>)> {
     let node = NodeName::parse(&offered.node).ok()?;
-    let victims: Vec<PodUid> = offered
-        .victims
-        .iter()
-        .map(|victim| PodUid::parse(victim).ok())
-        .collect::<Option<_>>()?;
-    if victims.is_empty() {
-        return None;
-    }
-    ledger.eviction_cost_of(preemptor, &node, &victims)
+    let victims = offered.victims.iter().map(|uid| PodUid::parse(uid).ok());
+    let victims: Vec<PodUid> = victims.collect::<Option<_>>()?;
+    (!victims.is_empty()).then_some((node, victims))
 }
+
+#[cfg(test)]
+mod tests;

@@ -55,10 +55,17 @@ proptest! {
 }
 
 #[test]
-fn histories_bind_pods() {
+fn histories_bind_and_evict_pods() {
     let mut recorded = RecordedCluster::of_three_nodes();
-    (0..4000).for_each(|word| recorded.happens(&OutsideEvent::drawn(word)));
-    let bound = recorded.decisions.iter();
-    let bound = bound.filter(|text| text.starts_with("Ok(Write(")).count();
-    assert!(bound > 50, "{bound}");
+    (0..12_000).for_each(|word| recorded.happens(&OutsideEvent::drawn(word)));
+    let count = |begin: &str| {
+        let texts = recorded.decisions.iter();
+        texts.filter(|text| text.starts_with(begin)).count()
+    };
+    let counts = ["Ok(Write(", "kube-scheduler evicts", "the planner evicts"].map(count);
+    let [bound, kube_scheduler, planner] = counts;
+    assert!(
+        bound > 100 && kube_scheduler > 5 && planner > 0,
+        "{counts:?}"
+    );
 }

@@ -10,6 +10,11 @@ use std::collections::BTreeMap;
 /// For how long after it was given up a Binding may land.
 const LATEST_LANDING: Millis = Millis::seconds(16);
 
+/// How many GPUs a node has: so few in all that pods preempt each other, and enough on the last for the pod that wants two.
+fn gpus_of(node: u8) -> std::ops::Range<u32> {
+    0..1 + u32::from(node / 2)
+}
+
 /// A cluster, and every input that it was given, as text.
 pub struct RecordedCluster {
     pub(crate) cluster: Cluster,
@@ -86,7 +91,7 @@ impl RecordedCluster {
             machine: Some(machine),
             ..NodeObserved::new(node_name(node), NodeKind::Stowage)
         });
-        let devices = (0..4).map(|index| unit_gpu(node, index)).collect();
+        let devices = gpus_of(node).map(|index| unit_gpu(node, index)).collect();
         self.apply(DevicesReported {
             node: node_name(node),
             devices,
@@ -94,7 +99,7 @@ impl RecordedCluster {
         })
         .unwrap();
         // The default policy's headroom leaves so much of them.
-        let gpus = (0..4).map(|index| (unit_gpu(node, index).uuid, Bytes(90)));
+        let gpus = gpus_of(node).map(|index| (unit_gpu(node, index).uuid, Bytes(90)));
         self.promises.oracle.show_node(&node_name(node), gpus);
     }
 
@@ -131,7 +136,9 @@ impl RecordedCluster {
                     images: [image(pod % 3)].into(),
                     ..demand_of(vram, gpus, sharing, priority)
                 };
-                let demand = self.promises.arrive(uid(pod), demand);
+                let known = self.cluster.ledger().pod_state(&uid(pod));
+                let is_placed = known.is_some_and(|known| known.node().is_some());
+                let demand = self.promises.arrive(uid(pod), demand, is_placed);
                 let state = ObservedPhase::Waiting(ObservedWaiting::default());
                 let observation = PodObservation {
                     uid: uid(pod),
@@ -217,7 +224,8 @@ impl RecordedCluster {
                 } else {
                     Moment::default()
                 };
-                let (gpus, over_grant) = ((0..4).map(gpu).collect(), (0..8).map(over).collect());
+                let (gpus, over_grant) =
+                    (gpus_of(node).map(gpu).collect(), (0..8).map(over).collect());
                 let engines = (used % 3 > 0)
                     .then(|| sleeping(node, (used % 4) as u32))
                     .into_iter()
@@ -463,7 +471,7 @@ impl RecordedCluster {
         };
         let made = self.apply(decided);
         if made.is_ok() {
-            self.check_victims(&request.uid, evicted.iter());
+            self.check_victims("kube-scheduler", &request.uid, &evicted);
         }
         self.decisions.push(format!("{made:?}"));
     }
@@ -585,7 +593,7 @@ impl RecordedCluster {
                     });
                     let own = |place: &&PlannedPlacement| place.by == EvictionRight::Preemption;
                     for place in places.iter().filter(own).filter(|_| taken.is_ok()) {
-                        self.check_victims(&place.uid, place.reservation.victims.iter());
+                        self.check_victims("the planner", &place.uid, &place.reservation.victims);
                     }
                     self.decisions.push(format!("{taken:?}"));
                 }
@@ -596,7 +604,7 @@ impl RecordedCluster {
     }
 
     /// Those that are there still may be evicted for the pod.
-    fn check_victims<'a>(&self, preemptor: &PodUid, victims: impl Iterator<Item = &'a PodUid>) {
+    fn check_victims(&mut self, by: &str, preemptor: &PodUid, victims: &[PodUid]) {
         let policy = self.cluster.ledger().policy();
         let asked = |pod: &PodUid| self.promises.asked.get(pod);
         let above = asked(preemptor).expect("it waits").priority;
@@ -612,6 +620,7 @@ impl RecordedCluster {
                 is_protected: false,
             };
             assert_eq!(facts.check(victim, preemptor, above), Ok(()));
+            self.decisions.push(format!("{by} evicts {victim}"));
         }
     }
 
@@ -629,8 +638,9 @@ impl RecordedCluster {
 }
 
 impl Promises {
-    fn arrive(&mut self, pod: PodUid, demand: Demand) -> Demand {
-        let is_promised = self.oracle.place_of(&pod).is_some();
+    /// A pod that is placed is promised that, though no Binding of it can land before one is written again.
+    fn arrive(&mut self, pod: PodUid, demand: Demand, is_placed: bool) -> Demand {
+        let is_promised = is_placed || self.oracle.place_of(&pod).is_some();
         let known = self.asked.get(&pod).filter(|_| is_promised).cloned();
         let demand = known.unwrap_or(demand);
         self.asked.insert(pod, demand.clone());
