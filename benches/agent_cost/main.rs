@@ -1,4 +1,4 @@
-//! The cost of a node agent to its node: `cargo bench --bench agent_cost`.
+//! The cost of a node agent to its node: `cargo bench --features jemalloc --bench agent_cost`.
 //!
 //! The real `stowage agent`, once a second, on one core: NVML is a library that plays a script, the API server is the demo's,
 //! `/proc` and the model cache are folders, and each engine prints what a large vLLM prints. All of these are in this process;

@@ -1,4 +1,4 @@
-//! The scheduler beside hostile peers: `cargo bench --bench hostile [-- --seconds N] [--connections N]`.
+//! The scheduler beside hostile peers: `cargo bench --features jemalloc --bench hostile [-- --seconds N] [--connections N]`.
 //!
 //! One `stowage serve` on loopback gets filter requests, first without other clients, then while so many connections to each of
 //! its three addresses send nothing, send half of a request, or request and never read; each that is closed is reopened. Quiet

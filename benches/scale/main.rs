@@ -1,4 +1,4 @@
-//! One `stowage serve` with very many nodes and pods: `cargo bench --bench scale [-- NODES [PODS]] [tenants]`, by default 65,000
+//! One `stowage serve` with very many nodes and pods: `cargo bench --features jemalloc --bench scale [-- NODES [PODS]] [tenants]`, by default 65,000
 //! and 1,000,000. With `tenants` the pods belong to forty of them, and 20,000 more wait behind the planner's gate, which plans all
 //! the time.
 //!
@@ -6,7 +6,7 @@
 //! nodes only and with the pods; how long it is from the start of a replica to its first answer, and of a fail-over, from the
 //! Lease; and what a filter about one node takes at most while something else happens: nothing, a scrape, each operator's
 //! page, a change of policy, another label of a namespace, reports of agents. Beside each is what it takes while nothing happens
-//! for as long: a shared machine holds requests up by itself. `cargo bench --bench verbs` has requests about all nodes, beside
+//! for as long: a shared machine holds requests up by itself. `cargo bench --features jemalloc --bench verbs` has requests about all nodes, beside
 //! their floor.
 
 mod api_server;

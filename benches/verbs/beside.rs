@@ -1,4 +1,4 @@
-//! Two builds of Stowage beside each other: `cargo bench --bench verbs -- --beside BINARY [--rounds N] [NODES…]`.
+//! Two builds of Stowage beside each other: `cargo bench --features jemalloc --bench verbs -- --beside BINARY [--rounds N] [NODES…]`.
 //!
 //! Every round starts the other build, this one, and this one a second time, each a `stowage serve` over the same dump; every
 //! request goes to all three before the next is made, and the order of the three changes from request to request. Other load on

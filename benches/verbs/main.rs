@@ -1,4 +1,4 @@
-//! The verbs beside their floor: `cargo bench --bench verbs [-- NODES…]`; or beside another build, as `beside` says;
+//! The verbs beside their floor: `cargo bench --features jemalloc --bench verbs [-- NODES…]`; or beside another build, as `beside` says;
 //! or with the flight recorder and without, as `recorder` says.
 //!
 //! The floor parses the same bytes into the same types and writes an answer of the same size, without a decision. Both are

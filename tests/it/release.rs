@@ -46,6 +46,50 @@ fn the_image_has_the_crates_version_and_names_every_port_that_the_service_opens(
     );
 }
 
+/// The lab is no part of it, and its memory was measured with this allocator.
+#[test]
+fn the_image_and_the_release_are_built_with_the_features_that_were_measured() {
+    for file in ["Containerfile", ".ci/release-files"] {
+        let built = "--profile image --package stowage --no-default-features --features jemalloc ";
+        assert!(read(file).contains(built), "{file}");
+    }
+}
+
+/// A function that is renamed would drop out of the list in silence.
+#[test]
+fn every_function_that_mistakes_are_made_in_is_there() {
+    let (listed, sources) = (read(".cargo/mutants.toml"), sources());
+    let quoted = listed
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix('\''));
+    for mistake in quoted {
+        let (place, _) = mistake.split_once(" -> ").unwrap_or((mistake, ""));
+        let place = place.rsplit(' ').next().unwrap();
+        let name = place.rsplit("::").next().unwrap();
+        let name = name.trim_matches(|c: char| !c.is_alphanumeric());
+        let is_there = |source: &String| {
+            source.contains(&format!("fn {name}")) || source.contains(&format!("struct {name}"))
+        };
+        assert!(sources.iter().any(is_there), "{mistake}: no {name}");
+    }
+}
+
+fn sources() -> Vec<String> {
+    let mut found = Vec::new();
+    let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                found.push(std::fs::read_to_string(path).unwrap());
+            }
+        }
+    }
+    found
+}
+
 #[test]
 fn the_binary_tells_its_version_and_the_commit_where_it_was_told() {
     let said = Command::new(env!("CARGO_BIN_EXE_stowage"))

@@ -189,7 +189,14 @@ impl Ledger {
             victims: victims.into(),
         };
         self.pod_states.note_waiting(uid, |waiting| {
-            waiting.narrowed_to = Some(narrowed_to);
+            let known = waiting.narrowed_to.as_ref();
+            let since = known.filter(|known| known.node == narrowed_to.node);
+            // Victims that are named again have no more time for it: they may never leave.
+            let deadline = since.map_or(narrowed_to.deadline, |known| known.deadline);
+            waiting.narrowed_to = Some(Reservation {
+                deadline,
+                ..narrowed_to
+            });
         });
     }
 

@@ -12,7 +12,7 @@ use crate::units::{Bytes, Moment};
 use crate::vocabulary::demand::Sharing;
 use crate::vocabulary::gpu::Device;
 use crate::vocabulary::memory_fraction::MemoryFraction;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The GPUs of all nodes, and the pods that are bound to them.
 #[derive(Debug, Clone, Default)]
@@ -107,7 +107,8 @@ impl Oracle {
             sharing,
             borrows,
         } = granted;
-        let got = gpus.len();
+        // One GPU that is given twice is one.
+        let got = gpus.iter().collect::<BTreeSet<_>>().len();
         let mut broken = Vec::new();
         if u32::try_from(got) != Ok(asked) {
             let pod = pod.clone();

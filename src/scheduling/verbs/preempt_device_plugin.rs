@@ -54,7 +54,9 @@ impl Change for NarrowAsked {
             .preemptor(&request.uid)
             .beside_volumes(&cluster.kube_filters.snapshot());
         let bends = policy.preemption.violate_budgets == ViolateBudgets::WhenNothingElse;
-        let awaited = ledger.narrowed_node(&request.uid);
+        let awaited = ledger
+            .narrowed_node(&request.uid)
+            .filter(|_| policy.mode == Mode::Enforce);
         let allowed = offered.iter().enumerate().filter(|(_, node)| {
             (bends || node.pdb_violations == 0)
                 && awaited.is_none_or(|awaited| awaited.as_str() == node.node)
