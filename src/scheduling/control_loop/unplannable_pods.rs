@@ -33,7 +33,11 @@ impl<B: Books> ControlLoop<B> {
     }
 
     /// `unplannable_pods` are the next [`UNPLANNABLE_AT_ONCE`]; fewer if there are no more.
-    pub fn released(&mut self, unplannable_pods: Vec<(PodUid, PodKey, WaitReason)>, now: Moment) {
+    pub(super) fn released(
+        &mut self,
+        unplannable_pods: Vec<(PodUid, PodKey, WaitReason)>,
+        now: Moment,
+    ) {
         let last = unplannable_pods
             .last()
             .filter(|_| unplannable_pods.len() >= UNPLANNABLE_AT_ONCE)

@@ -11,6 +11,7 @@ pub(crate) struct PlannerFixture {
     pub index: ClusterIndex,
     pub planner: LoopDriver,
     pub pods: Vec<Value>,
+    unplannable_pods: Vec<(PodUid, PodKey, WaitReason)>,
 }
 
 impl PlannerFixture {
@@ -38,6 +39,7 @@ impl PlannerFixture {
             index,
             planner,
             pods: Vec::new(),
+            unplannable_pods: Vec::new(),
         }
     }
 
@@ -100,21 +102,20 @@ impl PlannerFixture {
         self.planner.act();
     }
 
+    /// The next tick is told the next unplannable pods.
     pub fn released(&mut self) {
         let after = self.planner.control_loop.unplannable_pods_after().cloned();
-        let unplannable_pods = self
+        self.unplannable_pods = self
             .index
             .unplannable_pods_after(after.as_ref(), UNPLANNABLE_AT_ONCE);
-        let now = self.planner.now();
-        self.planner.control_loop.released(unplannable_pods, now);
-        self.planner.act();
     }
 
     /// One tick, without waiting for its writes.
     pub(crate) fn begin_tick(&mut self) {
         let is_leading = self.service.leadership.is_open();
+        let unplannable_pods = std::mem::take(&mut self.unplannable_pods);
         self.planner
-            .tick(self.planner.now(), is_leading, Vec::new());
+            .tick(self.planner.now(), is_leading, unplannable_pods);
     }
 
     /// One tick with all that it writes, in words. The watch shows it at once.
