@@ -349,6 +349,7 @@ async fn b13_each_tick_handles_a_limited_number_of_unplannable_pods_in_turn() {
     assert_eq!(looks, [UNPLANNABLE_AT_ONCE, 40, 0, 0]);
     bench.gone("unplannable-007");
     bench.released();
+    bench.begin_tick();
     assert_eq!(
         bench.planner.control_loop.released_known(),
         UNPLANNABLE_AT_ONCE + 39,
