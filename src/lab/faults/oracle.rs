@@ -3,10 +3,6 @@
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use stowage_scheduling::testkit;
-use stowage_scheduling::testkit::oracle::{Granted, Oracle};
-use stowage_scheduling::units::Bytes;
-use stowage_scheduling::vocabulary::demand::Sharing;
 
 /// Allocatable VRAM of a GPU of 80 GiB.
 pub const PROMISABLE: u64 = 72 << 30;
@@ -31,55 +27,36 @@ pub(crate) type GpuName = String;
 
 /// GPUs that are overallocated, with their pods.
 pub fn promised_twice(pods: &[Arc<Value>]) -> BTreeMap<GpuName, Vec<String>> {
-    judged(&promises(pods), PROMISABLE)
+    names(promises(pods), |parts| is_more_than(PROMISABLE, parts))
 }
 
 /// GPUs that have less than the Bindings' own records allocate, headroom and all: what the continuous audit reports.
 pub fn overcommitted(pods: &[Arc<Value>]) -> BTreeMap<GpuName, Vec<String>> {
-    judged(&promises(pods), WHOLE)
+    names(promises(pods), |parts| is_more_than(WHOLE, parts))
 }
 
 /// GPUs that are overallocated by the Bindings' own records, with a pod that has not started and could be evicted.
 pub(crate) fn could_be_mended(pods: &[Arc<Value>]) -> BTreeMap<GpuName, Vec<String>> {
-    let promises = promises(pods);
-    let mut wrong = judged(&promises, WHOLE);
-    wrong.retain(|gpu, _| promises[gpu].iter().any(|part| !part.has_started));
-    wrong
+    names(promises(pods), |parts| {
+        is_more_than(WHOLE, parts) && parts.iter().any(|part| !part.has_started)
+    })
 }
 
-/// The GPUs of which the oracle says that they are promised beyond so much, or that they are shared and exclusive.
-fn judged(
-    promises: &BTreeMap<GpuName, Vec<PodShare>>,
-    capacity: u64,
+fn names(
+    mut promises: BTreeMap<GpuName, Vec<PodShare>>,
+    is_wrong: impl Fn(&[PodShare]) -> bool,
 ) -> BTreeMap<GpuName, Vec<String>> {
-    // Each GPU is a node of its own here: what else its pods have is another GPU's.
-    let is_wrong = |parts: &[PodShare]| {
-        let mut oracle = Oracle::default();
-        let (node, gpu) = (testkit::node("gpu"), testkit::gpu_at("gpu", 0));
-        oracle.show_node(&node, [(gpu.clone(), Bytes(capacity))]);
-        for (place, part) in parts.iter().enumerate() {
-            let granted = Granted {
-                gpus: 1,
-                per_gpu: Bytes(part.bytes),
-                sharing: if part.is_exclusive {
-                    Sharing::Exclusive
-                } else {
-                    Sharing::Shared
-                },
-                borrows: false,
-            };
-            let pod = testkit::uid(&format!("pod-{place}"));
-            oracle.bind(&pod, &node, std::slice::from_ref(&gpu), granted);
-        }
-        !oracle.broken().is_empty()
-    };
-    let wrong = promises.iter().filter(|(_, parts)| is_wrong(parts));
-    wrong
-        .map(|(gpu, parts)| {
-            let pods = parts.iter().map(|part| part.pod.clone());
-            (gpu.clone(), pods.collect())
-        })
+    promises.retain(|_, parts| is_wrong(parts));
+    promises
+        .into_iter()
+        .map(|(gpu, parts)| (gpu, parts.into_iter().map(|part| part.pod).collect()))
         .collect()
+}
+
+/// A sum of its own: the continuous audit is judged by it, and the core's oracle uses the audit's check.
+fn is_more_than(limit: u64, parts: &[PodShare]) -> bool {
+    let sum: u64 = parts.iter().map(|part| part.bytes).sum();
+    sum > limit || (parts.len() > 1 && parts.iter().any(|part| part.is_exclusive))
 }
 
 /// Each GPU's bound pods.

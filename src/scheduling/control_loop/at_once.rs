@@ -24,32 +24,6 @@ impl<B: Books> ControlLoop<B> {
     }
 
     pub fn landed(&mut self, write: PodWrite, now: Moment) {
-        let outcome = match write {
-            PodWrite::Status {
-                key, uid, purpose, ..
-            } => WriteOutcome::Status {
-                key,
-                uid,
-                purpose,
-                written: Ok(()),
-            },
-            PodWrite::LiftGate {
-                key,
-                uid,
-                reservation,
-            } => WriteOutcome::GateLifted {
-                key,
-                uid,
-                reservation,
-                written: Ok(()),
-            },
-            PodWrite::Evict { key, uid, task, .. } => WriteOutcome::Evicted {
-                key,
-                uid,
-                task,
-                outcome: EvictionOutcome::Evicted,
-            },
-        };
-        self.written(outcome, now);
+        self.written(write.answered(Ok(()), EvictionOutcome::Evicted), now);
     }
 }

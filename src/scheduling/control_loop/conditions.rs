@@ -4,7 +4,7 @@
 //! A write may be lost, or land after one that came later, and a leader may die before it writes. So what counts is what the
 //! watch shows. Nothing is written again before the first write has had time to appear in the watch.
 
-use super::pod_write::{PodWrite, StatusPurpose};
+use super::pod_write::StatusPurpose;
 use super::reservation_progress::{PAUSES, SHOWS_WITHIN};
 use super::retry::{Backoff, RetryState};
 use super::write_queue::WriteQueue;
@@ -88,12 +88,7 @@ impl<B: Books> ControlLoop<B> {
                 StatusChange::end_reservation(),
                 StatusPurpose::EndUnknownReservation,
             );
-            self.writes.add(PodWrite::Status {
-                key,
-                uid,
-                change,
-                purpose,
-            });
+            self.write_status(key, uid, change, purpose);
         }
     }
 
@@ -118,12 +113,7 @@ impl<B: Books> ControlLoop<B> {
     /// The write is made out when it begins.
     pub(super) fn show(&mut self, key: &PodKey, uid: &PodUid) {
         let (change, purpose) = (StatusChange::default(), StatusPurpose::ShowReservation);
-        self.writes.add(PodWrite::Status {
-            key: key.clone(),
-            uid: uid.clone(),
-            change,
-            purpose,
-        });
+        self.write_status(key.clone(), uid.clone(), change, purpose);
     }
 
     /// One that could not be shown is shown soon.
@@ -166,12 +156,7 @@ impl<B: Books> ControlLoop<B> {
         {
             let change = StatusChange::eviction(EvictionCondition::Cancelled);
             let purpose = StatusPurpose::CancelEviction;
-            self.writes.add(PodWrite::Status {
-                key,
-                uid,
-                change,
-                purpose,
-            });
+            self.write_status(key, uid, change, purpose);
         }
     }
 

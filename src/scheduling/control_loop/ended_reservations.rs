@@ -1,7 +1,7 @@
 //! Reservations that ended before their pods were bound: the GPUs are free again, the nomination is cleared, and an incomplete
 //! group releases what it has if the policy says so.
 
-use super::pod_write::{PodWrite, StatusPurpose};
+use super::pod_write::StatusPurpose;
 use super::reservation_progress::ReservationProgress;
 use super::{Books, ControlLoop, LockedBooks, Notice};
 use crate::control_loop::{
@@ -54,15 +54,15 @@ impl<B: Books> ControlLoop<B> {
     pub(super) fn end(&mut self, ended: Vec<PodUid>, now: Moment) {
         let mut groups = BTreeMap::new();
         for uid in ended {
-            let ledger = self.books.lock();
-            let Some(entry) = ledger.ledger().pod_state(&uid) else {
+            let cluster = self.books.lock();
+            let Some(entry) = cluster.ledger().pod_state(&uid) else {
                 continue;
             };
             let (key, group) = (
                 entry.key.clone(),
                 entry.disruption_info.placed_with().cloned(),
             );
-            drop(ledger);
+            drop(cluster);
             groups.extend(group.map(|group| (group, (uid.clone(), key.clone()))));
             self.end_one(uid, key, ReservationEnd::Late);
         }
@@ -75,12 +75,12 @@ impl<B: Books> ControlLoop<B> {
     /// that has a reservation of this leader gets its condition written again.
     pub(crate) fn end_unknown(&mut self, uids: BTreeSet<PodUid>) {
         for uid in uids {
-            let ledger = self.books.lock();
-            let Some(entry) = ledger.ledger().pod_state(&uid) else {
+            let cluster = self.books.lock();
+            let Some(entry) = cluster.ledger().pod_state(&uid) else {
                 continue;
             };
             let key = entry.key.clone();
-            drop(ledger);
+            drop(cluster);
             self.note(Notice::LandedLate(key.clone()));
             let (kind, text) = (PodEventReason::ReservationEnded, LANDED_LATE.to_owned());
             self.publish(key.clone(), uid.clone(), kind, text);
@@ -88,12 +88,7 @@ impl<B: Books> ControlLoop<B> {
                 StatusChange::end_reservation(),
                 StatusPurpose::EndUnknownReservation,
             );
-            self.writes.add(PodWrite::Status {
-                key,
-                uid,
-                change,
-                purpose,
-            });
+            self.write_status(key, uid, change, purpose);
         }
     }
 
@@ -110,27 +105,22 @@ impl<B: Books> ControlLoop<B> {
             change.nomination = StatusChange::clear_nomination().nomination;
         }
         let purpose = StatusPurpose::EndReservation { placed_on };
-        self.writes.add(PodWrite::Status {
-            key,
-            uid,
-            change,
-            purpose,
-        });
+        self.write_status(key, uid, change, purpose);
     }
 
     /// One member of the group could not be bound in time. Recorded once, on that member.
     pub(super) fn break_up(&mut self, group: &GroupKey, uid: PodUid, key: PodKey, now: Moment) {
-        let mut ledger = self.books.lock();
-        let Some(broken) = broken(ledger.ledger(), group) else {
+        let mut cluster = self.books.lock();
+        let Some(broken) = broken(cluster.ledger(), group) else {
             return;
         };
         let leaves =
-            ledger.ledger().policy().planning.groups.when_incomplete == WhenIncomplete::Evict;
+            cluster.ledger().policy().planning.groups.when_incomplete == WhenIncomplete::Evict;
         broken
             .holding
             .iter()
-            .for_each(|(uid, _)| ledger.apply(ReleaseReservation(uid.clone())));
-        drop(ledger);
+            .for_each(|(uid, _)| cluster.apply(ReleaseReservation(uid.clone())));
+        drop(cluster);
         let BrokenGroup {
             holding,
             bound,

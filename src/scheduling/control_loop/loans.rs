@@ -5,7 +5,7 @@
 //! one stopped.
 
 use super::outcome::tried;
-use super::pod_write::{EvictionTask, PodWrite, StatusPurpose};
+use super::pod_write::{EvictionTask, StatusPurpose};
 use super::retry::{Backoff, RetryState};
 use super::{Books, ControlLoop, LockedBooks, Notice};
 use crate::control_loop::{
@@ -100,13 +100,13 @@ impl<B: Books> ControlLoop<B> {
             gpu,
             is_early,
         } = eviction;
-        let mut ledger = self.books.lock();
-        if !ledger.ledger().may_order(std::slice::from_ref(&uid)) {
-            drop(ledger);
+        let mut cluster = self.books.lock();
+        if !cluster.ledger().may_order(std::slice::from_ref(&uid)) {
+            drop(cluster);
             return self.note(Notice::LoanEviction("rate-limited"));
         }
-        ledger.apply(EvictionsOrdered(vec![uid.clone()]));
-        drop(ledger);
+        cluster.apply(EvictionsOrdered(vec![uid.clone()]));
+        drop(cluster);
         let end = self.loans.evictions.entry(uid.clone()).or_default();
         end.attempt.begin();
         end.has_failed = false;
@@ -120,12 +120,7 @@ impl<B: Books> ControlLoop<B> {
             gpu,
             is_early,
         };
-        self.writes.add(PodWrite::Evict {
-            key,
-            uid,
-            why,
-            task: EvictionTask::LoanEnd,
-        });
+        self.write_eviction(key, uid, why, EvictionTask::LoanEnd);
     }
 
     /// A failed eviction is tried again after a pause; another borrower may be evicted before.
@@ -198,12 +193,7 @@ impl<B: Books> ControlLoop<B> {
                 StatusChange::wake(answer.clone()),
                 StatusPurpose::AnswerWake(answer),
             );
-            self.writes.add(PodWrite::Status {
-                key: wake.key,
-                uid: wake.uid,
-                change,
-                purpose,
-            });
+            self.write_status(wake.key, wake.uid, change, purpose);
         }
     }
 }

@@ -360,6 +360,36 @@ impl<B: Books> ControlLoop<B> {
         }));
     }
 
+    fn write_status(
+        &mut self,
+        key: PodKey,
+        uid: PodUid,
+        change: StatusChange,
+        purpose: StatusPurpose,
+    ) {
+        self.writes.add(PodWrite::Status {
+            key,
+            uid,
+            change,
+            purpose,
+        });
+    }
+
+    fn write_eviction(
+        &mut self,
+        key: PodKey,
+        uid: PodUid,
+        why: EvictionReason,
+        task: EvictionTask,
+    ) {
+        self.writes.add(PodWrite::Evict {
+            key,
+            uid,
+            why,
+            task,
+        });
+    }
+
     fn note(&mut self, notice: Notice) {
         self.acts.push_back(Act::Note(notice));
     }

@@ -5,7 +5,7 @@
 
 use super::ended_reservations::{ReservationEnd, broken};
 use super::outcome::tried;
-use super::pod_write::{EvictionTask, PodWrite};
+use super::pod_write::EvictionTask;
 use super::reservation_progress::PAUSES;
 use super::retry::RetryState;
 use super::{Books, ControlLoop, LockedBooks};
@@ -61,31 +61,31 @@ impl<B: Books> ControlLoop<B> {
         let Some(remnant) = self.orphaned_members.get_mut(uid) else {
             return;
         };
-        let mut ledger = self.books.lock();
-        let is_being_bound = ledger
+        let mut cluster = self.books.lock();
+        let is_being_bound = cluster
             .ledger()
             .pod_state(uid)
             .is_some_and(PodState::is_assumed);
         // Another member may have been bound in place of the missing one.
-        if !is_being_bound && !is_orphaned(ledger.ledger(), uid) {
-            drop(ledger);
+        if !is_being_bound && !is_orphaned(cluster.ledger(), uid) {
+            drop(cluster);
             return self.let_go(uid);
         }
         if remnant.since + GIVEN_UP_AFTER <= now {
-            drop(ledger);
+            drop(cluster);
             return self.keep_orphaned_member(uid, "it could not be evicted in time");
         }
         let one = std::slice::from_ref(uid);
         if is_being_bound
             || !remnant.attempt.is_due(now)
-            || !(remnant.is_ordered || ledger.ledger().may_order(one))
+            || !(remnant.is_ordered || cluster.ledger().may_order(one))
         {
             return;
         }
         if !std::mem::replace(&mut remnant.is_ordered, true) {
-            ledger.apply(EvictionsOrdered(one.to_vec()));
+            cluster.apply(EvictionsOrdered(one.to_vec()));
         }
-        drop(ledger);
+        drop(cluster);
         remnant.attempt.begin();
         let why = EvictionReason::GroupIncomplete {
             group: remnant.group.to_string().into(),
@@ -95,12 +95,7 @@ impl<B: Books> ControlLoop<B> {
             uid.clone(),
             EvictionTask::OrphanedMember,
         );
-        self.writes.add(PodWrite::Evict {
-            key,
-            uid,
-            why,
-            task,
-        });
+        self.write_eviction(key, uid, why, task);
     }
 
     /// The member is not evicted: it is gone, its group is whole, or its Binding has failed. In that case it gives its reservation
@@ -109,12 +104,12 @@ impl<B: Books> ControlLoop<B> {
         let Some(OrphanedMember { key, group, .. }) = self.orphaned_members.remove(uid) else {
             return;
         };
-        let mut ledger = self.books.lock();
-        if !broken(ledger.ledger(), &group).is_some_and(|broken| broken.holds_in_vain(uid)) {
+        let mut cluster = self.books.lock();
+        if !broken(cluster.ledger(), &group).is_some_and(|broken| broken.holds_in_vain(uid)) {
             return;
         }
-        ledger.apply(ReleaseReservation(uid.clone()));
-        drop(ledger);
+        cluster.apply(ReleaseReservation(uid.clone()));
+        drop(cluster);
         self.end_one(uid.clone(), key, ReservationEnd::WithGroup);
     }
 

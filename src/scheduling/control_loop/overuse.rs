@@ -4,7 +4,7 @@
 //! The ledger says what is due ([`TakeOveruse`]), within the eviction rates. An eviction that fails is due again later, as long as
 //! the pod stays over its grant.
 
-use super::pod_write::{EvictionTask, PodWrite};
+use super::pod_write::EvictionTask;
 use super::{Books, ControlLoop, LockedBooks};
 use crate::control_loop::{EvictionReason, PodEventReason};
 use crate::ledger::{OveruseAction, OveruseStep};
@@ -44,12 +44,7 @@ impl<B: Books> ControlLoop<B> {
                     true => EvictionReason::Ungranted { used },
                     false => EvictionReason::Overuse { granted, used },
                 };
-                self.writes.add(PodWrite::Evict {
-                    key,
-                    uid,
-                    why,
-                    task: EvictionTask::Overuse,
-                });
+                self.write_eviction(key, uid, why, EvictionTask::Overuse);
             }
         }
     }

@@ -117,43 +117,46 @@ impl PodWrite {
         }
     }
 
-    /// What is known of a write whose sender panicked: it may have been made.
-    pub fn broken_off(self) -> WriteOutcome {
-        let message = || {
-            "the write broke off, which is a defect of Stowage's own: its log says where".to_owned()
-        };
+    /// What became of it, by the API server's answer.
+    pub fn answered(
+        self,
+        written: Result<(), ControlPlaneError>,
+        eviction: EvictionOutcome,
+    ) -> WriteOutcome {
         match self {
             Self::Status {
                 key, uid, purpose, ..
-            } => {
-                let written = Err(ControlPlaneError::Unknown(message()));
-                WriteOutcome::Status {
-                    key,
-                    uid,
-                    purpose,
-                    written,
-                }
-            }
+            } => WriteOutcome::Status {
+                key,
+                uid,
+                purpose,
+                written,
+            },
             Self::LiftGate {
                 key,
                 uid,
                 reservation,
-            } => {
-                let written = Err(ControlPlaneError::Unknown(message()));
-                WriteOutcome::GateLifted {
-                    key,
-                    uid,
-                    reservation,
-                    written,
-                }
-            }
+            } => WriteOutcome::GateLifted {
+                key,
+                uid,
+                reservation,
+                written,
+            },
             Self::Evict { key, uid, task, .. } => WriteOutcome::Evicted {
                 key,
                 uid,
                 task,
-                outcome: EvictionOutcome::Unknown { message: message() },
+                outcome: eviction,
             },
         }
+    }
+
+    /// What is known of a write whose sender panicked: it may have been made.
+    pub fn broken_off(self) -> WriteOutcome {
+        let message = "the write broke off, which is a defect of Stowage's own: its log says where"
+            .to_owned();
+        let written = Err(ControlPlaneError::Unknown(message.clone()));
+        self.answered(written, EvictionOutcome::Unknown { message })
     }
 
     /// Whether no reservation, eviction or wake of an engine depends on it: a pending pod's condition can wait.
@@ -270,7 +273,7 @@ impl StatusPurpose {
     }
 
     /// Whether it clears the condition of a reservation. If the pod has one by then, that is shown instead: it may be written
-    /// already, because the preempt verb does not wait for the planner's writes.
+    /// already, because the preempt verb does not wait for the loop's writes.
     pub(super) fn ends_reservation(&self) -> bool {
         matches!(
             self,

@@ -3,7 +3,7 @@
 //! A failed eviction is retried at growing intervals; meanwhile another neighbor may be evicted.
 
 use super::outcome::tried;
-use super::pod_write::{EvictionTask, PodWrite};
+use super::pod_write::EvictionTask;
 use super::retry::Backoff;
 use super::{Act, Books, ControlLoop, LockedBooks};
 use crate::control_loop::{EvictionOutcome, EvictionReason};
@@ -91,9 +91,9 @@ impl<B: Books> ControlLoop<B> {
             engine,
             gpu,
         } = relief;
-        let mut ledger = self.books.lock();
-        if !ledger.ledger().may_order(std::slice::from_ref(&uid)) {
-            drop(ledger);
+        let mut cluster = self.books.lock();
+        if !cluster.ledger().may_order(std::slice::from_ref(&uid)) {
+            drop(cluster);
             let why = format!("{engine} is under pressure");
             return self.failed(
                 &key,
@@ -101,16 +101,11 @@ impl<B: Books> ControlLoop<B> {
                 why,
             );
         }
-        ledger.apply(EvictionsOrdered(std::slice::from_ref(&uid).to_vec()));
-        drop(ledger);
+        cluster.apply(EvictionsOrdered(std::slice::from_ref(&uid).to_vec()));
+        drop(cluster);
         self.staying.entry(uid.clone()).or_default().begin();
         let why = EvictionReason::Pressure { engine, gpu };
-        self.writes.add(PodWrite::Evict {
-            key,
-            uid,
-            why,
-            task: EvictionTask::Relief,
-        });
+        self.write_eviction(key, uid, why, EvictionTask::Relief);
     }
 
     /// If the pressure lasts, this pod is tried again after a pause, or another one before.

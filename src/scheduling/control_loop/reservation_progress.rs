@@ -1,6 +1,6 @@
 //! Progress of one reservation, from the first eviction to the nomination of its pod.
 
-use super::pod_write::{EvictionTask, PodWrite, StatusPurpose};
+use super::pod_write::{EvictionTask, StatusPurpose};
 use super::retry::{Backoff, RetryState};
 use super::{Books, ControlLoop, LockedBooks};
 use crate::control_loop::{EvictionReason, PlanState, PodEventReason, StatusChange};
@@ -328,12 +328,7 @@ impl<B: Books> ControlLoop<B> {
         let task = EvictionTask::Reservation {
             preemptor: reservation_status.uid.clone(),
         };
-        self.writes.add(PodWrite::Evict {
-            key,
-            uid,
-            why,
-            task,
-        });
+        self.write_eviction(key, uid, why, task);
     }
 
     /// Nominates the pod to the node of its reservation. A touch in the same write makes kube-scheduler try it, or that its gate
@@ -370,12 +365,7 @@ impl<B: Books> ControlLoop<B> {
             reservation,
             is_gated,
         };
-        self.writes.add(PodWrite::Status {
-            key,
-            uid,
-            change,
-            purpose,
-        });
+        self.write_status(key, uid, change, purpose);
     }
 
     /// The reservation, extended until kube-scheduler has had time to bind the pod.
@@ -409,8 +399,8 @@ impl<B: Books> ControlLoop<B> {
         failed_by: FailedBy,
         now: Moment,
     ) {
-        let mut ledger = self.books.lock();
-        let present = ledger
+        let mut cluster = self.books.lock();
+        let present = cluster
             .ledger()
             .pod_state(&reservation_status.uid)
             .and_then(PodState::reservation);
@@ -418,14 +408,14 @@ impl<B: Books> ControlLoop<B> {
             return;
         }
         if failed_by == FailedBy::Preemptor && !reservation_status.reservation.victims.is_empty() {
-            ledger.apply(EvictionFailed(reservation_status.uid.clone()));
+            cluster.apply(EvictionFailed(reservation_status.uid.clone()));
         }
-        ledger.apply(ReleaseReservation(reservation_status.uid.clone()));
-        let group = ledger
+        cluster.apply(ReleaseReservation(reservation_status.uid.clone()));
+        let group = cluster
             .ledger()
             .pod_state(&reservation_status.uid)
             .and_then(|entry| entry.disruption_info.placed_with().cloned());
-        drop(ledger);
+        drop(cluster);
         self.progress_of.remove(&reservation_status.uid);
         let (key, uid) = (
             reservation_status.key.clone(),
@@ -445,11 +435,6 @@ impl<B: Books> ControlLoop<B> {
         );
         let change = StatusChange::end_reservation_and_nomination();
         let purpose = StatusPurpose::AbandonReservation;
-        self.writes.add(PodWrite::Status {
-            key,
-            uid,
-            change,
-            purpose,
-        });
+        self.write_status(key, uid, change, purpose);
     }
 }

@@ -4,7 +4,7 @@
 use super::failing_pods::ChosenPods;
 use super::planning_run::{PlanBasis, PlanningJob, RunEnd};
 use super::pod_event::reserved_text;
-use super::pod_write::{PodWrite, StatusPurpose};
+use super::pod_write::StatusPurpose;
 use super::reservation_progress::ReservationProgress;
 use super::{Act, Books, ControlLoop, LockedBooks, Notice};
 use crate::control_loop::{PlanState, PodEventReason, StatusChange};
@@ -29,8 +29,8 @@ impl<B: Books> ControlLoop<B> {
         if !self.run.may_begin(now) {
             return;
         }
-        let mut ledger = self.books.lock();
-        let mut pending = ledger.apply(TakePending {
+        let mut cluster = self.books.lock();
+        let mut pending = cluster.apply(TakePending {
             limit: PODS_PER_RUN,
         });
         if self
@@ -41,7 +41,7 @@ impl<B: Books> ControlLoop<B> {
             > NOMINATED_AT_ONCE
         {
             let is_gated = |pod: &PendingPod| matches!(pod.way, WaitKind::Gated);
-            ledger.apply(PutBack(
+            cluster.apply(PutBack(
                 pending
                     .iter()
                     .filter(|pod| is_gated(pod))
@@ -60,14 +60,17 @@ impl<B: Books> ControlLoop<B> {
             failing,
         } = self.failing_pods.choose(pending, now);
         if !put_back.is_empty() {
-            ledger.apply(PutBack(put_back));
+            cluster.apply(PutBack(put_back));
         }
         let began = PlanBasis {
             at: now,
-            generation: ledger.ledger().generation(),
+            generation: cluster.ledger().generation(),
         };
-        let (scratch, kube_filters) = (ledger.ledger().scratch(), ledger.kube_filters().snapshot());
-        drop(ledger);
+        let (scratch, kube_filters) = (
+            cluster.ledger().scratch(),
+            cluster.kube_filters().snapshot(),
+        );
+        drop(cluster);
         for PendingPod { uid, key, .. } in failing {
             self.wait(uid, key, WaitReason::PlanningFailed, began, now);
         }
@@ -117,12 +120,12 @@ impl<B: Books> ControlLoop<B> {
             RunEnd::Failed => return self.note_failed_run(now),
         };
         self.failing_pods.run_ended();
-        let mut ledger = self.books.lock();
-        ledger.apply(PutBack(left_over));
+        let mut cluster = self.books.lock();
+        cluster.apply(PutBack(left_over));
         for (scope, uid) in reserved {
-            ledger.apply(ScopeReserved { scope, uid });
+            cluster.apply(ScopeReserved { scope, uid });
         }
-        drop(ledger);
+        drop(cluster);
         if !may_act || mode == Mode::Shadow {
             return;
         }
@@ -138,16 +141,16 @@ impl<B: Books> ControlLoop<B> {
 
     fn note_failed_run(&mut self, now: Moment) {
         let (pods, is_found) = self.failing_pods.run_failed(now);
-        let mut ledger = self.books.lock();
+        let mut cluster = self.books.lock();
         let failing = pods
             .first()
             .filter(|_| is_found)
-            .and_then(|uid| ledger.ledger().pod_state(uid))
+            .and_then(|uid| cluster.ledger().pod_state(uid))
             .map(|pod_state| pod_state.key.clone());
-        ledger.apply(PutBack(pods));
+        cluster.apply(PutBack(pods));
         self.failing_pods
-            .retain(|uid| ledger.ledger().pod_state(uid).is_some());
-        drop(ledger);
+            .retain(|uid| cluster.ledger().pod_state(uid).is_some());
+        drop(cluster);
         if let Some(key) = failing {
             self.note(Notice::PlanningFails(key));
         }
@@ -204,12 +207,7 @@ impl<B: Books> ControlLoop<B> {
             progress.begin_write();
         }
         let purpose = StatusPurpose::Reserve { reservation };
-        self.writes.add(PodWrite::Status {
-            key,
-            uid,
-            change,
-            purpose,
-        });
+        self.write_status(key, uid, change, purpose);
     }
 
     fn scheduling_gate_of(&mut self, uid: &PodUid) -> Option<SchedulingGate> {
@@ -220,9 +218,9 @@ impl<B: Books> ControlLoop<B> {
     }
 
     fn wake(&mut self, uid: PodUid, key: PodKey) {
-        let mut ledger = self.books.lock();
+        let mut cluster = self.books.lock();
         // It may have been requested again during the run.
-        if !ledger
+        if !cluster
             .ledger()
             .pod_state(&uid)
             .is_some_and(|entry| entry.refused().is_some() && entry.reservation().is_none())
@@ -230,21 +228,16 @@ impl<B: Books> ControlLoop<B> {
             return;
         }
         if self.writes.are_too_many() {
-            drop(ledger);
+            drop(cluster);
             return self.note(Notice::PutOff("requeue"));
         }
-        ledger.apply(PodRequeued(uid.clone()));
-        drop(ledger);
+        cluster.apply(PodRequeued(uid.clone()));
+        drop(cluster);
         // Any write wakes it.
         if self.writes.concern(&uid) {
             return;
         }
         let (change, purpose) = (StatusChange::touch(), StatusPurpose::Requeue);
-        self.writes.add(PodWrite::Status {
-            key,
-            uid,
-            change,
-            purpose,
-        });
+        self.write_status(key, uid, change, purpose);
     }
 }

@@ -3,7 +3,7 @@
 
 use super::ended_reservations::is_nominated;
 use super::planning_run::PlanBasis;
-use super::pod_write::{PodWrite, StatusPurpose};
+use super::pod_write::StatusPurpose;
 use super::start_run::PODS_PER_RUN;
 use super::{Books, ControlLoop, LockedBooks, Notice};
 use crate::control_loop::{PlanState, PodEventReason, StatusChange};
@@ -44,12 +44,12 @@ impl<B: Books> ControlLoop<B> {
         began: PlanBasis,
         now: Moment,
     ) {
-        let mut ledger = self.books.lock();
-        ledger.apply(NoPlacementFound {
+        let mut cluster = self.books.lock();
+        cluster.apply(NoPlacementFound {
             uid: uid.clone(),
             generation: began.generation,
         });
-        let Some(entry) = ledger
+        let Some(entry) = cluster
             .ledger()
             .pod_state(&uid)
             .filter(|entry| entry.reservation().is_none())
@@ -60,13 +60,13 @@ impl<B: Books> ControlLoop<B> {
             return;
         };
         let waited = now.since(waiting.since);
-        let max_gated_time = ledger.ledger().policy().planning.max_gated_time;
+        let max_gated_time = cluster.ledger().policy().planning.max_gated_time;
         let has_waited = waited >= max_gated_time;
         let (is_gated, is_grouped) = (
             waiting.gate == SchedulingGate::Planned,
             entry.disruption_info.placed_with().is_some(),
         );
-        drop(ledger);
+        drop(cluster);
         if !is_gated {
             return self.say_limit(uid, key, why);
         }
@@ -124,12 +124,7 @@ impl<B: Books> ControlLoop<B> {
             },
         );
         let change = StatusChange::plan(PlanState::Unschedulable { why });
-        self.writes.add(PodWrite::Status {
-            key,
-            uid,
-            change,
-            purpose: StatusPurpose::ExplainWait,
-        });
+        self.write_status(key, uid, change, StatusPurpose::ExplainWait);
     }
 
     /// Forgets pods that do not wait behind the gate any more. Checks some of them each time, in turn.
@@ -145,9 +140,9 @@ impl<B: Books> ControlLoop<B> {
         if next.len() == SWEPT {
             self.said_after = next.last().cloned();
         }
-        let ledger = self.books.lock();
+        let cluster = self.books.lock();
         let waits = |uid: &PodUid| {
-            let waiting = ledger.ledger().pod_state(uid).and_then(PodState::waiting);
+            let waiting = cluster.ledger().pod_state(uid).and_then(PodState::waiting);
             waiting.is_some_and(|waiting| {
                 waiting.gate == SchedulingGate::Planned && waiting.reservation.is_none()
             })
@@ -165,13 +160,13 @@ impl<B: Books> ControlLoop<B> {
             .into_iter()
             .filter(|pod| matches!(pod.way, WaitKind::Gated))
         {
-            let mut ledger = self.books.lock();
-            let generation = ledger.ledger().generation();
-            ledger.apply(NoPlacementFound {
+            let mut cluster = self.books.lock();
+            let generation = cluster.ledger().generation();
+            cluster.apply(NoPlacementFound {
                 uid: pod.uid.clone(),
                 generation,
             });
-            drop(ledger);
+            drop(cluster);
             self.release(pod.uid, pod.key, WaitReason::ShadowMode);
         }
     }
@@ -196,12 +191,7 @@ impl<B: Books> ControlLoop<B> {
         let purpose = StatusPurpose::Release {
             why: Arc::from(why.to_string()),
         };
-        self.writes.add(PodWrite::Status {
-            key,
-            uid,
-            change,
-            purpose,
-        });
+        self.write_status(key, uid, change, purpose);
         true
     }
 

@@ -280,33 +280,9 @@ impl World {
     fn refuse(&mut self, write: PodWrite) {
         let now = self.cluster().ledger().now();
         let written = Err(ControlPlaneError::Refused("no".into()));
-        let outcome = match write {
-            PodWrite::Status {
-                key, uid, purpose, ..
-            } => WriteOutcome::Status {
-                key,
-                uid,
-                purpose,
-                written,
-            },
-            PodWrite::LiftGate {
-                key,
-                uid,
-                reservation,
-            } => WriteOutcome::GateLifted {
-                key,
-                uid,
-                reservation,
-                written,
-            },
-            PodWrite::Evict { key, uid, task, .. } => WriteOutcome::Evicted {
-                key,
-                uid,
-                task,
-                outcome: EvictionOutcome::TryLater { after: None },
-            },
-        };
-        self.control_loop.written(outcome, now);
+        let later = EvictionOutcome::TryLater { after: None };
+        self.control_loop
+            .written(write.answered(written, later), now);
     }
 
     fn land(&mut self, write: &PodWrite) {

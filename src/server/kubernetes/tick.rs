@@ -1,5 +1,5 @@
-//! The ledger's periodic upkeep: expires reservations and soft reservations, ages readings, sweeps pods that no watch shows,
-//! reports current warnings when a replica becomes leader, and runs the leader's control loop.
+//! The ledger's periodic upkeep: tells the control loop the time, sweeps pods that no watch shows, and reports current warnings when
+//! a replica becomes leader.
 //!
 //! It serves a real cluster and a dump alike: it writes through the port and knows no client.
 
