@@ -243,7 +243,7 @@ fn an_agent_goes_on_reporting_whatever_pods_and_models_are_on_its_node() {
     let mut command = inside(cgroup.as_ref(), command);
     let agent = RunningAgent::start(&mut command);
     eventually_within(
-        5 * PATIENCE,
+        20 * PATIENCE,
         "it reports the models that it could look at",
         || {
             let report = crate::agent::world::reported(&extender);
