@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 use stowage_report::NodeReport;
 
-/// Longer than any start takes: an agent that says nothing for so long will not.
+/// Timeout of one report: longer than any start takes; an agent that reports nothing for so long will not.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 pub struct Sink {
@@ -45,7 +45,7 @@ impl Sink {
         panic!("after {MOST} reports the agent does not tell the whole node: {last:#?}");
     }
 
-    /// Waits for so many more, and gives the last of them.
+    /// Waits for `count` more reports and returns the last of them.
     pub fn reports(&mut self, count: usize) -> NodeReport {
         let mut last = Bytes::new();
         for _ in 0..count {

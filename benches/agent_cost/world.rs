@@ -85,7 +85,7 @@ fn pid(pod: usize) -> u32 {
     4000 + pod as u32
 }
 
-/// Serves a page on the pod's address, and says on which port.
+/// Serves an engine's metrics page on the pod's address, and returns the port.
 async fn engine(pod: usize) -> u16 {
     let listener = tokio::net::TcpListener::bind((ip(pod), 0))
         .await
@@ -99,13 +99,13 @@ async fn engine(pod: usize) -> u16 {
     port
 }
 
-/// With an image, as the kubelet lists it.
+/// Node object with one image, as the kubelet lists it.
 fn node() -> serde_json::Value {
     let images = json!([{ "names": ["registry.example/app:1"], "sizeBytes": 9_000_000_000_u64 }]);
     json!({ "metadata": { "name": NODE }, "status": { "images": images } })
 }
 
-/// Two on each GPU; the first eight are engines.
+/// Bound pod, two of them on each GPU; those with a port are engines.
 fn pod(place: usize, port: Option<u16>) -> serde_json::Value {
     let mut pod = json!({
         "metadata": {

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 const GIB: u64 = 1 << 30;
-/// What of 80 GiB pods may be allocated: all but the headroom.
+/// Allocatable VRAM of a GPU of 80 GiB, without the headroom, in bytes.
 const CAPACITY: u64 = 72 * GIB;
-/// What a node advertises.
+/// VRAM that a node advertises, in bytes.
 pub const NODE_VRAM: u64 = GPUS as u64 * CAPACITY;
 pub const GPUS: usize = 8;
 const NAMESPACE: &str = "llm";
@@ -16,7 +16,7 @@ const NAMESPACE: &str = "llm";
 pub struct BenchCluster {
     nodes: usize,
     waiting: usize,
-    /// So many namespaces have a tenant each; without any, all pods are in one namespace.
+    /// Number of namespaces with a tenant each; 0 for one namespace without a tenant.
     tenants: usize,
 }
 
@@ -37,7 +37,7 @@ impl BenchCluster {
         self.nodes
     }
 
-    /// Two pods a GPU.
+    /// Number of bound pods: two for each GPU.
     pub fn resident(&self) -> usize {
         self.nodes * GPUS * 2
     }
@@ -50,7 +50,7 @@ impl BenchCluster {
         String::from_utf8(text).expect("JSON is text")
     }
 
-    /// The same, one object after the other: a million of them are gigabytes.
+    /// Writes the dump object by object: with a million pods it has gigabytes.
     pub fn write_dump(&self, out: &mut impl Write) -> io::Result<()> {
         let (node, resident) = (self.node_template(), self.resident_template());
         out.write_all(br#"{"apiVersion":"v1","kind":"List","items":["#)?;
@@ -127,26 +127,26 @@ impl BenchCluster {
         self.filter_body_of(round, self.nodes)
     }
 
-    /// About some of the nodes only.
+    /// Filter request about so many of the nodes.
     pub fn filter_body_of(&self, round: usize, nodes: usize) -> Vec<u8> {
         let mut names = self.names(round);
         names.truncate(nodes);
         self.args(pod(&waiting_name(round), 1 + round as u64 % 2), names)
     }
 
-    /// Of a pod with other labels than the rest.
+    /// Filter request of a pod with these labels.
     pub fn filter_body_with(&self, round: usize, labels: &BTreeMap<String, String>) -> Vec<u8> {
         let mut pod = pod(&waiting_name(round), 1 + round as u64 % 2);
         pod["metadata"]["labels"] = json!(labels);
         self.args(pod, self.names(round))
     }
 
-    /// About one node.
+    /// Filter request about one node.
     pub fn filter_body_for(&self, round: usize, node: usize) -> Vec<u8> {
         self.args(pod(&waiting_name(round), 1), vec![node_name(node)])
     }
 
-    /// About one node, of a pod of its own.
+    /// Filter request about one node, of a pod that no other request is about.
     pub fn one_name_body(&self, round: usize) -> Vec<u8> {
         let name = node_name(round * 17 % self.nodes);
         self.args(pod(&format!("one-{round}"), 1), vec![name])
@@ -228,7 +228,7 @@ pub fn tenant_name(i: usize) -> String {
     format!("team-{i}")
 }
 
-/// The place of the node with this name.
+/// Index of the node with this name.
 pub fn node_place(name: &str) -> Option<usize> {
     name.strip_prefix("gpu-node-")?.parse().ok()
 }
@@ -257,7 +257,7 @@ fn resident_gib(i: usize) -> u64 {
     }
 }
 
-/// As long as a real one.
+/// UID made of a name, as long as a real one.
 fn uid(name: &str) -> String {
     format!("uid-{name:-<32}")
 }
@@ -268,7 +268,7 @@ fn waiting_name(i: usize) -> String {
 
 /// An object's JSON, in which fields are to be filled in.
 pub struct ObjectTemplate {
-    /// Texts, each with the field that follows it.
+    /// Texts, each followed by a field.
     parts: Vec<(String, Field)>,
     end: String,
 }
@@ -293,7 +293,7 @@ impl Field {
         Self::Namespace,
     ];
 
-    /// What stands in its place in a template.
+    /// Placeholder of the field in a template.
     fn blank(self) -> String {
         format!("@{self:?}@")
     }
@@ -326,7 +326,7 @@ impl ObjectTemplate {
     }
 }
 
-/// It advertises what its GPUs have: nothing is to be written there.
+/// Node object that already advertises the VRAM of its GPUs.
 fn node() -> Value {
     json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": Field::Node.blank(), "labels": {
         "nvidia.com/gpu.count": GPUS.to_string(),

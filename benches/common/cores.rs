@@ -3,13 +3,13 @@
 use std::ffi::OsStr;
 use std::process::{Command, Stdio};
 
-/// A command that runs on one core; on any, where cores cannot be given out.
+/// A core for one command; any core where cores cannot be assigned.
 pub struct OneCore {
     core: Option<usize>,
 }
 
 impl OneCore {
-    /// Keeps this process off that core.
+    /// Reserves the last core, and keeps this process off it.
     pub fn take() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let last = cores - 1;
@@ -24,7 +24,7 @@ impl OneCore {
         }
     }
 
-    /// For a person.
+    /// Description for people.
     pub fn say(&self) -> String {
         match self.core {
             Some(core) => format!("the server on core {core}, everything else on the others"),

@@ -2,10 +2,10 @@
 
 use std::fmt::Write;
 
-/// What a vLLM with data-parallel ranks and a few adapters prints.
+/// Number of lines: those of a vLLM with data-parallel ranks and a few adapters.
 pub const LINES: usize = 2000;
 
-/// The gauges of two ranks, among the histograms of both; filled up to [`LINES`].
+/// The gauges of two ranks, among the histograms of both; filled up to [`METRICS_PAGE_LINES`].
 pub fn page() -> String {
     const MODEL: &str = "model_name=\"meta-llama/Llama-3.1-8B-Instruct\"";
     let gauges = [

@@ -26,7 +26,7 @@ impl Samples {
         self.0.iter().filter(|took| **took > time).count()
     }
 
-    /// In microseconds.
+    /// Longest sample in microseconds.
     pub fn longest(&self) -> f64 {
         self.0
             .iter()
@@ -34,7 +34,7 @@ impl Samples {
             .map_or(f64::NAN, |took| took.as_secs_f64() * 1e6)
     }
 
-    /// In microseconds; no number if nothing was measured.
+    /// Percentile in microseconds; NaN if nothing was measured.
     pub fn percentile(&self, percent: usize) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_unstable();

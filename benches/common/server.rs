@@ -10,12 +10,12 @@ const TICK: Duration = Duration::from_millis(10);
 
 pub struct ServeProcess {
     process: Child,
-    /// In the order in which they were asked for.
+    /// Its addresses, in the order of their prefixes.
     pub addresses: Vec<String>,
 }
 
 impl ServeProcess {
-    /// Starts it and waits until it has said all of `says`, in this order, each followed by an address.
+    /// Starts the process and waits until it has logged an address after each of these prefixes, in this order.
     pub fn start(command: &mut Command, says: &[&str]) -> Self {
         let mut process = command
             .stderr(Stdio::piped())
@@ -42,7 +42,7 @@ impl ServeProcess {
         resident_mib(&self.process.id().to_string())
     }
 
-    /// The most that was ever resident.
+    /// Peak resident memory in MiB.
     pub fn peak_mib(&self) -> u64 {
         status_mib(&self.process.id().to_string(), "VmHWM:")
     }
@@ -75,7 +75,7 @@ pub fn cpu_of_threads(process: &str, name: &str) -> Duration {
     Duration::from_nanos(nanos.sum())
 }
 
-/// `process` is its id, or `self`.
+/// Resident memory in MiB. `process` is a process id, or `self`.
 pub fn resident_mib(process: &str) -> u64 {
     status_mib(process, "VmRSS:")
 }

@@ -16,9 +16,9 @@ use stowage_scheduling::vocabulary::node_reading::EngineLoad;
 
 const NODES: usize = 1000;
 const SECONDS: u64 = 120;
-/// Until the averages have settled.
+/// Seconds until the averages have settled; not measured.
 const WARM_UP: u64 = 60;
-/// Each after as many reports as come in between.
+/// Filters per second, evenly spread among the reports.
 const FILTERS_A_SECOND: usize = 20;
 /// The most nodes that jitter may change in a second: what a filter costs beyond steady figures follows from it.
 const MOST_CHANGED: f64 = NODES as f64 / 40.0;
@@ -28,7 +28,7 @@ struct Arm {
     fleet: Fleet,
     scores: ScoreCache,
     demands: Vec<Demand>,
-    /// By how many points readings differ from each other at most.
+    /// Maximum difference between readings, in percentage points.
     jitter: usize,
     dice: Random,
     asked: usize,
@@ -119,7 +119,7 @@ impl Arm {
         }
     }
 
-    /// Each engine its own load, from idle to nearly full.
+    /// Next load of an engine, each around its own mean from idle to nearly full.
     fn read(&mut self, node: usize, gpu: usize) -> EngineLoad {
         let mean = 6 + (node * GPUS + gpu) * 37 % 80;
         let off = if self.jitter > 0 {
@@ -161,7 +161,7 @@ impl Arm {
         }
     }
 
-    /// In microseconds.
+    /// Median filter time in microseconds.
     fn p50(&mut self) -> f64 {
         self.took.sort_unstable();
         self.took[self.took.len() / 2].as_secs_f64() * 1e6

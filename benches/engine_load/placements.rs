@@ -18,7 +18,7 @@ use stowage_scheduling::vocabulary::node_reading::EngineLoad;
 
 const NODES: usize = 24;
 const SECONDS: u64 = 1800;
-/// Until the cluster has filled.
+/// Seconds until the cluster has filled; not measured.
 const WARM_UP: u64 = 600;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -30,10 +30,10 @@ enum Counting {
 
 #[derive(Default)]
 struct Tally {
-    /// In per cent, of each pod that was placed.
+    /// KV-cache usage of the GPU of each placed pod, in per cent.
     met: Vec<f64>,
     refused: usize,
-    /// Thousandths of the cluster's VRAM in use, summed over seconds.
+    /// Allocated share of the VRAM in thousandths, summed over seconds.
     allocated: f64,
     seconds: f64,
 }
@@ -113,7 +113,7 @@ fn run(seed: u64, counting: Counting, tally: &mut Tally) {
     }
 }
 
-/// Binds the pod to the best GPU. Answers how full the cache there is.
+/// Binds the pod to the best GPU. Returns its KV-cache usage in per cent.
 fn place(
     fleet: &mut Fleet,
     engines: &Engines,
@@ -176,10 +176,10 @@ fn three_steps(load: EngineLoad, terms: ClassTerms) -> EngineLoad {
     }
 }
 
-/// How full the KV caches really are.
+/// True usage of the KV caches.
 struct Engines {
     dice: Random,
-    /// Level and mean of each, in per cent.
+    /// Current and mean usage of each cache, in per cent.
     caches: Vec<(f64, f64)>,
 }
 

@@ -30,11 +30,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const NODES: usize = 1000;
-/// As often as a busy scheduler asks.
+/// Interval of filter requests: that of a busy kube-scheduler.
 const PACE: Duration = Duration::from_millis(5);
-/// A request in so many comes over a connection of its own.
+/// One request in so many uses a new connection.
 const ANEW: usize = 20;
-/// After the attack, for what lingers to run out of its time.
+/// Wait after the attack until its connections have run into their timeouts.
 const CALM: Duration = Duration::from_secs(60);
 
 fn main() {
@@ -100,7 +100,7 @@ fn main() {
     );
 }
 
-/// The number behind a flag.
+/// Number after a flag of the command line.
 fn flag(flag: &str, default: u64) -> u64 {
     let mut arguments = std::env::args()
         .skip_while(|argument| argument != flag)
@@ -110,7 +110,7 @@ fn flag(flag: &str, default: u64) -> u64 {
     })
 }
 
-/// How many requests, and what they took.
+/// Number of requests, and their times.
 type RequestSamples = (usize, Samples);
 
 /// Filters at a steady pace, mostly over one connection, as the scheduler does; every answer is checked.

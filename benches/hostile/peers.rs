@@ -7,14 +7,14 @@ use std::time::Duration;
 use tokio::net::TcpSocket;
 use tokio::runtime::Runtime;
 
-/// What those ask that never read.
+/// Requests of the peers that never read the answer, by address.
 pub const SCHEDULER: &str = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
 pub const AGENTS: &str = "GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n";
 pub const OPERATORS: &str = "GET /debug/snapshot HTTP/1.1\r\nHost: localhost\r\n\r\n";
 
-/// From 127.0.1.1 and so on: a single source would only reach its own limit.
+/// Number of source addresses, from 127.0.1.1 on: a single source would only reach its own limit.
 const SOURCES: usize = 20;
-/// How often each peer checks whether its connection is still open.
+/// Interval of the checks whether a connection is still open; also the timeout of a new connection.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 pub struct Attack {
@@ -28,7 +28,7 @@ pub struct Attack {
 #[derive(Debug, Default, Clone, Copy)]
 pub struct PeerTally {
     pub opened: u64,
-    /// By the other side.
+    /// Connections that the other side closed.
     pub closed: u64,
 }
 
@@ -78,7 +78,7 @@ impl Attack {
         self.tally
     }
 
-    /// A third says nothing, a third half a head, a third asks and does not read.
+    /// Opens a connection: a third send nothing, a third half a request, a third a request whose answer they do not read.
     fn open(&mut self, number: usize) -> Option<TcpStream> {
         let source = Ipv4Addr::new(127, 0, 1, 1 + (number % SOURCES) as u8);
         let connecting = async {
@@ -110,7 +110,7 @@ fn is_closed(stream: &mut TcpStream) -> bool {
     }
 }
 
-/// A page of the operators'.
+/// Body of an operators' page.
 pub fn page(address: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).expect("the operators' address answers");
     let asked = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");

@@ -30,7 +30,7 @@ const NODES: usize = 5000;
 const GATED: usize = 50_000;
 const ROUNDS: usize = 10;
 const FILTERS: usize = 120;
-/// As often as a busy scheduler asks; all of them take longer than from one run of the planner to the next.
+/// Interval of filters: that of a busy kube-scheduler; all of them take longer than the interval between two planner runs.
 const PACE: Duration = Duration::from_millis(10);
 /// Kinds of pods that wait.
 const KINDS: usize = 20;

@@ -28,7 +28,7 @@ use stowage_scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeR
 pub const LARGE: usize = 65_000;
 const GPUS: u64 = 8;
 const GIB: u64 = 1 << 30;
-/// Of 80 GiB, less the headroom.
+/// Allocatable VRAM of a GPU of 80 GiB, without the headroom, in bytes.
 const CAPACITY: u64 = 72 * GIB;
 const NOW: Moment = Moment(1_000_000_000_000);
 
@@ -58,7 +58,7 @@ impl FullCluster {
         Self::by(policy, nodes, load, sizes, seed)
     }
 
-    /// The same by a policy.
+    /// Cluster with this policy, filled as by [`FullCluster::new`].
     pub fn by(
         policy: Policy,
         nodes: usize,
@@ -167,7 +167,7 @@ impl FullCluster {
         }));
     }
 
-    /// A pending pod.
+    /// Adds a pending pod.
     pub fn wait(&mut self, name: usize, vram: Bytes, gpus: u32, priority: i32) -> PodUid {
         let demand = self.demand(name, vram.0, gpus, priority, None);
         let state = ObservedPhase::Waiting(ObservedWaiting::default());
@@ -181,7 +181,7 @@ impl FullCluster {
         uid(name)
     }
 
-    /// A pod behind the planner's gate.
+    /// Adds a pod with the planner's gate.
     pub fn gated(&mut self, name: usize, vram: Bytes, priority: i32, waits: Waits) {
         let demand = self.demand(name, vram.0, 1, priority, None);
         let state = ObservedPhase::Waiting(ObservedWaiting {
@@ -233,7 +233,7 @@ impl FullCluster {
         Demand::of(&request, &self.policy).expect("a pod that can be understood")
     }
 
-    /// Idle engines, and some models on each node.
+    /// Reports idle engines, and some models, of each node.
     fn read_all(&mut self) {
         for (n, name) in self.nodes.clone().iter().enumerate() {
             let gpu = |g| GpuReading {

@@ -24,7 +24,7 @@ use stowage_scheduling::verbs::wait::{
 const FIRST: usize = 30_000_000;
 const PLACES: usize = 256;
 const PODS_PER_RUN: usize = 2048;
-/// From one tick to the next.
+/// Interval of ticks, as in the service.
 const TICK: Millis = Millis(200);
 
 pub fn time_limits() {
@@ -41,7 +41,7 @@ pub fn time_limits() {
     place_many_kinds(5000);
 }
 
-/// The same on a very large cluster.
+/// Times of the limits on a very large cluster.
 pub fn time_large() {
     refused(
         "64 refused pods, 65,000 nodes, a million pods",
@@ -244,7 +244,7 @@ fn one_run(cluster: &mut FullCluster, kube_filters: &FilterSnapshot) -> (Plan, D
     (plan, start.elapsed())
 }
 
-/// As the planner does it, without the writes to the API server.
+/// Applies the plan as the planner does, without the writes to the API server.
 fn put_into_force(cluster: &mut FullCluster, plan: &Plan) {
     let ledger = &mut cluster.ledger;
     let generation = ledger.ledger().generation();

@@ -35,13 +35,13 @@ use stowage_scheduling::vocabulary::placement::Reservation;
 
 const DECISIONS: usize = 400;
 const COMPARISONS: usize = 100;
-/// No resident is called so.
+/// Number of the first pending pod, beyond those of resident pods.
 const FIRST_WAITING: usize = 10_000_000;
 
 /// What is timed under one name on the command line.
 type BenchGroup = (&'static str, &'static [fn()]);
 
-/// Has a million pods, which takes gigabytes: only if asked for.
+/// Group with a million pods, which takes gigabytes: it runs only on request.
 const LARGE: BenchGroup = (
     "large",
     &[limits::time_large, queues::time_large, preempt::time_large],

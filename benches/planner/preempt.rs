@@ -23,7 +23,7 @@ pub fn time_preempt() {
     choose_among(5000);
 }
 
-/// The same on a very large cluster.
+/// Times of preempt on a very large cluster.
 pub fn time_large() {
     choose_among(LARGE);
 }
@@ -89,7 +89,7 @@ fn choose_among(nodes: usize) {
     );
 }
 
-/// What kube-scheduler offers: on each node with a pod that may leave, the first of them.
+/// kube-scheduler's candidates: each node with an evictable pod, and the first of these pods as victim.
 fn offers(cluster: &mut FullCluster) -> Vec<OfferedNode> {
     let probe: PodUid = cluster.wait(FIRST - 1, Bytes::gib(30), 1, 100);
     let preemptor = cluster.ledger.ledger().preemptor(&probe);

@@ -53,7 +53,7 @@ pub fn time_plans() {
     nothing_fits();
 }
 
-/// Two pods a GPU.
+/// Times of plans on a very large cluster, with two pods on each GPU.
 pub fn time_large() {
     one_kind_of_pod(LARGE, (14, 18));
 }
@@ -113,7 +113,7 @@ fn nothing_fits() {
     told("250 pods that cannot be made to fit", &mut cluster, 0);
 }
 
-/// Includes the copy of the ledger: it is made for each plan, while the ledger is locked.
+/// Prints the time of a plan, with the copy of the ledger that is made for it under the lock.
 fn told(what: &str, cluster: &mut FullCluster, expected: usize) {
     let kube_filters = kube_filters(cluster);
     cluster.ledger.snapshot();

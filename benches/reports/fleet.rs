@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep_until};
 
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// All agents, on a thread of their own.
+/// All agents, on one thread.
 pub struct Fleet {
     reporting: watch::Sender<Option<Caches>>,
     pub tally: Arc<ReportTally>,
@@ -23,7 +23,7 @@ pub struct Fleet {
 pub struct ReportTally {
     pub reports: AtomicU64,
     pub bytes: AtomicU64,
-    /// From sending to the answer, summed up.
+    /// Sum of the times from sending to the answer, in microseconds.
     pub micros: AtomicU64,
 }
 
@@ -81,7 +81,7 @@ struct FleetAgent {
 }
 
 impl FleetAgent {
-    /// Until the fleet is dropped.
+    /// Reports until the fleet is dropped.
     async fn run(
         mut self,
         place: usize,
@@ -126,7 +126,7 @@ impl FleetAgent {
         tally.reports.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The answer is one short piece; it counts if it says so.
+    /// Reads the answer, which must be the short text that a report was accepted.
     async fn read_answer(&mut self) {
         const TAKEN: &[u8] = br#"{"accepted":1,"dropped":0}"#;
         self.answer.clear();

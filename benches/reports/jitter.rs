@@ -11,9 +11,9 @@ use std::time::Duration;
 pub const NODES: usize = 1000;
 const PAIRS: usize = 12;
 const PHASE: Duration = Duration::from_secs(6);
-/// Until every node has reported figures of the other kind.
+/// Wait until every node has reported figures of the other kind.
 const SETTLE: Duration = Duration::from_millis(1500);
-/// Until the averages have come to rest: several time constants.
+/// Wait until the moving averages have settled: several time constants.
 const WARM_UP: Duration = Duration::from_secs(60);
 
 pub fn print(cluster: &BenchCluster, server: &ServeProcess) {

@@ -39,12 +39,12 @@ use server::ServeProcess;
 use std::path::Path;
 use std::time::Duration;
 
-/// How often reports begin and cease.
+/// Number of times that reports begin and cease.
 const TURNS: usize = 3;
 const PHASE: Duration = Duration::from_secs(10);
-/// Until the reports of all nodes have come in twice.
+/// Wait until the reports of all nodes have come in twice.
 const SETTLE: Duration = Duration::from_secs(2);
-/// Until the last reports are stale everywhere, which is recorded node by node; before any has expired.
+/// Wait until the last reports are stale everywhere, which is recorded node by node, and none has expired.
 const FADE: Duration = Duration::from_secs(7);
 
 fn main() {

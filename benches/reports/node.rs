@@ -17,7 +17,7 @@ pub struct ReportingNode {
     report: NodeReport,
 }
 
-/// What a node's engines have in use of their KV caches.
+/// Usage of the KV caches of a node's engines.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Caches {
     /// Each engine its own, from idle to full; a node's eight differ, so that each node has a GPU that fits.
@@ -32,7 +32,7 @@ pub enum Caches {
 }
 
 impl ReportingNode {
-    /// `boot`: the how manieth start of its agent this is.
+    /// `boot`: number of this start of its agent.
     pub fn new(place: usize, boot: usize) -> Self {
         let models = (0..6).map(|m| {
             json!({
@@ -107,12 +107,12 @@ fn load(caches: Caches, engine: usize, random: &mut Random) -> (f64, u64) {
     (hundredths as f64 / 1e4, waiting as u64)
 }
 
-/// In hundredths of a point: from 6 to 85 points.
+/// Mean usage of an engine's cache in hundredths of a percentage point: from 6 to 85 points.
 fn mean(engine: usize) -> usize {
     100 * (6 + engine * 37 % 80)
 }
 
-/// What a process has grows and shrinks within this.
+/// Range within which a process's memory changes from report to report, in bytes.
 const CHURN: u64 = 64 * MIB;
 
 fn gpu_uuid(node: usize, gpu: usize) -> String {

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use stowage_scheduling::testkit::random::Random;
 
-/// A filter every 10 ms on average: as many pods a second as kube-scheduler placed at 1,000 nodes, and then some.
+/// Mean interval of filters in microseconds: somewhat shorter than the time kube-scheduler needed for a pod at 1,000 nodes.
 const PACE_MICROS: u64 = 10_000;
 /// The smaller of the two requests: as many names as pass the scheduler's own filters where it asks about some only.
 const SOME: usize = 1000;
@@ -21,14 +21,14 @@ pub struct SteadyScheduler<'a> {
     pauses: Random,
 }
 
-/// Filters about so many nodes, and their times.
+/// Times of filters about some of the nodes, and about all.
 #[derive(Default)]
 struct Filters {
     some: Samples,
     all: Samples,
 }
 
-/// One stretch, or several put together.
+/// Figures of one phase, or the sum of several.
 #[derive(Default)]
 pub struct Measured {
     filters: Filters,
@@ -49,7 +49,7 @@ impl<'a> SteadyScheduler<'a> {
         }
     }
 
-    /// Asks for so long.
+    /// Sends filters for this long.
     pub fn ask_for(
         &mut self,
         time: Duration,
@@ -89,7 +89,7 @@ impl<'a> SteadyScheduler<'a> {
 }
 
 impl Measured {
-    /// Prints a stretch and puts it to the others of its kind.
+    /// Prints the figures of a phase and adds them to these.
     pub fn add(&mut self, other: Self, name: &str) {
         other.print(name);
         self.filters.some.append(other.filters.some);
@@ -101,7 +101,7 @@ impl Measured {
         self.micros += other.micros;
     }
 
-    /// Of all filters, in microseconds.
+    /// Percentile over all filters, in microseconds.
     pub fn filter_percentile(&self, percent: usize) -> f64 {
         Samples::of_both(&self.filters.some, &self.filters.all).percentile(percent)
     }
@@ -142,7 +142,7 @@ pub fn header(scheduler: &SteadyScheduler<'_>) {
     );
 }
 
-/// All stretches of each kind, and the one over the other.
+/// Prints the sums of both kinds of phases, and their ratio.
 pub fn conclude(without: &Measured, with: &Measured) {
     println!("all together");
     without.print("without");

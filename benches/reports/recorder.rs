@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 pub const NODES: usize = 1000;
 const TURNS: usize = 3;
 const STRETCH: Duration = Duration::from_secs(10);
-/// Until every node has reported figures of the other kind twice.
+/// Wait until every node has reported figures of the other kind twice.
 const SETTLE: Duration = Duration::from_secs(3);
 const THREAD: &str = "flight-recorder";
 
-/// Shares of one core, in percent.
+/// CPU time of both servers in per cent of one core, by phase.
 #[derive(Default)]
 struct Shares {
     without: Vec<f64>,

@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 const SCRAPES: usize = 20;
 const PAIRS: usize = 6;
 const PHASE: Duration = Duration::from_secs(6);
-/// Prometheus scrapes every 15 to 60 s: this is more than a pair of them does.
+/// Interval of scrapes, shorter than that of a pair of Prometheus servers, which scrape every 15 to 60 s.
 const EVERY: Duration = Duration::from_secs(1);
-/// Until every node has reported twice.
+/// Wait until every node has reported twice.
 const SETTLE: Duration = Duration::from_secs(3);
 
 pub fn print(cluster: &BenchCluster, server: &ServeProcess) {

@@ -23,11 +23,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
-/// Says in the environment of this program that it is this server, and of which cluster: `NODES/PODS/TENANTS/GATED`.
+/// Environment variable that makes this program the API server of a cluster: `NODES/PODS/TENANTS/GATED`.
 pub const CLUSTER: &str = "STOWAGE_BENCH_CLUSTER";
-/// Its Lease is renewed all the time.
+/// Name of the Lease that is renewed all the time.
 pub const KUBE_SCHEDULERS: &str = "kube-scheduler";
-/// How often a pod changes.
+/// Interval of the changes of a pod.
 const POD_CHANGES_EVERY: Duration = Duration::from_millis(100);
 /// The label of namespaces that a policy selects by.
 pub const LABEL: &str = "bench";
@@ -36,25 +36,25 @@ pub const REPLICA: &str = "bench-0";
 
 struct ApiServer {
     cluster: BenchCluster,
-    /// Bound ones, and those behind the planner's gate.
+    /// Number of bound pods; then of those with the planner's gate.
     pods: usize,
     gated: usize,
     node: ObjectTemplate,
     pod: ObjectTemplate,
-    /// By their names.
+    /// Leases by name.
     leases: Mutex<BTreeMap<String, HeldLease>>,
     /// The label of the first namespace; it has none while it is empty.
     label: watch::Sender<String>,
     started: Instant,
     nodes: Mutex<WrittenNodes>,
-    /// Paths of what else was written.
+    /// Paths of other objects that were written.
     written: Mutex<BTreeSet<String>>,
 }
 
 /// What was written to nodes, and the watches that show it.
 #[derive(Default)]
 struct WrittenNodes {
-    /// The VRAM that they advertise, by place.
+    /// VRAM that nodes advertise, by index.
     vram: BTreeMap<usize, u64>,
     writes: usize,
     watches: Vec<UnboundedSender<Bytes>>,
@@ -318,7 +318,7 @@ fn labels(server: Arc<ApiServer>) -> Response {
     Body::from_stream(changes).into_response()
 }
 
-/// A pod that waits, because no GPU is as large.
+/// Pod that waits because no GPU is large enough.
 fn too_large() -> Value {
     let limits = json!({"stowage.dev/vram": "1Ti"});
     json!({
@@ -349,12 +349,12 @@ fn changing_pod(server: Arc<ApiServer>) -> Response {
     Body::from_stream(changes).into_response()
 }
 
-/// A watch of what does not change.
+/// Answers a watch of objects that never change.
 fn silence() -> Response {
     Body::from_stream(futures::stream::pending::<Result<Bytes, Infallible>>()).into_response()
 }
 
-/// The replica's kube-scheduler holds it.
+/// Lease that the replica's kube-scheduler holds.
 fn kube_schedulers() -> HeldLease {
     let lease = json!({
         "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",

@@ -6,9 +6,9 @@ use crate::samples::Samples;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Twice as often as kube-scheduler places a pod on thousands of nodes. Each is about another pod.
+/// Interval of filters: half of what kube-scheduler needs for a pod on thousands of nodes. Each is about another pod.
 const EVERY: Duration = Duration::from_millis(5);
-/// A page may hold a filter up for so long.
+/// Longest time for which a page may delay a filter.
 const HELD_UP: Duration = Duration::from_millis(10);
 
 pub const HEADING: &str = "| what happens | for | filter p50 | p99 | longest, above 10 ms | the same beside nothing |\n|---|---|---|---|---|---|";
@@ -28,7 +28,7 @@ impl<'a> Asking<'a> {
         }
     }
 
-    /// What filters took while this was done.
+    /// Runs an action, and returns its result and the times of filters meanwhile.
     pub fn during<R>(&self, happens: impl FnOnce() -> R) -> (R, Samples) {
         let is_over = AtomicBool::new(false);
         std::thread::scope(|threads| {
@@ -71,7 +71,7 @@ impl<'a> Asking<'a> {
     }
 }
 
-/// The longest, and how many took longer than a page may hold a filter up.
+/// Longest filter, and the number of filters longer than [`MAX_DELAY`].
 fn slowest(samples: &Samples) -> String {
     let held_up = samples.longer_than(HELD_UP);
     format!(

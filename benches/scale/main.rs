@@ -43,9 +43,9 @@ const NODES: usize = 65_000;
 const PODS: usize = 1_000_000;
 const TENANTS: usize = 40;
 const GATED: usize = 20_000;
-/// What filters take when nothing else happens.
+/// Time for which filters are measured while nothing else happens.
 const QUIET: Duration = Duration::from_secs(20);
-/// The pages that are made of the whole cluster.
+/// Pages about the whole cluster.
 const PAGES: [&str; 6] = [
     "/metrics",
     "/v1/fleet",
@@ -55,17 +55,17 @@ const PAGES: [&str; 6] = [
     "/debug/reports",
 ];
 const CHANGES: usize = 3;
-/// A class, and the label of the namespace whose pods belong to it.
+/// Name of a class, and value of the label of the namespaces whose pods belong to it.
 const LABELLED: &str = "labelled";
-/// Agents whose reports are timed: one after the other, on one connection, they say what a report costs.
+/// Number of agents whose reports are timed one after the other on one connection.
 const REPORTING: usize = 2000;
-/// At which all agents of a large cluster report.
+/// Reports per second of each agent in a large cluster.
 const REPORTS_PER_AGENT: f64 = 0.1;
-/// How often each of them does, while that is timed.
+/// Reports of each agent while all of them are timed.
 const ROUNDS: u32 = 3;
-/// Over which all of them report.
+/// Number of connections that all agents share.
 const CONNECTIONS: usize = 8;
-/// After this long a reading is stale: for agents that report every ten seconds.
+/// Age at which a reading is stale, for agents that report every ten seconds.
 const STALE: Duration = Duration::from_secs(90);
 const PATIENCE: Duration = Duration::from_secs(600);
 
@@ -132,7 +132,7 @@ fn main() {
     fail_over(&Replica::start(world, LeadWith::Lease));
 }
 
-/// What the API server lists.
+/// Size of the cluster that the API server lists.
 #[derive(Debug, Clone, Copy)]
 struct World {
     nodes: usize,
@@ -141,7 +141,7 @@ struct World {
     gated: usize,
 }
 
-/// Whose Lease says which replica leads.
+/// Lease that says which replica leads.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum LeadWith {
     KubeScheduler,
@@ -553,7 +553,7 @@ fn get(address: &str, path: &str) -> String {
     body.to_owned()
 }
 
-/// The length of an answer.
+/// Reads an answer and returns its length in bytes.
 fn read(address: &str, path: &str) -> usize {
     let mut stream = send("GET", address, path);
     let (mut part, mut length) = (vec![0; 1 << 20], 0);

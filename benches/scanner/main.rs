@@ -12,7 +12,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 use stowage_report::engine_metrics::{Engine, read};
 
-/// Turns of each; the fastest counts, as the one the machine disturbed least.
+/// Turns of each parser; the fastest counts, as the machine disturbed it least.
 const TURNS: usize = 200;
 /// Readings in one turn: enough that the clock's own cost is lost in it.
 const READINGS: u32 = 10;

@@ -17,14 +17,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 
-/// What `--rounds` is unless it is given, and the least that it may be: the interval of fewer says little.
+/// Default and minimum of `--rounds`: the interval of fewer rounds says little.
 const ROUNDS: usize = 20;
-/// Of each verb, in each round, of each process.
+/// Requests of each verb, in each round, to each process.
 const REQUESTS: usize = 100;
-/// Not counted.
+/// Requests before these, which are not counted.
 const WARM_UP: usize = 20;
 const WITHIN: f64 = 1.05;
-/// How often the interval may miss the median.
+/// Maximum probability that the interval misses the median.
 const MISSES: f64 = 0.05;
 const VERBS: [&str; 4] = ["filter", "prioritize", "bind", "filter, all refused"];
 
@@ -97,7 +97,7 @@ impl BesideArgs {
         }
     }
 
-    /// The verbs that are slower.
+    /// Compares one cluster size. Returns the verbs that are slower.
     fn compare_at(&self, nodes: usize, dump: &Path) -> Vec<String> {
         let cluster = BenchCluster::new(nodes, REQUESTS + WARM_UP);
         std::fs::write(dump, cluster.dump()).expect("the dump is written");
@@ -129,7 +129,7 @@ impl BesideArgs {
         classified.flatten().collect()
     }
 
-    /// Per verb: the ratio of this build to the other, and of this build to itself.
+    /// Ratios of medians for each verb: this build to the other, and this build to itself.
     fn round(&self, round: usize, cluster: &BenchCluster, dump: &Path) -> [[f64; 2]; 4] {
         let this = Path::new(env!("CARGO_BIN_EXE_stowage"));
         let mut builds = [&*self.other, this, this].map(|binary| Build::start(binary, dump));
@@ -149,20 +149,20 @@ impl BesideArgs {
     }
 }
 
-/// One running process, and what it took to answer.
+/// Running process of a build, and the times of its answers.
 struct Build {
     address: String,
     /// Made by the first request: a connection that says nothing while the others start is closed.
     connection: Option<KeptConnection>,
     samples: [Samples; 4],
-    /// What it answered to the verb before: the next one is asked about that.
+    /// Answers to the previous verbs, which the next request is about.
     passed: Vec<String>,
     top: String,
     _process: ServeProcess,
 }
 
 impl Build {
-    /// With the options that every build has.
+    /// Starts the build with options that every build has.
     fn start(binary: &Path, dump: &Path) -> Self {
         let process = ServeProcess::start(
             Command::new(binary)
@@ -213,12 +213,12 @@ impl Build {
     }
 }
 
-/// The median of what was seen, and between which of the values in order that of everything there is lies.
+/// Median of a sample, and a confidence interval of the median: two order statistics.
 struct Interval {
     median: f64,
     low: f64,
     high: f64,
-    /// Counted from either end.
+    /// Rank of the interval's ends, from either end of the sorted values.
     place: usize,
     coverage: f64,
     values: usize,

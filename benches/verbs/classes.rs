@@ -73,7 +73,7 @@ fn labels(kind: usize) -> BTreeMap<String, String> {
         .into()
 }
 
-/// As its owner would write it.
+/// Policy with many classes, as an administrator would write it.
 fn ruled() -> Policy {
     let class = |n: usize| {
         let rule =

@@ -41,13 +41,13 @@ use stowage_server::kubernetes::dump::{Dump, DumpControlPlane};
 use stowage_server::kubernetes::index::ClusterIndex;
 use stowage_server::service::Service;
 
-/// Enough that p99 stands on twenty requests.
+/// Requests of each verb: p99 then rests on twenty of them.
 const ROUNDS: usize = 2000;
-/// Not counted: connections open, caches fill, the allocator settles.
+/// Requests before these, not counted: connections open, caches fill, the allocator settles.
 const WARM_UP: usize = 100;
-/// Beyond so many nodes a request takes tens of milliseconds, and the dump has gigabytes: fewer rounds, over loopback only.
+/// Number of nodes beyond which there are fewer rounds, over loopback only: a request takes tens of milliseconds.
 const LARGE: usize = 5000;
-/// Counted, and not counted.
+/// Counted and uncounted requests on a large cluster.
 const ROUNDS_OF_LARGE: (usize, usize) = (300, 20);
 const FLOOR: &str = "STOWAGE_BENCH_FLOOR";
 

@@ -15,7 +15,7 @@ use stowage_server::flight_recorder::{FlightRecorder, RecordOptions, RingLimits}
 const VERBS: [&str; 4] = ["filter", "prioritize", "bind", "filter, all refused"];
 const CHECKPOINTS: usize = 20;
 const THREAD: &str = "flight-recorder";
-/// More than a run writes.
+/// Limits of the recording, beyond what a run writes.
 const LIMITS: RingLimits = RingLimits {
     bytes: 4 << 30,
     age: Duration::from_secs(3600),
@@ -109,7 +109,7 @@ fn compare(cluster: &BenchCluster) {
     );
 }
 
-/// Each when the one before is written: until then changes are made beside what it shares.
+/// Times of checkpoints, each begun when the one before is written: until then changes copy what it shares.
 fn checkpoints(extender: &Extender) -> Samples {
     let service = &extender.service;
     let written = || service.metrics.recording.bytes.get();

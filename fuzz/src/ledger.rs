@@ -48,7 +48,7 @@ type ApiPod = k8s_openapi::api::core::v1::Pod;
 const PODS: u8 = 16;
 const NODES: u8 = 4;
 const REPLICAS: usize = 2;
-/// After so many steps pages are read, and at the end.
+/// Number of steps between two checks of the pages; they are also checked at the end.
 const PAGES_EVERY: usize = 16;
 
 /// All have the default headroom, so that an allocation under one policy is not too much under another.
@@ -68,7 +68,7 @@ static POLICIES: LazyLock<Vec<Policy>> = LazyLock::new(|| {
         .into()
 });
 
-/// What a replica has sent and the API server has not applied yet.
+/// Write that a replica has sent and the API server has not committed yet.
 enum Write {
     Binding {
         by: usize,
@@ -87,23 +87,23 @@ enum Write {
 struct LedgerRace {
     now: Moment,
     policy: usize,
-    /// How often a pod of each number was deleted: no UID is used again.
+    /// Number of deletions of each pod number: no UID is used again.
     deleted: [u32; PODS as usize],
-    /// What the API server has: the pod, and the reservation that its condition describes.
+    /// Objects of the API server: pods, each with the reservation in its condition.
     pods: BTreeMap<PodUid, (ApiPod, Option<Reservation>)>,
     nodes: BTreeMap<NodeName, (NodeIdentity, Vec<Device>)>,
     budget: Option<DisruptionBudget>,
     writes: VecDeque<Write>,
     oracle: Oracle,
     replicas: [FuzzedReplica; REPLICAS],
-    /// Which of them acts, and how often that has changed.
+    /// Index of the leader; the term counts its changes.
     acting: usize,
     term: i32,
-    /// A write was on its way when another replica began to act.
+    /// Whether a write was in flight when another replica began to lead.
     promises_may_be_broken: bool,
 }
 
-/// Applies four bytes a step.
+/// Applies the data, four bytes a step.
 pub fn ledger(data: &[u8]) {
     let mut world = LedgerRace::new();
     for (nth, step) in data.chunks_exact(4).enumerate() {
@@ -167,7 +167,7 @@ impl LedgerRace {
         }
     }
 
-    /// Of the pod that bears this number now.
+    /// UID of the current pod with this number.
     fn uid(&self, number: u8) -> PodUid {
         let number = number % PODS;
         PodUid::parse(&format!(
@@ -244,7 +244,7 @@ impl LedgerRace {
         }
     }
 
-    /// The pod's condition says that its reservation has ended.
+    /// Sets the pod's condition to say that its reservation has ended.
     fn end_reservation(&mut self, uid: &PodUid) {
         if let Some((_, reservation)) = self.pods.get_mut(uid) {
             *reservation = None;
@@ -367,7 +367,7 @@ impl LedgerRace {
         }
     }
 
-    /// The API server applies a write. Its answer comes to the process that sent it, if that still is and `amount` is even.
+    /// Commits a write. Its answer reaches the process that sent it, if that still runs and `amount` is even.
     fn land(&mut self, place: usize, amount: u8) {
         if self.writes.is_empty() {
             return;
@@ -415,7 +415,7 @@ impl LedgerRace {
         }
     }
 
-    /// A Binding was answered, or its pod was read: bound here, bound elsewhere, or gone.
+    /// Answers a Binding, or a read of its pod: bound here, bound elsewhere, or gone.
     fn answer(&mut self, by: usize, uid: &PodUid) {
         let ledger = &mut self.replicas[by].ledger;
         let bound = self.pods.get(uid).map(|(pod, _)| {
@@ -435,7 +435,7 @@ impl LedgerRace {
         }
     }
 
-    /// A write never arrives. The process that sent it finds out, if it still runs.
+    /// Drops a write. The process that sent it learns so, if it still runs.
     fn lose(&mut self, place: usize) {
         if self.writes.is_empty() {
             return;
@@ -542,7 +542,7 @@ impl LedgerRace {
         });
     }
 
-    /// The pod's owner edits the mutable parts of the pod.
+    /// Edits the mutable parts of the pod, as its owner would.
     fn show(&mut self, uid: &PodUid, group: u8, amount: u8) {
         let Some((pod, _)) = self.pods.get_mut(uid) else {
             return;
@@ -590,7 +590,7 @@ impl LedgerRace {
         }
     }
 
-    /// The process ends; another begins with nothing but what the API server has.
+    /// Restarts a process, which begins with what the API server has.
     fn restart(&mut self, place: usize) {
         let replica = &mut self.replicas[place];
         replica.ledger = Cluster::new(Arc::new(POLICIES[self.policy].clone()));
@@ -602,8 +602,8 @@ impl LedgerRace {
         }
     }
 
-    /// The other replica acts from here on, after it has relisted everything. By the write times, no write of its predecessor
-    /// is in flight any more; `amount` may override that.
+    /// Makes the other replica the leader, after it has relisted. By the write times, no write of its predecessor is in flight any
+    /// more; `amount` may override that.
     fn hand_over(&mut self, amount: u8) {
         self.begin_to_act((self.acting + 1) % REPLICAS, amount);
     }
@@ -627,7 +627,7 @@ impl LedgerRace {
             .apply(LeadershipBegan(epoch(self.term)));
     }
 
-    /// A replica that does not act any more reads the outcome of the Bindings it sent.
+    /// Lets a former leader read the outcome of the Bindings that it sent.
     fn settle(&mut self, place: usize) {
         let ledger = &self.replicas[place].ledger;
         let assumed = ledger
@@ -643,7 +643,7 @@ impl LedgerRace {
         }
     }
 
-    /// Lists everything again into a ledger that may know some of it: what is not listed is gone.
+    /// Relists into a ledger that may know some of it: what is not listed is gone.
     fn list(&mut self, place: usize) {
         let replica = &mut self.replicas[place];
         replica.events.clear();

@@ -13,7 +13,7 @@ use stowage_scheduling::policy::Policy;
 use stowage_scheduling::verbs::filter::{FilterAsked, filter};
 use stowage_scheduling::verbs::{Cluster, Input};
 
-/// A sound recording, and its text.
+/// A valid recording, and its text.
 static SOUND: LazyLock<(Vec<u8>, Vec<u8>)> = LazyLock::new(|| {
     let header = SegmentHeader {
         stowage: "0.0.0".into(),
@@ -62,7 +62,7 @@ fn replay(bytes: &[u8]) {
     }
 }
 
-/// The byte that an error names.
+/// Byte that an error names.
 fn place(why: &ReadError) -> Option<u64> {
     match why {
         ReadError::NotARecording | ReadError::Empty => None,
@@ -74,7 +74,7 @@ fn place(why: &ReadError) -> Option<u64> {
     }
 }
 
-/// The small cluster's history, a question, its answer, and the state that follows.
+/// Entries of the small cluster's history, a request, its answer, and a checkpoint.
 fn entries() -> Vec<Entry> {
     let mut cluster = Cluster::new(Arc::new(Policy::default()));
     let checkpoint = |next: usize, after: Gap, cluster: &Cluster| {

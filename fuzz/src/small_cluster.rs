@@ -24,11 +24,11 @@ use stowage_scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeR
 
 pub const NOW: Moment = Moment(1_000_000);
 const GPUS: u32 = 2;
-/// Those before the first that waits are bound.
+/// Number of pods. Those before the first waiting one are bound.
 const PODS: u8 = 6;
 const WAITS: u8 = 4;
 
-/// It leads.
+/// Inputs that build the cluster, which leads.
 pub fn inputs() -> Vec<Input> {
     let mut inputs: Vec<Input> = vec![ClockAdvanced(NOW).into(), LeadershipBegan(epoch(0)).into()];
     for number in 0..2 {
@@ -75,7 +75,7 @@ pub fn uid(number: u8) -> PodUid {
     PodUid::parse(&format!("uid-{number}")).expect("a name")
 }
 
-/// What kube-scheduler asks of a pod that the cluster knows.
+/// Request of kube-scheduler for a pod that the cluster has.
 pub fn request(cluster: &Cluster, uid: &PodUid) -> Option<VerbRequest> {
     let pod = cluster.ledger().pod_state(uid)?;
     let (key, demand) = (pod.key.clone(), pod.demand.clone());
@@ -88,8 +88,8 @@ pub fn request(cluster: &Cluster, uid: &PodUid) -> Option<VerbRequest> {
     })
 }
 
-/// Asks about every pod, binds what fits and takes what waits. `may_overcommit` if what was bound before may be more than the
-/// policy of now allows.
+/// Filters and binds every pod, takes the pending ones and audits the ledger. `may_overcommit`: earlier allocations may exceed
+/// what the current policy allows.
 pub fn check(cluster: &mut Cluster, may_overcommit: bool) {
     for number in 0..PODS {
         let uid = uid(number);
@@ -132,7 +132,7 @@ pub fn check(cluster: &mut Cluster, may_overcommit: bool) {
     assert!(violations.is_empty(), "{violations:?}");
 }
 
-/// What an agent finds: what is bound runs, and on one GPU an engine sleeps.
+/// Reading of a node's agent: bound pods run, and one engine sleeps.
 fn reading(number: u8) -> ReadingReported {
     let devices: Vec<_> = (0..GPUS).map(|index| device(number, 0, index, 0)).collect();
     let runs: BTreeMap<u32, PodUid> = (0..WAITS)

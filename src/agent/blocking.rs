@@ -23,7 +23,7 @@ pub(crate) enum BlockingResult<T> {
 }
 
 impl<T: Send + 'static> Blocking<T> {
-    /// The thread ends after its current call once this is dropped.
+    /// Starts the thread that calls the source. It ends after its current call once this is dropped.
     pub fn start(
         name: &str,
         mut answer: impl FnMut() -> T + Send + 'static,

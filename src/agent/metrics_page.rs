@@ -31,7 +31,7 @@ const LONGEST: Duration = Duration::from_secs(10);
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Connections that wait for their turn. Further ones are closed at once.
 const WAITING: usize = 16;
-/// After a failed accept, as when the process has no descriptor left.
+/// Pause after a failed accept: if the process has no descriptor left, one is free once a connection has ended.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// What the page shows.
@@ -39,7 +39,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub(crate) struct MetricsPage {
     metrics: AgentMetrics,
     latest: Mutex<Option<Arc<LatestRound>>>,
-    /// What was counted of each replica: accepted, and everything else.
+    /// The reports counted for each replica: accepted, and failed.
     counted: Mutex<BTreeMap<String, (u64, u64)>>,
 }
 
@@ -49,7 +49,7 @@ struct LatestRound {
 }
 
 impl MetricsPage {
-    /// A round is over.
+    /// Records the report of a finished round.
     pub(crate) fn note_round(&self, report: &NodeReport, sensors: GpuSensors, took: Duration) {
         self.metrics.round_seconds.observe(took.as_secs_f64());
         *self.latest.lock() = Some(Arc::new(LatestRound {
@@ -58,7 +58,7 @@ impl MetricsPage {
         }));
     }
 
-    /// A report was sent to every replica.
+    /// Counts how each replica answered its latest report.
     pub fn note_published(&self, state: &PublishState) {
         let mut counted = self.counted.lock();
         for (name, replica) in &state.replicas {
@@ -92,7 +92,7 @@ impl MetricsPage {
     }
 }
 
-/// Answers until it is dropped.
+/// Serves the metrics page until the future is dropped.
 pub async fn serve(listener: TcpListener, page: Arc<MetricsPage>) {
     let router = Router::new()
         .route("/metrics", get(move || async move { page.answer() }))

@@ -26,7 +26,7 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
-/// Duration of a single sample (`--once`): the list of pods and an engine's first answer need a few rounds.
+/// Rounds of a single sample (`--once`), and the pause between two: the list of pods and an engine's first answer need a few.
 const LOOK: (u32, Duration) = (6, Duration::from_millis(250));
 /// A replica's share of the second between two reports; the round needs the rest.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -191,7 +191,7 @@ fn served(listener: TcpListener, page: &Arc<MetricsPage>) -> Result<AbortOnDropH
     ))))
 }
 
-/// Differs at each start.
+/// A random id of this start of the agent.
 fn boot_id() -> String {
     // The standard library seeds each of these at random.
     let draw = || RandomState::new().hash_one(std::process::id());

@@ -26,7 +26,7 @@ const LONGEST_TURN: Duration = Duration::from_secs(600);
 const UNKNOWN_POD: Duration = Duration::from_secs(30);
 /// More than a node has pods. What asks beyond starts at once.
 const MAX_TURNS: usize = 512;
-/// Between attempts to reach the agent.
+/// Pause between two attempts to reach the agent, and after a failed accept: an agent restarts within seconds.
 const TRY_AGAIN: Duration = Duration::from_millis(500);
 
 /// The pods that start and those that wait, in the order in which they asked: none waits for one behind it.
@@ -45,7 +45,7 @@ struct Turn {
 }
 
 impl Turns {
-    /// A pod that asks again starts anew.
+    /// Adds a pod at the end of the queue; a pod that asks again loses its earlier place.
     fn ask(&mut self, pod: PodUid, connection: UnixStream) {
         let before = self.0.len();
         self.0.retain(|turn| turn.pod != pod);

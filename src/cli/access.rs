@@ -35,7 +35,7 @@ pub struct AccessArgs {
     kubeconfig: Option<PathBuf>,
 }
 
-/// The same, with the files read.
+/// Credentials and TLS settings for one server, with their files read.
 pub struct Access {
     pub authorization: Option<HeaderValue>,
     tls: ClientConfig,

@@ -104,7 +104,7 @@ impl BundleArgs {
         Ok(code)
     }
 
-    /// Answers how long the bundle is, and what of a local recording is not in it.
+    /// Writes the bundle; returns its length in bytes, and the parts of a local recording that are not in it.
     async fn write_to(&self, out: Box<dyn Write + Send>) -> Result<(u64, Vec<LeftOut>)> {
         let mut out = BundleOut {
             out: BufWriter::new(out),

@@ -16,7 +16,7 @@ use stowage_server::kubernetes::connect::{self, ConnectError};
 use stowage_telemetry::trust::Trust;
 use tower::{BoxError, Layer, ServiceExt, service_fn};
 
-/// Of the shipped manifests.
+/// The namespace of the shipped manifests.
 const NAMESPACE: &str = "kube-system";
 const VIEWER: &str = "stowage-viewer";
 const CA_CONFIG_MAP: &str = "stowage-agents-ca";

@@ -66,7 +66,7 @@ impl ConnectionArgs {
     }
 }
 
-/// A year: a limit beyond it is none.
+/// The longest time limit, a year: a longer one is none.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 fn time_limit(text: &str) -> Result<Duration, String> {

@@ -382,7 +382,7 @@ pub fn note(line: std::fmt::Arguments<'_>) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// Says the error, if anybody reads on.
+/// Prints the error and returns the exit code for "no answer"; a broken pipe stays an error.
 pub fn no_answer(error: anyhow::Error) -> Result<ExitCode> {
     if is_of_broken_pipe(&error) {
         return Err(error);
@@ -391,7 +391,7 @@ pub fn no_answer(error: anyhow::Error) -> Result<ExitCode> {
     Ok(NO_ANSWER.into())
 }
 
-/// They are asked to stop beforehand, and check for it at every node.
+/// How long the exit waits for threads that still run: they were told to stop, and check for it at every node.
 const LEFT_TO_THREADS: Duration = Duration::from_secs(1);
 
 /// The client's own log repeats at each attempt what Stowage logs once.

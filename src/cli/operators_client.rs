@@ -79,14 +79,14 @@ pub enum NoAnswer {
     },
 }
 
-/// Every node of a large cluster in detail is some ten megabytes.
+/// Maximum answer: every node of a large cluster in detail is some ten megabytes.
 const LARGEST_ANSWER: usize = 256 << 20;
-/// A page of 5,000 nodes takes a fraction of a second; a port-forward some more.
+/// Timeout of a request: a page of 5,000 nodes takes a fraction of a second, and a port-forward some more.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Between two pieces of a large file: a redacted bundle is read to its end before its first byte comes.
+/// Timeout between two pieces of a large file: a redacted bundle is read to its end before its first byte comes.
 const PATIENCE_WITH_FILES: Duration = Duration::from_secs(300);
 
-/// The page at this path and query, as `what` it is called.
+/// Fetches and parses the page at a path and query; `what` is its name in errors.
 pub async fn get<T: DeserializeOwned>(
     server: &str,
     access: &Access,
@@ -115,7 +115,7 @@ pub async fn get<T: DeserializeOwned>(
     }
 }
 
-/// Writes the page at this path as it comes, however long it is: `what`, which begins so.
+/// Writes the page at a path to `out` as it comes, however long it is; `what` is its name in errors, `beginning` its first bytes.
 pub async fn download(
     server: &str,
     access: &Access,

@@ -8,7 +8,7 @@ use std::path::Path;
 
 /// A hyphen of a plugin's name is an underscore in its file's, where the name shall have one.
 const NAMES: [&str; 2] = ["kubectl-stowage", "kubectl_stowage"];
-/// What is left of the commands.
+/// The commands that the plugin has.
 const COMMANDS: [&str; 10] = [
     "bundle", "estimate", "explain", "models", "plan", "policy", "replay", "top", "ui", "version",
 ];

@@ -15,7 +15,7 @@ pub struct PodArgument {
     namespace: Option<String>,
 }
 
-/// What kubectl takes for the kind of object.
+/// The names of the kind Pod that kubectl accepts before `/`.
 const KINDS: [&str; 3] = ["pod", "pods", "po"];
 /// Kinds of objects that have pods, as kubectl takes them.
 const OWNERS: [&str; 16] = [

@@ -12,7 +12,7 @@ pub fn is_standard_input(path: &Path) -> bool {
     path == Path::new(STANDARD_INPUT)
 }
 
-/// What a message calls the file.
+/// The name of a file in messages.
 pub fn shown(path: &Path) -> String {
     if is_standard_input(path) {
         "standard input".into()

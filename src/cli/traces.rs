@@ -77,7 +77,7 @@ impl TraceArgs {
 }
 
 enum Path {
-    /// The URL stands for what is below it.
+    /// The URL is a base: the path for traces is added to it.
     Base,
     AsItIs,
 }

@@ -45,7 +45,7 @@ pub struct UiArgs {
     listen: SocketAddr,
 }
 
-/// What is passed on of a request, and of an answer.
+/// Headers of a request that are passed on; [`FORWARDED_RESPONSE_HEADERS`] are those of a response.
 const ASKED: [HeaderName; 3] = [
     header::ACCEPT,
     header::IF_NONE_MATCH,
@@ -73,9 +73,9 @@ const PAGES: [&str; 5] = [
 ];
 const ASSETS: &str = "/assets/";
 
-/// A page of 5,000 nodes takes a fraction of a second until it begins.
+/// Timeout until a response begins: a page of 5,000 nodes takes a fraction of a second.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// An account that may not see the page is refused each time: its token is not fetched again for every request.
+/// Minimum time between two token renewals: an account that may not see the page is refused each time.
 const TOKEN_EVERY: Duration = Duration::from_secs(5);
 /// As long as a key for symmetric encryption.
 const KEY_BYTES: usize = 16;

@@ -29,12 +29,12 @@ pub struct UninstallArgs {
     dry_run: bool,
 }
 
-/// Of every kind of which [`Leftovers::objects`] may have some.
+/// The command that deletes objects of every kind that [`Leftovers::objects`] may have.
 const DELETE_OBJECTS: &str = "kubectl -n kube-system delete configmaps,poddisruptionbudgets,validatingadmissionpolicies,\
                               validatingadmissionpolicybindings,mutatingadmissionpolicies,mutatingadmissionpolicybindings \
                               -l app.kubernetes.io/part-of=stowage";
 
-/// Failures that are printed one by one.
+/// The most failures that are printed.
 const SHOWN: usize = 10;
 
 impl UninstallArgs {

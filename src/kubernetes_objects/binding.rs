@@ -11,7 +11,7 @@ use stowage_scheduling::vocabulary::placement::Placement;
 /// The kind that NVIDIA's container runtime resolves by itself, in memory: no file has it, and nothing else finds its devices.
 pub const IN_MEMORY_CDI_KIND: &str = "runtime.nvidia.com/gpu";
 
-/// Of an annotation's key, behind its domain.
+/// Maximum bytes of an annotation key's name, behind its domain.
 const LONGEST_KEY_NAME: usize = 63;
 
 /// The Binding that puts a pod on its node, with everything that the pod's containers need to find their GPUs, in one write. A
@@ -81,7 +81,7 @@ fn annotations(
     annotations
 }
 
-/// Of each container that asks, the key of its annotation for the NRI plugin, where it has one.
+/// The containers that request VRAM, each with the key of its annotation for the NRI plugin, if it can have one.
 pub fn nri_keys<'a>(
     demand: &'a Demand,
     cdi_kind: Option<&str>,
@@ -121,8 +121,8 @@ fn container_fractions(
         })
 }
 
-/// In the CDI modes fully qualified: a bare UUID is taken there for one of the runtime's default kind, of which a node need not have
-/// a specification.
+/// The names of the pod's GPUs. In the CDI modes they are fully qualified: a bare UUID is taken there for one of the runtime's
+/// default kind, of which a node need not have a specification.
 fn gpu_names(placement: &Placement, cdi_kind: Option<&str>) -> String {
     let prefix = cdi_kind.map(|kind| format!("{kind}=")).unwrap_or_default();
     let name = |uuid: &GpuUuid| match uuid.index() {

@@ -136,7 +136,7 @@ pub(crate) fn wakeable_for(pod: &Pod) -> Option<Arc<str>> {
     Some(condition.message.as_deref().unwrap_or_default().into())
 }
 
-/// Without a time, so that a repeated eviction changes nothing; the pod's deletion has a time.
+/// The condition of an eviction's victim. It has no time, so that a repeated eviction changes nothing; the pod's deletion has one.
 pub fn disruption_target_condition(mark: &EvictionCondition, victim: &PodKey) -> PodCondition {
     let (status, reason, message) = match mark {
         EvictionCondition::Evicting(why) => ("True", why.reason(), why.told_to(victim)),

@@ -143,7 +143,7 @@ const fn words(kind: GroupKind, name: MetadataKey, size: Option<MetadataKey>) ->
     }
 }
 
-/// `true`, or a duration that has not passed since the pod was created.
+/// Whether a do-not-disrupt value protects the pod: `true`, or a duration that has not passed since the pod was created.
 fn protects(text: &str, pod: &Pod, now: Timestamp) -> bool {
     let age = pod
         .metadata
@@ -182,7 +182,7 @@ pub fn observed(pod: &Pod, now: Timestamp) -> ObservedDisruptionInfo {
     }
 }
 
-/// The pod as a member of a group that needs no place; `None` if it is in no group, needs a place, has failed or is being deleted.
+/// The pod as a group's member that needs no GPU any more; `None` if it has no group, needs a GPU, has failed or is being deleted.
 pub fn placeless_member(pod: &Pod) -> Option<PlacelessMember> {
     let phase = pod
         .status
@@ -316,7 +316,7 @@ fn stamp(pod: &Pod, now: Timestamp) -> CheckpointAge {
     }
 }
 
-/// The deletion timestamp is the end of the grace period.
+/// The deletion under way, if there is one. The deletion timestamp is the end of the grace period.
 fn leaving(pod: &Pod, now: Timestamp) -> Option<PodDeletion> {
     let ends = pod.metadata.deletion_timestamp.as_ref()?.0;
     let grace = pod.metadata.deletion_grace_period_seconds.unwrap_or(0);

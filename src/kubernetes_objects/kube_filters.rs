@@ -61,7 +61,7 @@ pub fn footprint(pod: &Pod) -> Option<NodeFootprint> {
     })
 }
 
-/// By claims of its own, or by one that kube-scheduler made for an extended resource of a DeviceClass.
+/// Whether the pod claims devices: by claims of its own, or by one that kube-scheduler made for an extended resource.
 fn claims_devices(pod: &Pod, spec: &PodSpec) -> bool {
     let by_resource = pod
         .status
@@ -267,8 +267,8 @@ pub(crate) fn lasting_claims(pod: &Pod) -> Arc<[Arc<str>]> {
         .collect()
 }
 
-/// All but those that any node can provide, and those with a claim, which is evaluated by itself. Some disks can be mounted only
-/// once.
+/// Whether a volume may restrict the pod's nodes: not if any node can provide it, nor if it has a claim, which is evaluated by
+/// itself. Some disks can be mounted only once.
 fn may_be_bound_to_a_place(volume: &Volume) -> bool {
     let is_anywhere = volume.config_map.is_some()
         || volume.csi.is_some()

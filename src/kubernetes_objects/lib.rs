@@ -83,7 +83,7 @@ pub mod written {
     /// `true` if the pod has its GPUs to itself, `false` if it shares them.
     pub const EXCLUSIVE: &str = "stowage.dev/exclusive-granted";
     pub const MEMORY_FRACTION: &str = "stowage.dev/gpu-memory-fraction";
-    /// Behind a container's name, where several ask: the part of it that is this container's.
+    /// Suffix of a container's name, where several containers request VRAM: that container's part of the pod's fraction.
     pub(crate) const CONTAINER_FRACTION_SUFFIX: &str = ".container.stowage.dev/gpu-memory-fraction";
     pub const VISIBLE_DEVICES: &str = "stowage.dev/visible-devices";
     /// The leader that wrote the Binding, as `LEASE-UID/TRANSITIONS/NONCE`.
@@ -146,7 +146,7 @@ pub fn demand(pod: &Pod, policy: &Policy) -> Result<Demand, RequestError> {
     classified_demand(pod, |traits| policy.classify(traits))
 }
 
-/// The same, with a classifier that may have the classification cached.
+/// A pod's demand, classified by `classify`, which may have the classification cached.
 pub fn classified_demand(
     pod: &Pod,
     classify: impl FnOnce(&PodTraits) -> Classification,
@@ -276,7 +276,7 @@ pub fn observation(
     )
 }
 
-/// The same, with a classifier that may have the classification cached.
+/// A pod as the ledger takes it, classified by `classify`, which may have the classification cached.
 pub fn classified_observation(
     pod: &Pod,
     policy: &Policy,
@@ -371,7 +371,7 @@ pub fn worst_case(pod: &Pod, policy: &Policy) -> Demand {
     classified_worst_case(pod, |traits| policy.classify(traits))
 }
 
-/// What a Binding recorded of the pod counts before what its annotations were edited to since.
+/// The largest demand that a pod could mean. What its Binding recorded counts before annotations that were edited since.
 fn classified_worst_case(pod: &Pod, classify: impl FnOnce(&PodTraits) -> Classification) -> Demand {
     let gpus = recorded_devices(pod).map(|devices| devices.len().to_string());
     with_request(pod, |request| {
@@ -388,7 +388,7 @@ fn classified_worst_case(pod: &Pod, classify: impl FnOnce(&PodTraits) -> Classif
     })
 }
 
-/// In shadow mode no pod that uses a device plugin is rejected: an invalid request passes as well.
+/// The demand of a pending pod. In shadow mode an invalid request of a pod that uses a device plugin passes as well.
 fn waiting_demand(
     pod: &Pod,
     mode: Mode,
@@ -463,7 +463,7 @@ pub(crate) fn granted_exclusive(pod: &Pod) -> Option<bool> {
     annotation(pod, written::EXCLUSIVE)?.parse().ok()
 }
 
-/// For a bound pod the grant counts, not what its annotations were edited to since.
+/// The demand of a bound pod, with the amounts that its Binding granted, whatever its annotations were edited to since.
 fn as_granted(pod: &Pod, demand: Demand, devices: &[GpuUuid]) -> Demand {
     let (gpus, granted) = (devices.len() as u32, granted(pod));
     // Without a record, a pod is exclusive if anything indicates it: it was granted more than it requested, or it requests it
@@ -592,7 +592,7 @@ fn amount<'a>(container: &'a Container, resource: &str) -> Option<&'a str> {
         .map(|quantity| quantity.0.as_str())
 }
 
-/// The same where it is an amount: zero is no request. What cannot be read may be any amount.
+/// The requested amount of a resource; `None` if it is zero. What cannot be parsed may be any amount.
 fn requested<'a>(container: &'a Container, resource: &str) -> Option<&'a str> {
     amount(container, resource).filter(|text| Bytes::parse_quantity(text) != Ok(Bytes::ZERO))
 }
@@ -616,7 +616,7 @@ fn asked_for(container: &Container) -> impl Iterator<Item = &str> {
     named(container).filter(|name| requested(container, name).is_some())
 }
 
-/// The same with those of which it asks for zero.
+/// Names of the resources that a container lists, also with an amount of zero.
 fn named(container: &Container) -> impl Iterator<Item = &str> {
     let lists = container
         .resources

@@ -9,7 +9,7 @@ use stowage_scheduling::ids::{GpuUuid, LeaderEpoch, NodeName, PodUid};
 /// The pod condition that makes a reservation durable.
 pub const RESERVED_CONDITION: &str = "stowage.dev/Reserved";
 
-/// The pod condition whose change wakes a rejected pod: kube-scheduler retries a pod of which anything changed.
+/// The pod condition whose change requeues a rejected pod: kube-scheduler retries a pod of which anything changed.
 pub const REQUEUED_CONDITION: &str = "stowage.dev/Requeued";
 
 /// The message of a reservation's condition: JSON, readable by people and programs.
@@ -61,7 +61,7 @@ pub fn requeued_condition(now: jiff::Timestamp) -> PodCondition {
         type_: REQUEUED_CONDITION.into(),
         status: "True".into(),
         reason: Some("VramFreed".into()),
-        // Seconds are not enough: two wakes within one would be the same write, and the second would wake no pod.
+        // Seconds are not enough: a second requeue within one would be the same write, and requeue nothing.
         message: Some(now.to_string()),
         last_transition_time: Some(Time(now)),
         ..PodCondition::default()

@@ -27,7 +27,7 @@ const BETWEEN_ZONES: &str = "__";
 pub trait StorageResource {
     const KIND: StorageKind;
 
-    /// By what it is known: of a claim `namespace/name`.
+    /// The object's key: its name, of a claim `namespace/name`.
     fn known_as(&self) -> Option<Arc<str>>;
 
     fn object(&self) -> StorageObject;

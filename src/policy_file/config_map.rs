@@ -5,7 +5,7 @@ use super::diagnostic::Diagnostic;
 use super::source::PolicySources;
 use super::tree::{Scalar, Value, YamlKey, YamlNode, read_within};
 
-/// Its `kind`.
+/// The `kind` of a ConfigMap document.
 const KIND: &str = "ConfigMap";
 
 /// Whether a document is a ConfigMap.
@@ -13,8 +13,8 @@ pub(crate) fn is_config_map(document: &YamlNode) -> bool {
     document.get("kind").and_then(YamlNode::text) == Some(KIND)
 }
 
-/// The documents of its files, and what is wrong with them. As where it is mounted, keys that end otherwise than `.yaml` and
-/// `.yml`, or begin with a dot, are no policy.
+/// Parses the policy files under a ConfigMap's `data`; returns their documents and problems. Keys that begin with a dot, or end in
+/// neither `.yaml` nor `.yml`, are skipped, as they are where the ConfigMap is mounted.
 pub fn documents(
     config_map: &YamlNode,
     texts: &PolicySources<'_>,

@@ -48,7 +48,7 @@ pub enum TextFormat {
 }
 
 impl TextFormat {
-    /// By the `format` keyword; `percent` to 100.
+    /// The format that a JSON Schema's `format` keyword names; `percent` allows up to 100.
     pub fn named(name: &str) -> Option<Self> {
         Some(match name {
             "percent" => Self::Percent { at_most: 100 },
@@ -162,7 +162,7 @@ fn time_zone(text: &str) -> Result<(), Malformed> {
     ))
 }
 
-/// Every model has the empty text in its name.
+/// Rejects an empty GPU model, which would match every model's name.
 fn gpu_model(text: &str) -> Result<(), Malformed> {
     match text.trim().is_empty() {
         true => Err(Malformed::new(
@@ -173,7 +173,7 @@ fn gpu_model(text: &str) -> Result<(), Malformed> {
     }
 }
 
-/// RFC 3339.
+/// Parses an RFC 3339 timestamp.
 pub fn timestamp(text: &str) -> Result<jiff::Timestamp, Malformed> {
     text.parse().map_err(|_| {
         Malformed::new(

@@ -37,19 +37,19 @@ use tree::YamlNode;
 /// A policy without errors.
 #[derive(Debug, Clone)]
 pub struct Loaded {
-    /// With its digest; its owner counts its version.
+    /// The policy with its digest; the version is left to whoever puts it into force.
     pub policy: Policy,
-    /// By file and place.
+    /// Warnings, sorted by file and position.
     pub warnings: Vec<Diagnostic>,
     /// Test cases next to the policy, in order of files.
     pub tests: Vec<Test>,
     merged: YamlNode,
 }
 
-/// One document of cases.
+/// A `PolicyTest` document.
 #[derive(Debug, Clone)]
 pub struct Test {
-    /// Its place.
+    /// The file that the document is in.
     pub file: FileId,
     pub test: file::PolicyTest,
 }

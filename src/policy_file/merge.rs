@@ -9,7 +9,7 @@ use super::source::Span;
 use super::tree::{Value, YamlNode};
 use std::collections::BTreeMap;
 
-/// All documents as one, and every conflict between them.
+/// Merges all documents into one; also returns a diagnostic for each value that two documents set differently.
 pub fn merge(documents: Vec<YamlNode>, shape: &SchemaShape) -> (YamlNode, Vec<Diagnostic>) {
     let mut conflicts = Vec::new();
     let mut documents = documents.into_iter();

@@ -10,7 +10,7 @@ use stowage_scheduling::policy::{Class, Policy, Pool, Tenant};
 use stowage_scheduling::units::Bytes;
 use stowage_scheduling::vocabulary::cluster_share::TenantUsage;
 
-/// Parsing it gives the same policy.
+/// Converts a policy into its file format with every setting; parsing the result gives the same policy.
 pub fn render(policy: &Policy) -> file::PolicySpec<Class> {
     file::PolicySpec {
         api_version: Some(file::ApiVersion::V1Alpha1),

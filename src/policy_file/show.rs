@@ -9,7 +9,7 @@ use stowage_scheduling::policy::Policy;
 /// Column of the comments, if the value is short enough.
 const COLUMN: usize = 44;
 
-/// `merged` is the written policy with its places.
+/// Renders the whole policy as YAML. `merged` is the policy as it was written, for the place of each value.
 pub fn show(policy: &Policy, merged: &YamlNode, sources: &PolicySources<'_>) -> String {
     let json =
         serde_json::to_string(&render(policy)).expect("a raw policy has text keys and no floats");

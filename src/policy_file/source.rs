@@ -53,7 +53,7 @@ pub struct Span {
 }
 
 impl Span {
-    /// Offsets that do not fit are cut: files are far smaller ([`MAX_FILE`]).
+    /// A span of these bytes. Offsets that do not fit are cut: files are far smaller ([`MAX_FILE_BYTES`]).
     pub fn new(file: FileId, range: Range<usize>) -> Self {
         let cut = |offset: usize| u32::try_from(offset).unwrap_or(u32::MAX);
         Self {
@@ -110,7 +110,7 @@ impl<'a> PolicySources<'a> {
         self.files.get(file.index()).map_or("", |file| file.name)
     }
 
-    /// Invalid UTF-8 is replaced; a file above [`MAX_FILE`] is empty.
+    /// The text of a file. Invalid UTF-8 is replaced; a file above [`MAX_FILE_BYTES`] is empty.
     pub fn text(&self, file: FileId) -> &str {
         self.files.get(file.index()).map_or("", |file| &file.text)
     }

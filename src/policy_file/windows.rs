@@ -52,7 +52,7 @@ impl TimeZones {
     }
 }
 
-/// The policy as it is at a time.
+/// The policy with the windows that are open at a time.
 pub fn at(policy: Policy, time: Timestamp) -> Policy {
     let open = TimeZones::default().open_at(&policy, time);
     policy.with_open_windows(open)

@@ -19,18 +19,18 @@ use stowage_scheduling::verbs::preempt_device_plugin::NarrowedCandidates;
 use stowage_scheduling::vocabulary::gpu::GpuSet;
 use stowage_scheduling::vocabulary::placement::Placement;
 
-/// The input by which a verb was asked, and what the cluster was then.
+/// Input that a verb answered, and the cluster generation at that time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Asked {
     /// The input's number.
     #[serde(rename = "of")]
     pub number: u64,
-    /// The generation that the decision was made on.
+    /// Generation of the snapshot that the decision was made on.
     #[serde(rename = "gen")]
     pub generation: u64,
 }
 
-/// A verb's answer, as the core gave it.
+/// A verb's decision, as the core made it.
 #[derive(Debug)]
 pub enum Decision {
     Filter(Shortlist),
@@ -42,7 +42,7 @@ pub enum Decision {
 }
 
 impl Decision {
-    /// Roughly how much memory it takes.
+    /// Approximate memory in bytes.
     pub fn bytes(&self) -> usize {
         let of_nodes = match self {
             Self::Filter(list) | Self::Prioritize(list) => {
@@ -54,7 +54,7 @@ impl Decision {
     }
 }
 
-/// A verb's answer, as it is kept.
+/// A verb's answer, as it is recorded.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Answer {
     #[serde(flatten)]
@@ -68,7 +68,7 @@ pub enum KeptAnswer {
     Filter(KeptRanking),
     Prioritize(KeptRanking),
     Preempt(KeptPreemption),
-    /// The place of the chosen candidate among those that were offered, or why there is none.
+    /// Index of the chosen candidate among those offered, or why there is none.
     Narrow(Result<usize, String>),
     Bind(KeptBind),
 }
@@ -76,15 +76,15 @@ pub enum KeptAnswer {
 /// Nodes that fit and nodes that do not.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptRanking {
-    /// The places of the nodes that were asked about, as runs: the first place of each, and its length.
+    /// Indices of the nodes that were asked about, as runs: first index and length.
     pub asked: Vec<(u32, u32)>,
-    /// How many names were of no node.
+    /// Number of names of no node.
     pub unknown: u32,
     /// The best nodes, best first, with the GPUs of each.
     pub best: Vec<(u32, GpuSet)>,
-    /// How many nodes do not fit, by reason.
+    /// Number of nodes that do not fit, by reason.
     pub refused: BTreeMap<String, u32>,
-    /// Of each node that does not fit, with the reason and its figures.
+    /// Digest of the nodes that do not fit, with their reasons and figures.
     pub digest: u64,
 }
 
@@ -110,14 +110,14 @@ pub enum KeptBind {
         wakes: bool,
     },
     AlreadyBound,
-    /// Why, and the node that the reason names.
+    /// Reason, and the node that it names.
     Refused {
         why: String,
         node: Option<NodeName>,
     },
 }
 
-/// As its derive would, but as a struct: the names of its fields are no texts ([`redaction`](super::redaction)).
+/// Serializes as the derive would, but as a struct: names of its fields are no texts ([`redaction`](super::redaction)).
 impl Serialize for Answer {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Self {
@@ -178,7 +178,7 @@ impl KeptAnswer {
         }
     }
 
-    /// The verb, as it is on the wire.
+    /// Name of the verb on the wire.
     pub fn verb(&self) -> &'static str {
         match self {
             Self::Filter(_) => "filter",
@@ -218,7 +218,7 @@ impl KeptRanking {
         }
     }
 
-    /// The places of the nodes that were asked about, and [`UNKNOWN_PLACE`] for each name of no node.
+    /// The indices of the nodes that were asked about, and [`UNKNOWN_NODE`] for each name of no node.
     pub fn places(&self) -> impl Iterator<Item = u32> {
         let known = self
             .asked
@@ -228,7 +228,7 @@ impl KeptRanking {
     }
 }
 
-/// How often each code comes. Most come many times in a row.
+/// Number of occurrences of each code. Most come many times in a row.
 fn counts(codes: impl Iterator<Item = &'static str>) -> BTreeMap<String, u32> {
     let mut counts = BTreeMap::new();
     let mut row = ("", 0);
@@ -245,7 +245,7 @@ fn counts(codes: impl Iterator<Item = &'static str>) -> BTreeMap<String, u32> {
     counts
 }
 
-/// Places in order, as runs of consecutive ones.
+/// Sorted indices as runs of consecutive ones.
 fn runs(places: &[u32]) -> Vec<(u32, u32)> {
     let mut runs: Vec<(u32, u32)> = Vec::new();
     for place in places {

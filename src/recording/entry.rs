@@ -9,11 +9,11 @@ use stowage_scheduling::verbs::{ClusterState, Input};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SegmentHeader {
-    /// The build that recorded, as `stowage version` prints it. Another one may answer otherwise.
+    /// Build that recorded, as `stowage version` prints it. Another build may answer otherwise.
     pub stowage: String,
-    /// When the segment began: milliseconds since 1970 by the wall clock of the machine.
+    /// Wall time at which the segment began: milliseconds since 1970 by the machine's clock.
     pub wall_ms: i64,
-    /// The same moment on the recorded clock.
+    /// That moment on the recorded clock.
     pub began: Moment,
 }
 
@@ -21,7 +21,7 @@ pub struct SegmentHeader {
 #[derive(Debug, Clone)]
 pub enum Entry {
     Checkpoint(Box<Checkpoint>),
-    /// The present from here on.
+    /// The recorded clock from here on.
     Clock(Moment),
     Input(Numbered),
     Answer(Answer),
@@ -33,13 +33,13 @@ pub enum Entry {
 pub struct Checkpoint {
     /// The number of the next input.
     pub next: u64,
-    /// What stands between the entry before and this one.
+    /// Gap between the entry before and this checkpoint.
     pub after: Gap,
     pub state: ClusterState,
 }
 
 impl Checkpoint {
-    /// Whether the entries before lead to it, the next of whose inputs has this number: a segment between may be missing.
+    /// Whether the entries before lead to it. `next` is the number of the input expected: if it differs, a segment is missing.
     pub fn continues(&self, next: u64) -> bool {
         self.after == Gap::None && self.next == next
     }
@@ -59,7 +59,7 @@ pub enum Gap {
     Discarded,
 }
 
-/// An input and its number; each input's is one more than that of the one before.
+/// Input with its number, which is one more than that of the input before.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Numbered {
     #[serde(rename = "n")]

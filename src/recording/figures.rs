@@ -4,12 +4,12 @@
 use stowage_scheduling::units::{Bytes, Moment, Percent};
 use stowage_scheduling::vocabulary::node_reading::{GpuReading, NodeReading};
 
-/// A reading's times come first: of most readings nothing else changes.
+/// Figures of a reading. Its times come first: in most readings nothing else changes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Figures(Vec<u64>);
 
 impl Figures {
-    /// In a fixed order; `None` if one is too large to have a number beside that for "unknown".
+    /// Figures in a fixed order; `None` if one is too large to leave a number for "unknown".
     pub fn of(reading: &NodeReading) -> Option<Self> {
         let gpus = |gpu: &GpuReading| 4 + gpu.attributed.len();
         let count = 1
@@ -36,7 +36,7 @@ impl Figures {
         Some(Self(figures))
     }
 
-    /// How each differs from that of an earlier reading of the same shape, without the last ones that do not.
+    /// Differences from an earlier reading of the same shape, without trailing zeros.
     pub fn since(&self, before: &Self) -> Vec<i64> {
         let pairs = self.0.iter().zip(&before.0);
         let mut differences: Vec<i64> = pairs
@@ -47,7 +47,7 @@ impl Figures {
         differences
     }
 
-    /// The figures that differ so from these; `None` if they are not so many.
+    /// These figures with differences added; `None` if there are more differences than figures.
     pub fn after(&self, differences: &[i64]) -> Option<Self> {
         let mut figures = self.0.clone();
         let changed = figures.get_mut(..differences.len())?;
@@ -58,7 +58,7 @@ impl Figures {
         Some(Self(figures))
     }
 
-    /// Puts them into a reading of their shape; `None` if they are no figures of one.
+    /// Writes the figures into a reading; `None` if they do not match its shape.
     pub(crate) fn put_into(&self, reading: &mut NodeReading) -> Option<()> {
         let mut figures = self.0.iter().copied();
         reading.sampled = Moment(figures.next()?);
@@ -89,7 +89,7 @@ impl Figures {
     }
 }
 
-/// How many of a reading's first figures are times.
+/// Number of times at the beginning of a reading's figures.
 pub fn times(reading: &NodeReading) -> usize {
     1 + reading.engines.len()
 }
@@ -131,7 +131,7 @@ pub(crate) fn have_one_shape(one: &NodeReading, other: &NodeReading) -> bool {
             )
 }
 
-/// A number for what is unknown, and one for each that is not.
+/// Encodes an optional figure: 0 for `None`, and one more than the figure otherwise.
 fn known(figure: Option<u64>) -> Option<u64> {
     figure.map_or(Some(0), |figure| figure.checked_add(1))
 }

@@ -5,42 +5,42 @@
 //! frame     stored: u32  raw: u32  checksum: u32  stored bytes
 //! ```
 //!
-//! Numbers are little-endian. A frame holds at most [`FRAME_BYTES`] of text, compressed; the checksum is of both lengths and the
-//! stored bytes, so no bit of a frame can change unnoticed. The top bit of `raw` says that the text ends with the end of an
-//! entry: a copy of a recording that is still written ends there. A preface begins with bytes that no length has, so it
+//! Numbers are little-endian. A frame holds at most [`MAX_FRAME_TEXT_BYTES`] of text, compressed; the checksum is of both lengths
+//! and the stored bytes, so no bit of a frame can change unnoticed. The top bit of `raw` says that the text ends with the end of
+//! an entry: a copy of a recording that is still written ends there. A preface begins with bytes that no length has, so it
 //! shows where the next segment begins.
 
 use crc32fast::Hasher;
 
-/// How segments begin.
+/// Magic number at the beginning of a segment.
 pub const MAGIC: [u8; 8] = *b"STOWREC\n";
-/// Rises with every change that an older reader would misread.
+/// Version of the format. Rises with every change that an older reader would misread.
 pub const FORMAT: u32 = 1;
-/// What a frame's text comes to at most: compression gains little beyond, and a reader keeps no more in memory.
+/// Maximum length of a frame's text in bytes: compression gains little beyond, and a reader keeps no more in memory.
 pub const FRAME_BYTES: usize = 1 << 20;
-/// A compressed frame is no longer than its text but for LZ4's worst case, which adds less than a hundredth.
+/// Maximum length of a compressed frame in bytes: that of its text, and the worst case of LZ4, which adds less than a hundredth.
 const MOST_STORED: usize = FRAME_BYTES + FRAME_BYTES / 64;
 /// Set in `raw` if the frame ends with the end of an entry.
 const ENDS_ENTRY: u32 = 1 << 31;
 
-/// The length of a preface.
+/// Length of a preface in bytes.
 pub const PREFACE_BYTES: usize = MAGIC.len() + 4;
-/// The length of what stands before a frame's bytes.
+/// Length of a frame's header in bytes.
 pub(crate) const HEAD_BYTES: usize = 12;
 
-/// What stands before a frame's bytes.
+/// Header of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameHead {
-    /// How many bytes follow.
+    /// Length of the stored (compressed) bytes that follow.
     pub stored: usize,
-    /// How many they are of text.
+    /// Length of the text that they decompress to, in bytes.
     pub raw: usize,
     /// Whether the text ends with the end of an entry.
     pub ends_entry: bool,
     checksum: u32,
 }
 
-/// Why bytes are no frame.
+/// Why bytes are not a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BadFrame {
     #[error("a frame says that it is longer than any frame is")]
@@ -58,7 +58,7 @@ pub fn preface() -> [u8; PREFACE_BYTES] {
     preface
 }
 
-/// A frame of this text, which is at most [`FRAME_BYTES`] long.
+/// Encodes a frame of this text, which is at most [`MAX_FRAME_TEXT_BYTES`] long.
 pub fn encode(text: &[u8], ends_entry: bool) -> Vec<u8> {
     debug_assert!(text.len() <= FRAME_BYTES);
     let packed = lz4_flex::block::compress(text);
@@ -93,7 +93,7 @@ impl FrameHead {
         })
     }
 
-    /// Whether these are the frame's bytes.
+    /// Verifies the stored bytes against the checksum.
     pub fn check(&self, stored: &[u8]) -> Result<(), BadFrame> {
         let raw = self.raw as u32 | if self.ends_entry { ENDS_ENTRY } else { 0 };
         match checksum(stored.len() as u32, raw, stored) == self.checksum {
@@ -102,7 +102,7 @@ impl FrameHead {
         }
     }
 
-    /// The text of the frame's bytes.
+    /// Verifies and decompresses the stored bytes.
     pub fn text(&self, stored: &[u8]) -> Result<Vec<u8>, BadFrame> {
         self.check(stored)?;
         let text =

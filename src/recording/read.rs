@@ -10,10 +10,10 @@ use super::repeats::{LatestReports, Line};
 use super::whole_entries::fill;
 use std::io::{self, Read};
 
-/// No entry is longer: a checkpoint of a million pods takes two thirds of this.
+/// Maximum length of an entry in bytes: a checkpoint of a million pods takes two thirds of it.
 pub(super) const MOST_ENTRY_BYTES: usize = 2 << 30;
 
-/// What a recording consists of.
+/// Part of a recording.
 #[derive(Debug, Clone)]
 pub enum Part {
     /// A segment begins.
@@ -21,14 +21,14 @@ pub enum Part {
     Entry(Entry),
 }
 
-/// The same, with reports as short as they are written.
+/// Part of a recording, with reports still shortened as they are stored.
 #[derive(Debug)]
 pub(super) enum RawPart {
     Segment(SegmentHeader),
     Line(Box<Line>),
 }
 
-/// Why a recording cannot be read on. Each names the byte at which it stands.
+/// Why a recording cannot be read on. Each variant names the byte.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     #[error(
@@ -63,19 +63,19 @@ pub enum ReadError {
 #[derive(Debug)]
 pub struct Reader<R> {
     bytes: R,
-    /// How many were read.
+    /// Number of bytes read.
     at: u64,
-    /// Where the frame began that was read last.
+    /// Byte at which the latest frame begins.
     frame_at: u64,
-    /// Text that was not taken yet, from `taken` on.
+    /// Decompressed text, consumed up to `consumed`.
     text: Vec<u8>,
     taken: usize,
-    /// Up to here `text` is known to have no end of a line after `taken`: an entry may be a thousand frames long.
+    /// Up to here `text` has no line end after `consumed`: an entry may be a thousand frames long.
     searched: usize,
-    /// The next line is a segment's header.
+    /// Whether the next line is a segment's header.
     at_header: bool,
     reports: LatestReports,
-    /// It ended, or cannot be read on.
+    /// Whether the recording ended, or cannot be read on.
     is_over: bool,
     most_entry_bytes: usize,
 }
@@ -85,7 +85,7 @@ impl<R: Read> Reader<R> {
         Self::holding(MOST_ENTRY_BYTES, bytes)
     }
 
-    /// One that refuses entries that are longer.
+    /// Reader that rejects entries longer than this many bytes.
     pub(super) fn holding(most_entry_bytes: usize, bytes: R) -> Self {
         Self {
             bytes,
@@ -115,7 +115,7 @@ impl<R: Read> Reader<R> {
         }
     }
 
-    /// The next part as it is written. After an error there is nothing more.
+    /// Next part as it is stored. After an error there is nothing more.
     pub(super) fn next_line(&mut self) -> Result<Option<RawPart>, ReadError> {
         if self.is_over {
             return Ok(None);
@@ -153,7 +153,7 @@ impl<R: Read> Reader<R> {
         read.map_err(|why| self.unreadable(why))
     }
 
-    /// Takes in the next frame, over the beginning of a segment if one is there. Answers whether there was one.
+    /// Reads the next frame, or the preface of a segment. Returns whether there was one.
     fn read_frame(&mut self) -> Result<bool, ReadError> {
         self.frame_at = self.at;
         let mut head = [0; HEAD_BYTES];
@@ -200,7 +200,7 @@ impl<R: Read> Reader<R> {
         Ok(true)
     }
 
-    /// Fills the buffer as far as there are bytes; answers how far.
+    /// Fills the buffer as far as there are bytes; returns how many.
     fn fill(&mut self, buffer: &mut [u8]) -> Result<usize, ReadError> {
         let filled =
             fill(&mut self.bytes, buffer).map_err(|why| ReadError::Io { at: self.at, why })?;

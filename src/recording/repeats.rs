@@ -13,7 +13,7 @@ use stowage_scheduling::verbs::Input;
 use stowage_scheduling::verbs::observe::{DevicesReported, ReadingReported};
 use stowage_scheduling::vocabulary::node_reading::NodeReading;
 
-/// An entry as a segment has it, a line each.
+/// Line of a segment: an entry, with reports shortened.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Line {
@@ -21,19 +21,19 @@ pub enum Line {
     Clock(Moment),
     Input(Numbered),
     Answer(Answer),
-    /// The node's devices were reported again.
+    /// Report of the node's devices, unchanged.
     SameDevices {
         n: u64,
         node: NodeName,
     },
-    /// The node's reading was reported again, measured at these times.
+    /// Report of the node's reading, unchanged but for these times.
     SameReading {
         n: u64,
         node: NodeName,
         sampled: Moment,
         seen: Vec<Moment>,
     },
-    /// Some figures of the node's reading are others, by so much each.
+    /// Report of the node's reading, with these differences of its figures.
     ReadingDiffers {
         n: u64,
         node: NodeName,
@@ -41,23 +41,23 @@ pub enum Line {
     },
 }
 
-/// The latest report of each node, since the segment began.
+/// Latest report of each node since the segment began.
 #[derive(Debug, Default)]
 pub(crate) struct LatestReports {
     devices: FxHashMap<NodeName, DevicesReported>,
     readings: FxHashMap<NodeName, KnownReading>,
 }
 
-/// A reading of which only the figures change.
+/// Latest reading of a node: its shape, and its figures apart.
 #[derive(Debug)]
 struct KnownReading {
-    /// Its figures may be older ones.
+    /// A reading with the right names; its figures may be older.
     shape: Arc<NodeReading>,
-    /// `None` if they are no numbers to take differences of.
+    /// `None` if a figure is too large to take differences of.
     figures: Option<Figures>,
 }
 
-/// A line says that a report is unchanged, or by how much it differs, and there is none before it that it could follow.
+/// Error: a line repeats a report, or differs from one, that is not in its segment.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("a report of node {0} repeats one that is not in its segment")]
 pub(crate) struct NothingToRepeat(NodeName);
@@ -187,8 +187,8 @@ impl LatestReports {
         }
     }
 
-    /// By how much the reading's figures differ from the latest ones of its node, which they are from here on; `None` if it
-    /// differs in anything else.
+    /// Differences of the reading's figures from the latest ones of its node, which it replaces; `None` if it differs in anything
+    /// else.
     fn difference(&mut self, report: &ReadingReported) -> Option<Vec<i64>> {
         let known = self.readings.get_mut(&report.node)?;
         let latest = known
@@ -201,7 +201,7 @@ impl LatestReports {
         Some(by)
     }
 
-    /// The latest reading of a node.
+    /// Latest reading of a node.
     fn latest(&self, node: &NodeName) -> Option<NodeReading> {
         let known = self.readings.get(node)?;
         let mut reading = NodeReading::clone(&known.shape);
@@ -211,7 +211,7 @@ impl LatestReports {
         Some(reading)
     }
 
-    /// The reading that differs so from the latest one of its node, which it is from here on.
+    /// The latest reading of a node with differences added, which replaces it.
     fn after(&mut self, node: &NodeName, by: &[i64]) -> Option<NodeReading> {
         let known = self.readings.get_mut(node)?;
         let figures = known.figures.as_ref()?.after(by)?;
@@ -221,7 +221,7 @@ impl LatestReports {
         Some(reading)
     }
 
-    /// The latest reading of a node is this one, of the same shape.
+    /// Replaces the figures of the latest reading of a node by those of a reading of the same shape.
     fn note_reading(&mut self, node: &NodeName, reading: &NodeReading) {
         self.readings
             .get_mut(node)

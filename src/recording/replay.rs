@@ -31,17 +31,17 @@ pub struct Replay {
     pub progress: Progress,
 }
 
-/// What was replayed so far.
+/// Counters of a replay.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Progress {
     pub segments: u64,
     pub inputs: u64,
-    /// Answers that were decided again and are the same.
+    /// Answers that were decided again, with the same result.
     pub answers: u64,
-    /// Answers to questions from before the recording begins, or from before a gap.
+    /// Answers to requests from before the recording begins, or from before a gap.
     pub unasked: u64,
-    /// Checkpoints that the inputs before them led to.
+    /// Checkpoints that equal the replayed state.
     pub checkpoints: u64,
     /// How often a new process began to record. What the process before had not written is missing.
     pub restarts: u64,
@@ -49,11 +49,11 @@ pub struct Progress {
     pub earlier_segments: u64,
     /// How often the recording has a gap. Replay goes on after it.
     pub gaps: u64,
-    /// Changes that the gaps left out.
+    /// Inputs that the gaps left out.
     pub dropped: u64,
 }
 
-/// Why a replay ends before its recording does.
+/// Why a replay stops before its recording ends.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReplayError {
     #[error("{0}")]
@@ -70,9 +70,9 @@ pub enum ReplayError {
 #[error("input {input}, {what}: recorded {recorded}, replayed {replayed}")]
 pub struct Divergence {
     pub input: u64,
-    /// The recorded clock when it came.
+    /// Recorded clock at that input.
     pub at: Moment,
-    /// The pod that the question was about.
+    /// Pod that the request was about.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodKey>,
     pub what: String,
@@ -105,18 +105,18 @@ impl Replay {
         }
     }
 
-    /// The cluster as it is after the latest part; `None` before the first checkpoint.
+    /// Cluster after the latest part; `None` before the first checkpoint.
     pub fn cluster(&mut self) -> Option<&mut Cluster> {
         self.cluster.as_mut()
     }
 
-    /// The wall time of a moment in the present segment, in milliseconds since 1970; `None` before the first segment.
+    /// Wall time of a moment in the current segment, in milliseconds since 1970; `None` before the first segment.
     pub fn wall_ms(&self, at: Moment) -> Option<i64> {
         let SegmentHeader { wall_ms, began, .. } = self.segment.as_ref()?;
         wall_ms.checked_add(i64::try_from(at.since(*began).0).ok()?)
     }
 
-    /// The header of the present segment.
+    /// Header of the current segment.
     pub fn segment(&self) -> Option<&SegmentHeader> {
         self.segment.as_ref()
     }

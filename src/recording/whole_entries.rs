@@ -6,10 +6,10 @@ use super::read::MOST_ENTRY_BYTES;
 use std::fmt;
 use std::io::{self, Read, Write};
 
-/// Where a copy of whole entries ends before its recording does: nothing from there on is in the copy.
+/// End of a copy that stops before its recording does: nothing from there on is copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CopyEnd {
-    /// A byte of the recording.
+    /// Byte of the recording.
     pub at: u64,
     pub why: CopyEndsAt,
 }
@@ -37,7 +37,7 @@ impl fmt::Display for CopyEnd {
     }
 }
 
-/// Copies all entries up to the first that is not whole. Answers where the copy ends, if that is before the recording does.
+/// Copies all entries up to the first incomplete one. Returns where the copy ends, if that is before the recording does.
 pub fn copy_whole_entries(from: &mut dyn Read, to: &mut dyn Write) -> io::Result<Option<CopyEnd>> {
     let mut unfinished = Vec::new();
     let (mut read, mut whole, mut text, mut begins_segment) = (0, 0, 0, false);
@@ -82,7 +82,7 @@ pub fn copy_whole_entries(from: &mut dyn Read, to: &mut dyn Write) -> io::Result
     }
 }
 
-/// Fills the buffer as far as there are bytes. Answers how far.
+/// Fills the buffer as far as there are bytes. Returns how many.
 pub(super) fn fill(from: &mut dyn Read, buffer: &mut [u8]) -> io::Result<usize> {
     let mut filled = 0;
     while filled < buffer.len() {

@@ -13,7 +13,7 @@ pub struct SegmentWriter<W> {
     reports: LatestReports,
 }
 
-/// Text into frames.
+/// Writer that packs text into frames.
 #[derive(Debug)]
 struct Frames<W> {
     out: W,
@@ -41,12 +41,12 @@ impl<W: Write> SegmentWriter<W> {
         self.frames.line(&self.reports.shorten(entry))
     }
 
-    /// An entry whose reports have been shortened.
+    /// Appends a line whose reports are already shortened.
     pub(super) fn push_line(&mut self, line: &impl Serialize) -> io::Result<()> {
         self.frames.line(line)
     }
 
-    /// Writes what is complete: a crash after this keeps it.
+    /// Writes all complete entries: a crash after this keeps them.
     pub fn flush(&mut self) -> io::Result<()> {
         if !self.frames.text.is_empty() {
             self.frames.frame(true)?;
@@ -54,12 +54,12 @@ impl<W: Write> SegmentWriter<W> {
         self.frames.out.flush()
     }
 
-    /// Bytes written so far.
+    /// Number of bytes written.
     pub fn written(&self) -> u64 {
         self.frames.written
     }
 
-    /// Bytes of text that wait to be flushed.
+    /// Number of bytes of text that wait to be flushed.
     pub fn pending(&self) -> usize {
         self.frames.text.len()
     }
@@ -76,7 +76,7 @@ impl<W: Write> Frames<W> {
         Ok(())
     }
 
-    /// How much a frame still takes. A byte is left for the end of the line.
+    /// Free bytes of the current frame. One byte is left for the line end.
     fn room(&self) -> usize {
         (FRAME_BYTES - 1).saturating_sub(self.text.len())
     }
@@ -100,7 +100,7 @@ impl<W: Write> Write for Frames<W> {
         Ok(bytes.len())
     }
 
-    /// An entry comes in hundreds of pieces, and nearly each of them finds room.
+    /// An entry comes in hundreds of pieces, and nearly every piece fits into the current frame.
     fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while bytes.len() >= self.room() {
             let (fits, rest) = bytes.split_at(self.room());

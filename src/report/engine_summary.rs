@@ -1,4 +1,4 @@
-//! What of an engine's report is read again and again after it came: by every scrape, and whenever replicas are counted.
+//! The part of an engine's report that is read again and again: by every scrape, and whenever replicas are counted.
 
 use super::{EngineReport, EngineState};
 use stowage_scheduling::autoscaling::{EngineFigures, EngineSample, Permille};
@@ -23,7 +23,7 @@ pub struct EngineSummary {
 }
 
 impl EngineSummary {
-    /// Nothing of an engine whose model is not known.
+    /// The summary of an engine; `None` if its model is not known.
     pub fn of(engine: &EngineReport) -> Option<Self> {
         Some(Self {
             pod: engine.pod.clone(),
@@ -38,8 +38,8 @@ impl EngineSummary {
         })
     }
 
-    /// With the names of an earlier summary where they are equal: those that came with each report, if they were kept, would be
-    /// all over the memory.
+    /// The summary with the names of an earlier one where they are equal, so that equal names share their memory from report to
+    /// report.
     pub fn named_as(self, earlier: Option<&Self>) -> Self {
         let Some(earlier) = earlier else { return self };
         Self {

@@ -129,7 +129,7 @@ impl NodeReport {
         }));
     }
 
-    /// First in the list: what is not said to be missing would read as not there.
+    /// Records cut parts first in `missing`: a part that is not listed there would be read as absent from the node.
     fn note_cut(&mut self, cut: impl IntoIterator<Item = MissingPart>) {
         self.missing.splice(0..0, cut);
         self.missing.truncate(MAX_MISSING);
@@ -139,7 +139,7 @@ impl NodeReport {
 /// Reserve for the entries about cut parts.
 const ROOM_TO_SAY_SO: usize = 1024;
 
-/// As JSON.
+/// Bytes of a value as JSON.
 fn size(value: &impl Serialize) -> usize {
     struct Counted(usize);
     impl std::io::Write for Counted {
@@ -168,7 +168,7 @@ fn shorten<T>(list: &mut Vec<T>, most: usize, part: ReportPart, cut: &mut Vec<Mi
     }
 }
 
-/// One line within the limits. A name from a disk or a metrics page may contain anything.
+/// Makes a text one line within the limits. A name from a disk or a metrics page may contain anything.
 fn tidy(text: &mut String) {
     if text.chars().any(char::is_control) {
         *text = text

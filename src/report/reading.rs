@@ -77,7 +77,7 @@ impl NodeReport {
                 // The agent did not look for engines, or not all that it found are in the report.
                 Some(engine_load) if self.lacks_engines() => engine_load.beside_unread(),
                 Some(engine_load) => *engine_load,
-                // The same, or it does not know where one runs: the load of a GPU with any process is unknown.
+                // Or it does not know on which GPU an engine runs: the load of a GPU with any process is unknown.
                 None if (self.lacks_engines() || self.has_placeless_engine())
                     && !self.is_idle(gpu) =>
                 {
@@ -97,7 +97,7 @@ impl NodeReport {
         unread.collect()
     }
 
-    /// An engine on several GPUs counts on each.
+    /// The load of each GPU. An engine on several GPUs counts on each.
     fn engine_loads(&self, fresh: Millis) -> BTreeMap<&GpuUuid, EngineLoad> {
         let mut engine_loads = BTreeMap::new();
         for engine in &self.engines {
@@ -212,7 +212,7 @@ impl NodeReport {
         gpu.processes.as_ref().is_some_and(Vec::is_empty) && !self.lacks(ReportPart::Processes)
     }
 
-    /// For a model that is found twice, the copy nearer to a GPU.
+    /// The models on the node. For a model that is found twice, the copy nearer to a GPU.
     fn holdings(&self) -> NodeModelSet {
         let mut best: BTreeMap<&ModelId, NodeModel> = BTreeMap::new();
         for report in &self.models {

@@ -162,8 +162,8 @@ impl PodKey {
         })
     }
 
-    /// What an Event or a condition on the pod `reader` calls this one. Its owner may not be allowed to read other namespaces, so
-    /// a name of one would tell what they hold; kube-scheduler does not name preemptors either.
+    /// The name of this pod in an Event or condition on the pod `reader`. The reader's owner may not be allowed to read other
+    /// namespaces, so a name of one would tell what they hold; kube-scheduler does not name preemptors either.
     pub fn named_to(&self, reader: &Self) -> String {
         if self.namespace == reader.namespace {
             format!("pod {self}")

@@ -48,7 +48,7 @@ impl Bytes {
         Self(self.0.saturating_mul(n))
     }
 
-    /// How long `self` takes at `speed` bytes a second, rounded up; at no speed, forever.
+    /// The time to move this many bytes at `speed` bytes a second, rounded up; `u64::MAX` ms at speed 0.
     pub const fn over(self, speed: Self) -> Millis {
         match (speed.0, self.0.checked_mul(1000)) {
             (0, _) => Millis(u64::MAX),
@@ -75,7 +75,7 @@ impl Bytes {
         Ok(Self(parse_quantity(text, 0, Rounding::Refuse)?))
     }
 
-    /// The same, rounded up as the scheduler does where a part of a byte is asked for.
+    /// A Kubernetes quantity in bytes, a fraction of a byte rounded up, as kube-scheduler rounds it.
     pub fn parse_quantity_up(text: &str) -> Result<Self, QuantityError> {
         Ok(Self(parse_quantity(text, 0, Rounding::Up)?))
     }

@@ -110,7 +110,7 @@ pub struct AdminOptions {
 #[derive(Debug)]
 pub enum AdminTls {
     Files(ServerFiles),
-    /// It is the agents' address'.
+    /// The operators' address serves the agents' certificate.
     Agents,
 }
 
@@ -249,7 +249,7 @@ fn start_recorder(options: &RecordOptions, service: &Arc<Service>) -> Result<Fli
     Ok(recorder)
 }
 
-/// Records spans from here on, and sends them.
+/// Records spans from here on, and exports them to the collector.
 fn trace(options: &TraceOptions, service: &Service) -> Result<Exporting> {
     let trust = Trust::new(options.ca.clone()).context("--otlp-ca")?;
     let connector =
@@ -265,7 +265,7 @@ fn trace(options: &TraceOptions, service: &Service) -> Result<Exporting> {
     Ok(exporting)
 }
 
-/// A panic has been written to standard error by then, with its place.
+/// The error of a task that ended though it should run forever. A panic is on standard error by then, with its location.
 fn ended_early(ended: Option<Result<(), JoinError>>) -> anyhow::Error {
     let why = match ended {
         Some(Err(error)) => error.to_string(),
@@ -283,17 +283,17 @@ fn policy(options: &PolicyOptions) -> Result<(Policy, Option<PolicyWatch>)> {
     Ok((policy, Some(watch)))
 }
 
-/// Waits a moment for the certificate that is read from the API server: agents that connect before are not answered. Without
-/// one, everything else is served all the same.
+/// Waits for the certificate that is read from the API server: agents that connect before are not answered. After the
+/// timeout everything else is served without it.
 async fn first_certificate(service: &Service) {
     let mut certificate = service.certificate.subscribe();
     let _ = tokio::time::timeout(FIRST_CERTIFICATE, certificate.wait_for(Option::is_none)).await;
 }
 
-/// Several times what two reads take; a probe of the kubelet waits no longer.
+/// How long a start waits for the certificate: several times what two reads take; a kubelet's probe waits no longer.
 const FIRST_CERTIFICATE: Duration = Duration::from_secs(3);
 
-/// A certificate that the API server has: where it is served.
+/// A certificate in a Secret, and the addresses that serve it.
 struct KeptCertificate {
     options: CertificateOptions,
     tls: Tls,
@@ -316,7 +316,7 @@ impl KeptCertificate {
     }
 }
 
-/// The addresses, the certificates to reload, and the one that the API server has.
+/// Opens the addresses. Returns them, the certificates to reload from files, and the one in a Secret.
 fn endpoints(options: &ServeOptions) -> Result<(Endpoints, Vec<Renewal>, Option<KeptCertificate>)> {
     let scheduler = listen("--listen", options.listen)?;
     let agents = listen("--agents", options.agents.listen)?;

@@ -19,7 +19,7 @@ pub struct SensorReading {
     pub power_milliwatts: Option<u32>,
 }
 
-/// A GPU with what is known of it.
+/// A GPU with its sensors and the load of its engines.
 #[derive(Clone, Copy)]
 struct KnownGpu<'r> {
     gpu: &'r GpuReport,

@@ -1,7 +1,7 @@
 //! Families about each node and each of its GPUs: what Stowage alone knows of it. Its temperature, power and utilization are on
 //! the page of the node's agent.
 //!
-//! At most [`MOST_PER_GPU`] series a GPU; `--gpu-metrics=false` leaves them out.
+//! At most [`MAX_SERIES_PER_GPU`] series a GPU; `--gpu-metrics=false` leaves them out.
 
 use super::family::{Families, Label, Sampled, known, open};
 use super::scrape::Scrape;

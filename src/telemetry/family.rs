@@ -121,7 +121,7 @@ impl Families {
         self.keep(gauges)
     }
 
-    /// A gauge with a fraction.
+    /// A gauge whose value may have a fraction.
     pub fn fraction(&mut self, name: &'static str, help: &'static str) -> Gauge {
         self.declare(FamilyKind::Gauge, name, help, &[]);
         self.keep(Gauge::new(name, help).expect("the name is valid"))
@@ -180,7 +180,7 @@ impl Families {
             .expect("each metric is registered once");
     }
 
-    /// All of them, in the order of their declaration.
+    /// The families, in the order of their declaration.
     pub fn all(&self) -> &[Arc<Family>] {
         &self.all
     }

@@ -82,7 +82,7 @@ pub struct Metrics {
     pub panics: IntCounterVec,
     /// How long a filter waited for the ledger's lock.
     pub ledger_wait: Histogram,
-    /// How long it held the lock then.
+    /// How long a filter held the ledger's lock.
     pub ledger_hold: Histogram,
     /// From a pod's first refusal, or its first sight behind the gate, to its Binding, by class.
     pub placement_seconds: HistogramVec,
@@ -113,7 +113,7 @@ pub struct Metrics {
     pub synced: IntGauge,
     /// 1 for each kind of object that the API server does not let this replica read.
     pub refused_watches: IntGaugeVec,
-    /// Objects shown that are beyond what is read of one.
+    /// Objects that are larger than Stowage reads.
     pub bounds_reached: IntCounterVec,
     /// Time since the API server last answered.
     pub silence: Gauge,
@@ -196,7 +196,7 @@ impl Metrics {
     }
 }
 
-/// What both pages have: which build this is, and the process' own figures.
+/// Declares what both metrics pages have: which build this is, and the process' own figures.
 fn build(families: &mut Families) {
     let build = families.gauges(
         "stowage_build_info",

@@ -24,7 +24,7 @@ pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// The router, for an address at this IP address.
+/// The router with a guard against requests that another site's page makes a browser send to this address.
 pub fn guarded(router: Router, at: IpAddr) -> Router {
     router.layer(from_fn(move |request: Request, next: Next| async move {
         match refusal(at, request.method(), request.headers()) {
@@ -73,7 +73,7 @@ fn is_local(host: &str) -> bool {
     name.parse::<IpAddr>().is_ok() || name.eq_ignore_ascii_case("localhost")
 }
 
-/// Not of the port.
+/// Whether an error is about the address family, not about the port.
 fn is_of_family(error: &io::Error) -> bool {
     !matches!(
         error.kind(),

@@ -1,6 +1,6 @@
 //! Families about each model: its engines by state, and how busy they are, from the agents' latest reports.
 //!
-//! Which models there are, pods say; so a pod's author could make as many series as pods. The [`MOST_MODELS`] models with the most
+//! Which models there are, pods say; so a pod's author could make as many series as pods. The [`MAX_MODELS`] models with the most
 //! engines have series, and the others are counted.
 
 use super::family::{Families, Sampled, known, open};
@@ -124,7 +124,7 @@ fn by_model<'e>(
     models
 }
 
-/// In order of model, and how many are left out.
+/// The models with the most engines, in order of name, and how many are left out.
 fn most_used(models: BTreeMap<&ModelId, ModelFigures>) -> (Vec<(&ModelId, ModelFigures)>, usize) {
     let mut models: Vec<_> = models.into_iter().collect();
     let left_out = models.len().saturating_sub(MOST_MODELS);
@@ -165,7 +165,7 @@ fn sum_up(sum: &mut Option<u64>, more: Option<u64>) {
     }
 }
 
-/// Its place among [`STATES`]; none of a state that a later version's agent reports.
+/// The index of a state in [`STATES`]; `None` for a state that a later version's agent reports.
 fn state(state: EngineState) -> Option<usize> {
     Some(match state {
         EngineState::Serving => 0,

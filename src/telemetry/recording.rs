@@ -40,7 +40,7 @@ impl RecordingMetrics {
         }
     }
 
-    /// Of no page, for tests.
+    /// Metrics that are on no page, for tests.
     pub fn detached() -> Self {
         Self::new(&mut Families::new())
     }

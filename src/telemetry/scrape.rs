@@ -21,7 +21,7 @@ impl<'o> Scrape<'o> {
         Self { out }
     }
 
-    /// All kept families that have a series.
+    /// Writes all kept families that have a series.
     pub fn kept(&mut self, families: &Families) -> io::Result<()> {
         let gathered = families.registry().gather();
         debug_assert_eq!(
@@ -32,7 +32,7 @@ impl<'o> Scrape<'o> {
         self.encode(&gathered)
     }
 
-    /// A sampled family; nothing of one without a sample.
+    /// Writes a sampled family; nothing of one without a sample.
     pub fn sampled<const N: usize, L: AsRef<str>>(
         &mut self,
         Sampled(family): &Sampled,
@@ -54,7 +54,7 @@ impl<'o> Scrape<'o> {
         self.encode(&[encoded])
     }
 
-    /// A sampled family without labels.
+    /// Writes a sampled family without labels.
     pub fn one(&mut self, family: &Sampled, value: f64) -> io::Result<()> {
         self.sampled::<0, &str>(family, [([], value)])
     }

@@ -56,7 +56,7 @@ impl StartMetrics {
         }
     }
 
-    /// An engine has started.
+    /// Records an engine's start, and how long it was expected to take.
     pub fn note(&self, start: &TimedStart) {
         let engine = [start.engine.name()];
         self.observed

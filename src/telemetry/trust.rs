@@ -68,8 +68,8 @@ impl Trust {
         })
     }
 
-    /// The same for an agent, which may start before its CA is published: a file that is not there yet, or holds nothing yet, is
-    /// waited for, and nothing is trusted until then. Answers what it waits for as well.
+    /// Trust for an agent, which may start before its CA is published: while the file is missing or empty nothing is trusted, and
+    /// the error that is waited out is returned as well.
     pub fn awaiting(path: Option<PathBuf>) -> Result<(Self, Option<TrustError>), TrustError> {
         match Self::new(path.clone()) {
             Ok(trust) => Ok((trust, None)),

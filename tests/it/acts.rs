@@ -24,9 +24,9 @@ use stowage_server::service::Service;
 use stowage_server::service::Tenure;
 use tokio::sync::mpsc::Receiver;
 
-/// Longer than anything here takes on a busy machine.
+/// Timeout of a write, far above what one takes on a busy machine: it never runs out before the test does.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Shorter than any test; what hangs is cut off here.
+/// Timeout of a write that the API server does not answer: short, because the test waits for it.
 const LIMIT: Duration = Duration::from_millis(300);
 
 /// A leader, with nothing running beside it.

@@ -45,7 +45,7 @@ const OPTIONS: [&str; 14] = [
 
 /// A screen of an operator's laptop.
 const SIZE: (u32, u32) = (1440, 900);
-/// Between two looks at the page.
+/// Interval between two evaluations of a condition on the page.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Set before any script of the page runs: what its content security policy blocks.

@@ -13,7 +13,7 @@ use stowage_server::extender::server;
 use stowage_server::extender::tls::{ServerFiles, from_pem, load_server};
 use tokio_util::sync::CancellationToken;
 
-/// Longer than a busy machine takes; only what never answers needs it.
+/// Timeout of a publication: longer than one takes on a busy machine, so that only a server that never answers meets it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An agent, and a runtime for it.

@@ -12,7 +12,7 @@ pub fn epoch(term: i32) -> LeaderEpoch {
     LeaderEpoch::new("lease", term, "nonce")
 }
 
-/// The API server applies a Binding, unless the pod has a node.
+/// Binds the pod as the API server would, unless it has a node.
 pub fn bind(
     pod: &mut ApiPod,
     reservation: &mut Option<Reservation>,
@@ -52,7 +52,7 @@ pub fn pod(uid: &str, number: u8, amount: u8) -> ApiPod {
     serde_json::from_value(pod).expect("it is a pod")
 }
 
-/// An engine of a pod that sleeps on a GPU, and that new pods may wake or may not.
+/// Sleeping engine of a pod on a GPU; new pods may wake it if `amount` is even.
 pub fn sleeping(pod: &PodUid, device: &Device, amount: u8) -> EngineReading {
     EngineReading {
         pod: pod.clone(),

@@ -19,7 +19,7 @@ use stowage_scheduling::verbs::filter::FilterAsked;
 use stowage_scheduling::verbs::request::VerbRequest;
 
 impl LedgerRace {
-    /// Changes nothing: what is asked of the verbs is asked of another cluster with the same state.
+    /// Checks the pages, without a change: verbs are called on a copy of the cluster.
     pub(super) fn read_pages(&self) {
         for replica in &self.replicas {
             let cluster = &replica.ledger;
@@ -35,7 +35,7 @@ impl LedgerRace {
         }
     }
 
-    /// Every engine of a bound pod says how busy it is, or that it is not.
+    /// Checks that every engine of a bound pod has a load, or is known to have none.
     fn check_replicas(&self, ledger: &Ledger) {
         let pods = ledger.pod_states().into_iter();
         let sample = |(nth, (uid, pod)): (usize, (&PodUid, &PodState))| {
@@ -87,7 +87,7 @@ fn model() -> ModelId {
     ModelId::parse("model").expect("a name")
 }
 
-/// Of a pod that waits, exactly the nodes are refused that filter refuses.
+/// Checks that the explanation of a waiting pod refuses the nodes that filter refuses.
 fn check_explanation(cluster: &Cluster, uid: &PodUid, pod: &PodState) {
     let explanation =
         explain(&mut cluster.copy(), uid, &ShownNodes::All).expect("the ledger has the pod");
@@ -142,7 +142,7 @@ fn check_explanation(cluster: &Cluster, uid: &PodUid, pod: &PodState) {
     }
 }
 
-/// The page, the sums that are kept of it and the gauges say the same of one state.
+/// Checks that the page, the stored sums and the gauges agree.
 fn check_sums(ledger: &Ledger) {
     let (fleet, usage) = (Fleet::of(ledger, usize::MAX), usage::usage(ledger));
     assert_eq!(FleetSums::of(&fleet), FleetSums::of_ledger(ledger));
@@ -167,7 +167,7 @@ fn check_sums(ledger: &Ledger) {
     assert!(fragmented_vram(ledger) <= free);
 }
 
-/// Pages of one entry have in all what one page has.
+/// Checks that pages of one entry have together what one page has.
 fn check_models(ledger: &Ledger) {
     let whole = models::list(
         ledger,

@@ -16,7 +16,7 @@ use stowage_scheduling::verbs::wait::{
 use stowage_scheduling::vocabulary::placement::Reservation;
 
 impl LedgerRace {
-    /// A run over the pods that wait; before it is carried out the cluster changes as `meanwhile` does.
+    /// Plans for the waiting pods. The cluster changes by `meanwhile` before the plan is applied.
     pub(super) fn plan(&mut self, limit: usize, meanwhile: impl FnOnce(&mut Self)) {
         let acting = self.acting;
         let ledger = &mut self.replicas[acting].ledger;
@@ -63,7 +63,7 @@ impl LedgerRace {
         }
     }
 
-    /// kube-scheduler asks where it may preempt, and offers every node with all of its pods.
+    /// A preempt request of kube-scheduler, which offers every node with all of its pods.
     pub(super) fn preempt(&mut self, uid: &PodUid) {
         let ledger = &mut self.replicas[self.acting].ledger;
         let Some(pod) = ledger.ledger().pod_state(uid) else {
@@ -118,7 +118,7 @@ impl LedgerRace {
             .collect()
     }
 
-    /// A pod that stays leaves only for one of higher priority. One that is leaving anyway, or is gone, is waited for.
+    /// Asserts that a victim that would stay has a lower priority; one that terminates anyway, or is gone, is only awaited.
     fn check_victims(&self, uid: &PodUid, reservation: &Reservation) {
         let stays = |victim: &&PodUid| {
             self.pods
@@ -149,7 +149,7 @@ impl LedgerRace {
         })
     }
 
-    /// The reservation is written to the pod, and its victims are asked to leave. Of a pod that is gone nothing is written.
+    /// Writes the reservation to the pod and evicts its victims. Nothing is written to a pod that is gone.
     fn hold(&mut self, uid: PodUid, reservation: Reservation) {
         if !self.pods.contains_key(&uid) {
             self.replicas[self.acting]

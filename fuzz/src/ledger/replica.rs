@@ -10,7 +10,7 @@ use stowage_scheduling::vocabulary::gpu::Device;
 use stowage_scheduling::vocabulary::node::{NodeIdentity, NodeKind};
 use stowage_scheduling::vocabulary::placement::Reservation;
 
-/// What a watch brings.
+/// Event of a watch.
 #[derive(Clone)]
 pub enum FuzzedEvent {
     Pod(Box<ApiPod>, Option<Reservation>),

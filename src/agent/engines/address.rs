@@ -6,7 +6,7 @@ use crate::pods::PodOnNode;
 use http::uri::PathAndQuery;
 use stowage_scheduling::engines::{DECLARATIONS, Engine};
 
-/// Stowage's own, which take precedence over everything else on the pod.
+/// Stowage's own annotations, which take precedence over everything else on the pod.
 pub const METRICS_PORT: &str = "stowage.dev/metrics-port";
 pub(crate) const METRICS_PATH: &str = "stowage.dev/metrics-path";
 /// The annotations that many monitoring systems use, and those that KServe writes on the pods of its runtimes.
@@ -23,7 +23,7 @@ pub enum Scheme {
     Https,
 }
 
-/// A page of a pod.
+/// The address of an HTTP endpoint on a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MetricsAddress {
     /// The scheme to try first.
@@ -151,8 +151,8 @@ pub fn sought(pod: &PodOnNode, owner: AddressOwner) -> Result<EngineQuery, BadAn
 }
 
 impl EngineQuery {
-    /// The same question for one of the pod's ports. A port beside that of a known engine may be anything, unless the pod's own
-    /// annotation names it.
+    /// The query for one of the pod's ports. A port beside that of a known engine may be anything, unless the pod's own annotation
+    /// names it.
     pub fn at(&self, port: u16, claim: EngineEvidence) -> Self {
         let addresses = self
             .addresses
@@ -170,7 +170,7 @@ impl EngineQuery {
 }
 
 struct Addresses {
-    /// It replaces every other path.
+    /// The path of the pod's annotation, which replaces every other path.
     own_path: Option<PathAndQuery>,
     list: Vec<MetricsAddress>,
 }

@@ -49,7 +49,7 @@ pub(crate) enum FetchError {
     Tls(Uri, rustls::Error),
 }
 
-/// How to treat an answer that is not a page.
+/// The fix for a response with this status, for the error's text.
 fn hint(status: StatusCode) -> &'static str {
     match status {
         StatusCode::NOT_FOUND => {
@@ -89,15 +89,15 @@ impl FetchError {
 /// seconds).
 const IDLE: Duration = Duration::from_secs(4);
 
-/// Of an answer's head, in bytes: all pods of a node may answer at once, and no head of an engine takes a tenth of it.
+/// Maximum head of a response: all pods of a node may answer at once, and no head of an engine takes a tenth of it.
 const HEAD: usize = 16 << 10;
 
 #[derive(Debug)]
 pub(crate) struct Fetcher {
     client: Client<HttpsConnector<HttpConnector>, Empty<bytes::Bytes>>,
-    /// Held while a page is read on beyond [`EngineLimits::medium_page`].
+    /// Held while a page is read on beyond [`EngineLimits::medium_page_bytes`].
     medium: Semaphore,
-    /// Held while a page is read on beyond [`EngineLimits::large_page`].
+    /// Held while a page is read on beyond [`EngineLimits::large_page_bytes`].
     large: Semaphore,
     limits: EngineLimits,
 }

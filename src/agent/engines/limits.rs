@@ -4,18 +4,18 @@ use std::time::Duration;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineLimits {
-    /// For a connection. A pod is on this very node.
+    /// Timeout for a connection. Short, because a pod is on this very node.
     pub connect: Duration,
-    /// For one answer, from the first byte of the request to the last of the body.
+    /// Timeout for one answer, from the first byte of the request to the last of the body.
     pub answer: Duration,
     /// A round waits this long for its requests; later answers are used in the next round.
     pub patience: Duration,
-    /// Bytes of an answer.
+    /// Maximum bytes of an answer.
     pub page: usize,
-    /// Of pages larger than this, [`EngineLimits::medium_pages`] at a time are read, ...
+    /// Bytes above which a page is medium: [`EngineLimits::concurrent_medium_pages`] of them are read at a time.
     pub medium_page: usize,
     pub medium_pages: usize,
-    /// ... and of pages larger than this, one: hostile pods' answers do not add up.
+    /// Bytes above which a page is large: one of them is read at a time, so that hostile pods' answers do not add up.
     pub large_page: usize,
     /// Figures older than this are not reported any more.
     pub keep: Duration,

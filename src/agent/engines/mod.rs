@@ -43,7 +43,7 @@ pub struct EngineWatcher {
     visits: JoinSet<Visited>,
 }
 
-/// Where an engine is looked for: on a pod, at all its addresses until one is found, and at one more of the pod's ports.
+/// Where an engine is probed: on a pod, at all its addresses until one is found (`None`), or at one of its ports.
 type Place = (PodUid, Option<u16>);
 
 #[derive(Debug)]
@@ -58,7 +58,7 @@ struct Visited {
     answer: ProbeResult,
 }
 
-/// What a round found.
+/// The engines that a round read, and the pods of which it could read none.
 #[derive(Debug, Default, PartialEq)]
 pub struct EngineRound {
     /// In order of their pods' UIDs and of their ports.
@@ -240,7 +240,7 @@ impl EngineWatcher {
         });
     }
 
-    /// Until all probes are over, or the round's time is.
+    /// Waits until all probes are finished or the round times out.
     async fn wait(&mut self) {
         let deadline = Instant::now() + self.limits.patience;
         while let Ok(Some(visited)) = timeout_at(deadline, self.visits.join_next()).await {
@@ -305,7 +305,7 @@ fn seen_on(gpus: &[GpuReport]) -> BTreeMap<&str, Vec<GpuUuid>> {
     seen
 }
 
-/// Those of a pod's processes; without any, those that its Binding recorded.
+/// The GPUs of a pod's processes; if it has none, the GPUs that its Binding recorded.
 fn gpus_of(pod: &PodOnNode, seen: &BTreeMap<&str, Vec<GpuUuid>>) -> Vec<GpuUuid> {
     seen.get(pod.uid.as_str())
         .or(pod.devices.as_ref())

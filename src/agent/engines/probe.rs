@@ -40,9 +40,9 @@ pub(crate) struct ProbeResult {
     /// When the first request was sent: no figure of this probe is older.
     pub asked: Instant,
     pub page: Result<EngineFigures, NoPage>,
-    /// Only if it was requested.
+    /// The engine's health; `None` if it was not requested.
     pub health: Option<EngineHealth>,
-    /// Only if they were requested and exist.
+    /// llama.cpp's properties; `None` if they were not requested or do not exist.
     pub properties: Option<Properties>,
 }
 

@@ -19,7 +19,7 @@ pub struct TokenRate {
 }
 
 impl TokenRate {
-    /// The counter on a page that was read then; `None` if the page does not have it.
+    /// Records the counter of a page read at `at`; `None` if the page does not have it.
     pub fn note(&mut self, count: Option<u64>, at: Instant) {
         let Some(count) = count else {
             return self.samples.clear();
@@ -52,7 +52,7 @@ impl TokenRate {
         }
     }
 
-    /// Nothing before there are two samples.
+    /// Tokens per second over the window; `None` before there are two samples.
     pub fn per_second(&self) -> Option<f64> {
         let ((from, before), (to, now)) = self.samples.front().zip(self.samples.back())?;
         let seconds = to.duration_since(*from).as_secs_f64();

@@ -22,9 +22,9 @@ use tokio::time::Instant;
 #[derive(Debug)]
 pub(crate) struct WatchedEngine {
     sought: EngineQuery,
-    /// Since when it is looked for there.
+    /// When the query was set; results of earlier probes are ignored.
     since: Instant,
-    /// Where its page was found.
+    /// The address at which its metrics were found.
     home: Option<MetricsAddress>,
     /// The port of a server that is healthy or starts, and has no page: the engine, or a sidecar.
     answered: Option<u16>,
@@ -46,7 +46,7 @@ pub(crate) struct WatchedEngine {
     contact: EngineContact,
     /// Consecutive failed attempts.
     failures: u32,
-    /// Not probed before.
+    /// The earliest time of the next probe.
     next: Instant,
     /// The pod's readiness, as last seen.
     was_ready: bool,

@@ -43,7 +43,7 @@ fn is_most(seen: impl Iterator<Item = PageCacheProbe>) -> bool {
     asked > 0 && 2 * cached > asked
 }
 
-/// Evenly over all files, one after another: which file, and the offset in it.
+/// The bytes to sample, spread evenly over all files: which file, and the offset in it.
 fn samples(files: &[WeightFile], round: u64) -> impl Iterator<Item = (&WeightFile, u64)> {
     let total: u64 = files.iter().map(|file| file.bytes.0).sum();
     let step = (total / SAMPLES).max(1);

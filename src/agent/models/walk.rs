@@ -13,16 +13,16 @@ use std::time::{Duration, Instant, SystemTime};
 /// Entries read of one folder. The largest models have a few hundred files, and a node a few hundred models.
 pub(crate) const MAX_ENTRIES: usize = 10_000;
 
-/// Files kept of one model, to sample the page cache with, ...
+/// Files kept of one model, to sample the page cache with.
 const MODEL_FILES: usize = 64;
 
-/// ... and of all models of one scan.
+/// Files kept of all models of one scan.
 const SCAN_FILES: usize = 4096;
 
 /// Reasons kept of one scan; a cache on a broken disk has one for each of its files.
 const MAX_PROBLEMS: usize = 16;
 
-/// For one scan. Local folders take milliseconds; a network disk may take seconds and is scanned on a thread of its own.
+/// Time limit of one scan. Local folders take milliseconds; a network disk may take seconds and is scanned on a thread of its own.
 const MAX_SCAN: Duration = Duration::from_secs(10);
 
 #[derive(Debug, thiserror::Error)]
@@ -56,7 +56,7 @@ pub enum ScanProblem {
     TooSlow { path: PathBuf },
 }
 
-/// One scan.
+/// One scan of folders: its deadline, its problems, and how many files it keeps.
 #[derive(Debug)]
 pub struct Walk {
     ends: Instant,
@@ -134,7 +134,7 @@ impl Walk {
         }
     }
 
-    /// The same, for a folder that may be missing.
+    /// The names in a folder, in order; none, without a reason, if the folder is missing.
     pub(crate) fn names_if_any(&mut self, path: &Path) -> BTreeSet<String> {
         if path.is_dir() {
             self.names(path)

@@ -19,10 +19,10 @@ const MAX_INDEX: u64 = 32 << 20;
 /// The largest public models have a few hundred shards.
 const MAX_SHARDS: usize = 10_000;
 
-/// As file systems have it.
+/// The longest file name, in bytes, that file systems allow.
 const MAX_NAME: usize = 255;
 
-/// Between two quotes of an index: a parser holds a string whole.
+/// The longest string of an index, in bytes: a parser holds a string whole.
 const MAX_STRING: usize = 64 << 10;
 
 /// Formats in the order in which engines prefer them if a folder has more than one.
@@ -295,7 +295,7 @@ struct Set<'a> {
     total: usize,
 }
 
-/// By their name without extension and number, and by the number of shards in it.
+/// The shard sets of a format, by their name without extension and number, and by the number of shards in it.
 fn sets<'a>(
     format: &WeightFormat,
     names: &'a BTreeSet<String>,

@@ -181,7 +181,7 @@ impl GpuReader<'_> {
         Ok(Some(report))
     }
 
-    /// Everything except health and processes.
+    /// Builds the report of a GPU or slice, without health and processes.
     fn report(
         &mut self,
         device: &Device<'_>,
@@ -220,7 +220,7 @@ impl GpuReader<'_> {
         })
     }
 
-    /// As read; else the configured size; else the last one. Without any of them the GPU cannot be reported.
+    /// The memory as read; else the configured size; else the last one. Without any of them the GPU cannot be reported.
     fn memory(
         &mut self,
         device: &Device<'_>,

@@ -92,14 +92,14 @@ pub fn is_gone(error: &NvmlError) -> bool {
     )
 }
 
-/// A GPU in MIG mode runs nothing itself.
+/// The fault of a GPU in MIG mode without slices: it runs nothing itself.
 pub(crate) fn without_slices() -> GpuFault {
     GpuFault::draining(
         "MIG mode is on and it has no slices; create some with nvidia-smi mig, or turn the mode off",
     )
 }
 
-/// The state of the GPU's memory. Nothing if it has no counters.
+/// Faults of the GPU's memory: ECC errors, row remapping, retired pages. None if it has no counters.
 pub fn read(device: &Device<'_>) -> Result<Vec<GpuFault>, NvmlError> {
     let mut faults = Vec::new();
     match device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile) {

@@ -78,7 +78,7 @@ type LastRead = BTreeMap<u32, Vec<GpuReport>>;
 /// GPUs and slices for which NVML has answered in a way that is not known to be harmless, each with the answer.
 type Failures = BTreeMap<GpuUuid, String>;
 
-/// What outlives a session of NVML.
+/// State of the GPUs that outlives a session of NVML.
 #[derive(Debug, Default)]
 struct GpuHistory {
     last: LastRead,

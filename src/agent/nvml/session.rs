@@ -170,7 +170,7 @@ impl Session {
 }
 
 impl GpuHistory {
-    /// Notes how NVML has answered for each GPU and slice, and writes it into the reports.
+    /// Records how NVML has answered for each GPU and slice, and writes it into the reports.
     fn note_answers(&mut self, reports: &mut [GpuReport], failures: &Failures, now: Moment) {
         let mut answers = std::mem::take(&mut self.answers);
         for report in reports {
@@ -202,7 +202,7 @@ fn concerns_all(error: &NvmlError) -> bool {
     )
 }
 
-/// A UUID that appears twice would have the whole report rejected.
+/// Drops GPUs whose UUID has appeared before: one that appears twice would have the whole report rejected.
 fn drop_repeated(read: &mut BTreeMap<u32, Vec<GpuReport>>, missing: &mut Vec<MissingPart>) {
     let mut seen = BTreeSet::new();
     for (index, reports) in read.iter_mut() {

@@ -147,7 +147,7 @@ fn start_time(stat: &[u8]) -> Option<u64> {
     std::str::from_utf8(field).ok()?.parse().ok()
 }
 
-/// Of all hierarchies, the first that names a pod counts.
+/// The owner that a process' cgroup file shows: the first hierarchy that names a pod counts.
 fn place_of(cgroup: &[u8]) -> ProcessOwner {
     let paths: Vec<&[u8]> = cgroup
         .split(|byte| *byte == b'\n')
@@ -182,7 +182,7 @@ fn pods_in(path: &[u8]) -> Vec<PodUid> {
         .collect()
 }
 
-/// Of a node inside another node's pod, the innermost container.
+/// The container id in a cgroup path; of a node inside another node's pod, the innermost one.
 fn container_in(path: &[u8]) -> Option<Arc<str>> {
     let is_id = |word: &&[u8]| word.len() == CONTAINER_DIGITS;
     let id = path.split(|byte| !byte.is_ascii_hexdigit()).rfind(is_id)?;

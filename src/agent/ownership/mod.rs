@@ -39,7 +39,7 @@ pub trait OwnerSource: Send {
     }
 }
 
-/// The kernel and the kubelet.
+/// Owners by cgroup, and where that names none by the kubelet's allocations.
 #[derive(Debug)]
 pub struct Owners {
     cgroups: Cgroups,
@@ -98,7 +98,7 @@ fn missing(reason: String) -> MissingPart {
     }
 }
 
-/// What the cgroups left open.
+/// Processes whose pod the cgroups do not show.
 #[derive(Debug, Default)]
 struct UnownedProcesses {
     /// PIDs without an answer from the cgroups.
@@ -212,7 +212,7 @@ fn only_holder(gpu: &GpuReport, allocations: &[Allocation], pods: &[PodOnNode]) 
         .map(|pod| pod.uid.clone())
 }
 
-/// An index names a whole GPU: its slices belong to it too.
+/// Whether a recorded id is of this GPU. An index identifies a whole GPU, never one of its slices.
 fn is(id: &GpuUuid, gpu: &GpuReport) -> bool {
     match id.index() {
         Some(index) => gpu.parent.is_none() && gpu.index == index,

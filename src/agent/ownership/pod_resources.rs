@@ -134,7 +134,7 @@ impl PodResources {
         (!self.socket.exists()).then(no_socket)
     }
 
-    /// Asks now.
+    /// Requests the list now.
     async fn list(&mut self) -> Result<Vec<Allocation>, PodResourcesError> {
         // A connection outlives the file: only a new connection needs it.
         if self.channel.is_none()
@@ -198,7 +198,7 @@ fn allocations(answer: ListPodResourcesResponse) -> Vec<Allocation> {
     answer.pod_resources.into_iter().flat_map(of_pod).collect()
 }
 
-/// A pod with an invalid name is left out: it could not be matched.
+/// The GPU allocations of one pod. A pod with an invalid name has none: it could not be matched.
 fn of_pod(pod: OfPod) -> Vec<Allocation> {
     let Ok(key) = PodKey::parse(&pod.namespace, &pod.name) else {
         return vec![];

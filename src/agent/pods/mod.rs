@@ -144,7 +144,7 @@ fn ports(container: &Container) -> impl Iterator<Item = u16> {
     tcp.filter_map(|port| u16::try_from(port.container_port).ok())
 }
 
-/// As far as the kubelet has reported the ids of the present containers.
+/// The container id of each port that exactly one container declares, as far as the kubelet has reported ids.
 fn by_port(pod: &Pod) -> BTreeMap<u16, String> {
     let statuses = || {
         let status = pod.status.iter();

@@ -29,7 +29,7 @@ pub struct WatchedPods {
 
 #[derive(Debug)]
 struct WatchedState {
-    /// Once all have been listed.
+    /// The pods of the node; `None` until the first list is complete.
     pods: Option<BTreeMap<PodUid, PodOnNode>>,
     /// The list in progress.
     listing: BTreeMap<PodUid, PodOnNode>,

@@ -30,7 +30,7 @@ use trust::Trust;
 
 /// Timeout for one replica: then the next report is due.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How often names are resolved. A replica that moves is away for longer than that.
+/// Interval at which names are resolved: a replica that moves is away for longer than that.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// The first report may wait at least this long for a name to be resolved.
 const FIRST_LOOK: Duration = Duration::from_secs(1);
@@ -52,7 +52,7 @@ pub enum PublishError {
 /// The results of reports, as text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PublishState {
-    /// By name: the destination and the replica's address.
+    /// The state of each replica, by its name: the destination and the replica's address.
     pub replicas: BTreeMap<String, ReplicaState>,
     /// A problem that concerns all of them.
     pub problems: BTreeSet<String>,

@@ -63,7 +63,7 @@ impl PublishOutcome {
 pub struct ReplicaState {
     pub latest: PublishOutcome,
     pub accepted: u64,
-    /// Everything else.
+    /// Reports with any other outcome.
     pub failed: u64,
 }
 
@@ -92,7 +92,7 @@ impl ReplicaClient {
         }
     }
 
-    /// From now on trusts other CAs: a connection made before is used no more.
+    /// Sets the trusted CAs. Connections made before are not used any more.
     pub fn trust(&mut self, tls: &ClientConfig) {
         self.client = client(self.address, tls);
     }
@@ -241,7 +241,7 @@ fn with_causes(error: &dyn Error) -> String {
     text
 }
 
-/// Every name is this address.
+/// A resolver that answers every name with one address.
 #[derive(Clone)]
 struct Pinned(SocketAddr);
 

@@ -170,7 +170,7 @@ fn percent(text: &str) -> Result<Percent, String> {
     format::percent(text, 100).map_err(|malformed| malformed.to_string())
 }
 
-/// Less is a number whose unit was forgotten.
+/// The least memory of a GPU: less is a number whose unit was forgotten.
 const LEAST_MEMORY: Bytes = Bytes(1 << 20);
 
 /// An amount of memory, or a known GPU's name.

@@ -14,7 +14,7 @@ use stowage_sizing::estimate::shipped::{MODELS, ShippedModel};
 use stowage_sizing::estimate::{Estimate, PartName, Workload};
 
 const CONFIG: &str = "config.json";
-/// The largest known one has a few hundred KiB; a file of weights is refused before it is read.
+/// Maximum size of a config.json: the largest known one has a few hundred KiB, and a file of weights is rejected before it is read.
 const LARGEST: u64 = 16 << 20;
 
 /// The model and what it is called. With a precision, its weights are in that one.

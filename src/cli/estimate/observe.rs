@@ -29,9 +29,9 @@ struct Reported {
     report: NodeReport,
 }
 
-/// Pages of the largest engines have some MiB, and a cluster's reports some dozens.
+/// Maximum input: metrics pages of the largest engines have some MiB, and a cluster's reports some dozens.
 const LARGEST: usize = 256 << 20;
-/// An engine that is busy answers late.
+/// Timeout for a metrics page: an engine that is busy answers late.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 pub async fn look(what: &str, args: &ObserveArgs) -> Result<Observation> {
@@ -119,7 +119,7 @@ fn reports(bytes: &[u8]) -> Result<Vec<NodeReport>> {
         .collect())
 }
 
-/// The only engine in them.
+/// The observation of the only engine in the reports.
 fn of_reports(reports: Vec<NodeReport>) -> Result<Observation> {
     let engines: Vec<(&NodeReport, &EngineReport)> = reports
         .iter()

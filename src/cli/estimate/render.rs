@@ -160,7 +160,7 @@ fn fits(gpus: &[GpuFit]) -> String {
     }
 }
 
-/// Of an engine whose longest sequence has `context` tokens.
+/// What a running engine could reserve, as text; its longest sequence has `context` tokens.
 fn observed_text(observed: &Observed, context: u64) -> String {
     let size = &observed.size;
     let reserved = match (size.reserved_bytes, size.used_bytes) {
@@ -203,7 +203,7 @@ fn observed_text(observed: &Observed, context: u64) -> String {
     text
 }
 
-/// Without its unit, which stands behind the second of two.
+/// GiB without the unit, for the first of two figures.
 fn whole(bytes: Bytes) -> String {
     format!("{:.1}", bytes.0 as f64 / (1u64 << 30) as f64)
 }

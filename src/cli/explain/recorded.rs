@@ -45,7 +45,7 @@ pub fn explained(
     })
 }
 
-/// Answers when the recording ends, if that is before the time.
+/// Replays up to a time; returns when the recording ends, if that is earlier.
 fn replay_until(
     replay: &mut Replay,
     mut source: Source,

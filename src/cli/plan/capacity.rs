@@ -95,7 +95,7 @@ pub struct TypesAnswer {
     pub left_out: Vec<String>,
 }
 
-/// Something cannot be read.
+/// The exit code for input that cannot be read.
 const UNREADABLE: u8 = 2;
 
 /// Its message has its reasons in it, so it is no link of a chain.
@@ -335,7 +335,7 @@ fn refused_by_all(types: &[(&GpuType, TypeAnswer)]) -> Option<String> {
         .and_then(|(_, answer)| answer.refused.clone())
 }
 
-/// A line, unless there is a file of that name.
+/// Whether a value of `--nodes` is a shorthand, and not the name of a file.
 fn is_shorthand(nodes: &str) -> bool {
     nodes != "-" && nodes.contains('=') && !Path::new(nodes).exists()
 }

@@ -18,7 +18,7 @@ use stowage_server::policy_watch;
 use stowage_sizing::capacity_plan::question::{HOSTNAME, NodeTemplate, PodToPlace, TemplateHost};
 use stowage_sizing::capacity_plan::report::{NotHeldReason, PodNotHeld};
 
-/// More kinds of nodes than a cluster has.
+/// The most kinds of nodes of a plan: more than a cluster has.
 const MAX_KINDS: usize = 16;
 
 /// Pods, as far as a plan can be made for them.
@@ -134,13 +134,13 @@ pub fn kinds_from_objects(
 
 /// Nodes of one kind: machines of one model differ by what their firmware and kernel keep for themselves.
 struct AlikeNodes {
-    /// With the least CPU, memory and disk of them all.
+    /// The template, with the least CPU, memory and disk of all these nodes.
     least: NodeTemplate,
-    /// The most of each.
+    /// The most CPU, memory and disk of all these nodes.
     most: Amounts,
 }
 
-/// In per cent of the larger one.
+/// How much the CPU or memory of nodes of one kind may differ, in percent of the larger one.
 const ALIKE_PERCENT: u64 = 2;
 
 impl AlikeNodes {

@@ -11,9 +11,9 @@ use stowage_sizing::capacity_plan::report::{
     PodOnGpu,
 };
 
-/// More rows than a screen has; programs get them all.
+/// The most rows of a table: more than a screen has, and programs get them all.
 const MAX_ROWS: usize = 60;
-/// Names beyond these are counted.
+/// The most names of a list; further ones are only counted.
 const MAX_NAMES: usize = 6;
 
 pub fn plan(answer: &CapacityAnswer) -> String {
@@ -222,7 +222,7 @@ fn listed(names: impl ExactSizeIterator<Item = String>) -> String {
     shown.join(", ")
 }
 
-/// What a GPU more would be worth.
+/// The share of idle GPUs with one GPU more, as text.
 fn worth(one_more: OneMore) -> String {
     let OneMore {
         gpus,

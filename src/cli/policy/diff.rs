@@ -157,7 +157,7 @@ fn print_change(out: &mut impl Write, change: &DecisionChange) -> Result<()> {
     line("would evict", &|verdict| listed(&verdict.victims, "none"))
 }
 
-/// Names beyond these are counted: a pod may fit thousands of nodes.
+/// The most names that are shown; further ones are counted, because a pod may fit thousands of nodes.
 const SHOWN: usize = 5;
 
 fn listed(names: &[String], none: &str) -> String {

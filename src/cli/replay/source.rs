@@ -12,7 +12,7 @@ use stowage_server::flight_recorder::Ring;
 /// The parts of a recording, in order, of all its files.
 pub struct Source {
     files: std::vec::IntoIter<(String, PathBuf)>,
-    /// A directory has what a killed process left.
+    /// Whether a segment may end early: a directory has what a killed process left.
     may_be_torn: bool,
     present: Option<RecordedFile>,
     /// The segment that ended without an end, until the next one says whether something is missing between the two.
@@ -21,7 +21,7 @@ pub struct Source {
     torn_segments: u64,
 }
 
-/// One file of it.
+/// One open file of a recording.
 struct RecordedFile {
     name: String,
     reader: Reader<Box<dyn Read>>,
@@ -97,7 +97,7 @@ impl Source {
         self.torn_segments
     }
 
-    /// The file that the latest part is of.
+    /// The name of the file that the latest part is from.
     pub fn name(&self) -> &str {
         self.present
             .as_ref()

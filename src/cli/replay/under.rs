@@ -24,7 +24,7 @@ use stowage_recording::read::Part;
 use stowage_scheduling::policy::{Mode, PackingPolicy};
 use stowage_scheduling::units::{Bytes, Millis, plural};
 
-/// Pods of which the text shows where they went; `-o json` has all.
+/// The most pods whose placements the text shows; `-o json` has all.
 const SHOWN: usize = 10;
 
 #[derive(Debug, Args)]

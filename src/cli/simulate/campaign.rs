@@ -101,7 +101,7 @@ impl SeedRange {
 }
 
 impl Reproduction {
-    /// Of `stowage simulate faults` with these arguments.
+    /// The commands of `stowage simulate faults` with these arguments.
     pub fn of(as_it_was: &str, smallest: &str) -> Self {
         let command = |arguments: &str| {
             format!(

@@ -127,7 +127,7 @@ fn scenario(name: &str) -> Result<&'static Scenario> {
         .with_context(|| format!("there is no scenario {name}"))
 }
 
-/// By seed, then by variant.
+/// Plays a scenario with every seed and variant, in parallel; results are by seed, then by variant.
 fn play(scenario: &'static Scenario, input: &ScenarioInput, seeds: &[u64]) -> Vec<Vec<Played>> {
     let variants = scenario.variants.len();
     let tasks: Vec<(u64, usize)> = seeds

@@ -245,7 +245,7 @@ fn first_width(columns: &[Column], width: u16) -> u16 {
     width.saturating_sub(others).max(least)
 }
 
-/// A text that is too long ends in an ellipsis.
+/// Draws the text of a cell; one that is too long ends in an ellipsis.
 fn put(buffer: &mut Buffer, at: (u16, u16), width: u16, text: &str, is_right: bool, style: Style) {
     let length = ratatui::text::Span::raw(text).width();
     let room = usize::from(width);

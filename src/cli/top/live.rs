@@ -9,9 +9,9 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 use stowage_scheduling::explaining::fleet::Fleet;
 
-/// How soon a new answer, or a signal, is seen.
+/// How long a wait for keys lasts at most: how soon a new answer, or a signal, is noticed.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// The age of the figures is shown in seconds.
+/// How often the screen is drawn without news: the age of the figures is shown in seconds.
 const DRAW_EVERY: Duration = Duration::from_secs(1);
 
 /// The answer of the server, or why there is none.

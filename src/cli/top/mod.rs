@@ -139,7 +139,7 @@ impl TopArgs {
     }
 }
 
-/// By when it has ended on a signal, unless its terminal is gone.
+/// How long the screen has to end after a signal: it takes far less, unless its terminal is gone.
 const LONGEST_END: Duration = Duration::from_secs(1);
 /// What a shell says of a program that SIGHUP has ended.
 const HUNG_UP: i32 = 128 + 1;

@@ -18,7 +18,7 @@ pub struct Sorting {
 #[derive(Debug, Clone, Default)]
 pub struct Shown {
     pub fleet: Option<Fleet>,
-    /// Since the last answer.
+    /// Time since the last answer.
     pub age: Duration,
     /// Why there is no newer one.
     pub problem: Option<String>,
@@ -35,7 +35,7 @@ pub struct Top {
     pub server: String,
     pub shown: Shown,
     pub view: View,
-    /// By view; `None` is the fleet's order.
+    /// The sorting of each view; `None` is the fleet's order.
     sorting: [Option<Sorting>; View::ALL.len()],
     pub filter: String,
     pub is_typing: bool,
@@ -48,7 +48,7 @@ pub struct Top {
     rows: Vec<Vec<Cell>>,
 }
 
-/// More than a name that Kubernetes allows.
+/// The longest filter, in bytes: longer than a name that Kubernetes allows.
 const LONGEST_FILTER: usize = 300;
 
 impl Top {

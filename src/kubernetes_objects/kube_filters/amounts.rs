@@ -126,12 +126,12 @@ fn named(quantities: &Option<Quantities>) -> NamedAmounts<'_> {
         .collect()
 }
 
-/// GPUs and their memory are left to the ledger.
+/// Whether kube-scheduler's own filters check the resource: GPUs and their memory are left to the ledger.
 fn is_checked_here(resource: &str) -> bool {
     resource != VRAM && !PluginResource::is_one(resource)
 }
 
-/// In thousandths of a core, whole bytes or pieces.
+/// A quantity in thousandths of a core, whole bytes or pieces, by the resource's name.
 pub fn amount(name: &str, text: &str) -> Result<u64, QuantityError> {
     match name {
         CPU => MilliCpu::parse_quantity(text).map(|cpu| cpu.0),

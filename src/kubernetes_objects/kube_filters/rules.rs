@@ -19,7 +19,7 @@ use stowage_scheduling::vocabulary::label_selector::{Requirement, Rule, Selector
 /// The only field of a node that an affinity can name.
 const NODE_NAME: &str = "metadata.name";
 
-/// `None` for an effect that filters no pods.
+/// A node's taint; `None` for an effect that filters no pods.
 pub fn taint(found: &ApiTaint) -> Option<Taint> {
     let value = found.value.clone().unwrap_or_default();
     Some(Taint {
@@ -29,7 +29,7 @@ pub fn taint(found: &ApiTaint) -> Option<Taint> {
     })
 }
 
-/// `None` for a toleration that, as far as it is understood, tolerates nothing.
+/// A pod's toleration; `None` for one that, as far as it is understood, tolerates nothing.
 pub fn toleration(found: &ApiToleration) -> Option<Toleration> {
     let text = |text: &Option<String>| text.clone().unwrap_or_default();
     let rule = match found.operator.as_deref() {
@@ -148,7 +148,7 @@ fn required_far(spec: &PodSpec) -> impl Iterator<Item = &PodAffinityTerm> {
         .flatten()
 }
 
-/// A selector that cannot be parsed may match any pod.
+/// A required anti-affinity term. A selector that cannot be parsed may match any pod.
 fn repulsion(term: &PodAffinityTerm, own_namespace: &str) -> AntiAffinity {
     let named: BTreeSet<String> = term.namespaces.iter().flatten().cloned().collect();
     let scope = match (&term.namespace_selector, named.is_empty()) {

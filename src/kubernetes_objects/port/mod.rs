@@ -20,7 +20,7 @@ use stowage_scheduling::vocabulary::demand::Demand;
 use stowage_scheduling::vocabulary::placement::Placement;
 
 pub trait ControlPlane: Send + Sync + 'static {
-    /// How long after it began a write whose answer was lost may still land.
+    /// The longest time from the start of a write whose answer was lost to its commit.
     fn latest_landing(&self) -> Duration {
         WriteTimes::default().latest_landing()
     }

@@ -31,7 +31,7 @@ pub struct WriteTimes {
 }
 
 impl WriteTimes {
-    /// All parts from one deadline.
+    /// The times of a write whose parts all follow from one deadline.
     pub const fn of(deadline: Duration) -> Self {
         let commit = Duration::from_nanos(deadline.as_nanos() as u64 / COMMIT_PART as u64);
         Self {
@@ -42,7 +42,7 @@ impl WriteTimes {
         }
     }
 
-    /// How long after the check a write can land at the latest, whatever its answer.
+    /// The longest time from the check against the Lease's end to a write's commit, whatever its answer.
     pub fn latest_landing(self) -> Duration {
         self.client + self.transport + self.server + self.commit
     }

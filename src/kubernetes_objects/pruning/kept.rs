@@ -12,13 +12,13 @@ pub struct Kept {
     pub name: &'static str,
     /// The fields of its value that are kept; `None` for all of them.
     members: Option<Vec<Self>>,
-    /// Fields that are not named are kept, too.
+    /// Whether fields that are not named are kept, too.
     has_rest: bool,
-    /// It stands for every name that begins like its own.
+    /// Whether it stands for every name that begins like its own.
     is_prefix: bool,
-    /// It is known even of an object beyond its bound.
+    /// Whether a stand-in has its value, too.
     pub is_essential: bool,
-    /// Its items take kilobytes once they are decoded, whatever is in them.
+    /// Whether its items take kilobytes once they are decoded, whatever is in them.
     pub is_heavy: bool,
     /// The names from the object down to it.
     pub path: Vec<&'static str>,
@@ -68,7 +68,7 @@ impl Kept {
     }
 }
 
-/// `!` behind a name: [`Kept::is_essential`]; `#`: [`Kept::is_heavy`]; `%`: [`Kept::is_prefix`]; `*` alone: [`Kept::has_rest`].
+/// Parses fields. `!` behind a name: [`KeptField::is_essential`]; `#`: `is_heavy`; `%`: `is_prefix`; `*` alone: `keeps_unnamed`.
 fn read(
     words: &mut Peekable<SplitWhitespace<'static>>,
     path: &[&'static str],
@@ -114,7 +114,7 @@ pub struct Resource {
 
 const KIB: usize = 1 << 10;
 
-/// Of every kind, and of a list, a watch event and a Status.
+/// The fields that are kept of every kind, and of a list, a watch event and a Status.
 const COMMON: &str = "
 kind apiVersion type message reason code details
 metadata {

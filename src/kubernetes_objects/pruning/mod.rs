@@ -63,7 +63,7 @@ where
     }
 }
 
-/// What is used of a pod that is whole.
+/// Prunes the JSON of one whole pod.
 pub fn of_pod(whole: &str) -> Vec<u8> {
     Scanner::new(Resource::pods()).feed(whole.as_bytes())
 }

@@ -14,7 +14,7 @@ use stowage_scheduling::units::Bytes;
 use stowage_scheduling::vocabulary::demand::{ContainerRole, together};
 use stowage_scheduling::vocabulary::device_plugin::PluginResource;
 
-/// What decoded JSON takes beside its text: any value, an object, and one of those that are mostly empty places.
+/// Bytes of decoded JSON beside its text: of any value, of an object, and of an object whose many fields are mostly empty.
 const VALUE: usize = 32;
 const OBJECT: usize = 96;
 const HEAVY: usize = 3 << 10;
@@ -22,11 +22,11 @@ const HEAVY: usize = 3 << 10;
 const ANNOTATIONS: &str = "annotations";
 /// Longer names are of no field that is kept, nor valid in Kubernetes.
 const LONGEST_NAME: usize = 512;
-/// Of an essential value; the list of a pod's devices is the longest.
+/// Maximum bytes of an essential value; the list of a pod's devices is the longest.
 const LONGEST_ESSENTIAL: usize = 8 << 10;
-/// Kept of a pod beyond its bound: other resources than nodes always have.
+/// Maximum resources that a stand-in lists beside those that every node has.
 const MOST_NAMES: usize = 16;
-/// Its host ports, and the topologies of its anti-affinity.
+/// Maximum host ports of a stand-in, and topologies of its anti-affinity.
 const MOST_TERMS: usize = 1000;
 /// Deeper than any object of Kubernetes.
 const DEEPEST: usize = 64;
@@ -372,7 +372,7 @@ impl Scanner {
         self.put(part);
     }
 
-    /// If it is of an annotation: the API server limits the sum of them all.
+    /// Counts a dropped part of an annotation: the API server limits the sum of them all.
     fn count_dropped(&mut self, part: &[u8]) {
         let is_annotation = |frame: &Frame| self.dropped == 0 && frame.kept.name == ANNOTATIONS;
         if let Some(object) = self

@@ -143,7 +143,7 @@ impl Chronicle {
             .collect()
     }
 
-    /// The pods on a GPU that may not be evicted, first come first.
+    /// The first pod that was bound to a GPU and may not be evicted.
     pub(crate) fn server_on(&self, gpu: &str) -> Option<&PodView> {
         let bound = self.arrived.iter().filter_map(|name| self.known.get(name));
         bound

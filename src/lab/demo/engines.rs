@@ -108,7 +108,7 @@ impl FakeEngine {
         self.port
     }
 
-    /// Sets the load on its page. Returns the previous one.
+    /// Sets the load that its metrics page shows. Returns the previous one.
     pub fn set(&self, load: StubEngineLoad) -> StubEngineLoad {
         let mut work = self.work.lock();
         work.count(false);

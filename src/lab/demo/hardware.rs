@@ -50,7 +50,7 @@ pub(crate) struct SimulatedGpus(pub Hardware);
 pub(crate) struct SimulatedOwners(pub Hardware);
 pub(crate) struct SimulatedModels(pub DemoMachine);
 
-/// What a pod has on each of its GPUs.
+/// A pod's process, and the GPUs on which it has memory.
 #[derive(Clone)]
 struct RunningProcess {
     process: ProcessReport,

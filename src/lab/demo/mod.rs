@@ -39,9 +39,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 use stowage_server::flight_recorder::{FlightRecorder, RecordOptions, RingLimits};
 
-/// Of the start times.
+/// Seed of the start-time simulation.
 const SEED: u64 = 42;
-/// More than a story comes to.
+/// Limits of the demo's recording: more than a story comes to.
 const RECORDED: RingLimits = RingLimits {
     bytes: 1 << 30,
     age: Duration::from_secs(24 * 3600),

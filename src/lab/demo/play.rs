@@ -53,7 +53,7 @@ struct Crowd {
     /// The pod whose engine it is, and its load before.
     engine: String,
     before: StubEngineLoad,
-    /// What it serves.
+    /// The model that the engine serves.
     model: ModelId,
     /// The pods for which it is too busy.
     newcomer: StoryPod,

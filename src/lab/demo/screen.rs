@@ -10,9 +10,9 @@ use stowage_scheduling::units::Bytes;
 use stowage_telemetry::wants_no_color;
 
 const BAR: usize = 16;
-/// `KV 97 % · 40 waiting · serving`, and a little.
+/// Width of the engine column: `KV 97 % · 40 waiting · serving`, and a little.
 const ENGINES: usize = 31;
-/// The rest of 120 columns, for the names of the pods on a GPU.
+/// Width of the column of a GPU's pods: the rest of 120 columns.
 const TENANTS: usize = 41;
 /// Long enough to read a chapter's two lines.
 const READING_TIME: Duration = Duration::from_millis(1800);

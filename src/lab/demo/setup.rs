@@ -15,8 +15,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use stowage_scheduling::policy::Policy;
 
-/// A demo second of a pod's grace period, and its engine's start: short enough to watch.
+/// How long a second of a pod's grace period takes in the demo: short enough to watch.
 const GRACE_SECOND: Duration = Duration::from_millis(100);
+/// How long an engine takes to start in the demo: short enough to watch.
 const START_DELAY: Duration = Duration::from_millis(200);
 /// The scheduler's first back-off; a real one waits a second.
 const BACK_OFF: Duration = Duration::from_millis(100);
@@ -36,7 +37,7 @@ impl Setup {
         Self::by(Policy::default(), machines).await
     }
 
-    /// The same under another policy.
+    /// Starts nodes of these machines, and all stand-ins, under a policy.
     pub async fn by(policy: Policy, machines: &[DemoMachine]) -> Result<Self> {
         let api = Arc::new(
             ApiServer::start()

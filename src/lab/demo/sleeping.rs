@@ -10,14 +10,14 @@ pub const ASLEEP: &str = "demo.stowage.dev/asleep";
 /// The engine failed to wake and starts again: its page says that it is awake, and it has no memory yet.
 pub(crate) const STARTS_AGAIN: &str = "demo.stowage.dev/starts-again";
 
-/// What an engine has of each GPU while it sleeps: its CUDA context, and what it cannot give back.
+/// Bytes of each GPU that an engine keeps while it sleeps: its CUDA context, and what it cannot free.
 pub const KEPT: u64 = 2 << 30;
 
 pub(super) fn is_asleep(pod: &Value) -> bool {
     pod["metadata"]["annotations"][ASLEEP].is_string()
 }
 
-/// Whether its page says so.
+/// Whether the engine's metrics page says that it sleeps.
 pub(super) fn says_asleep(pod: &Value) -> bool {
     is_asleep(pod) && !pod["metadata"]["annotations"][STARTS_AGAIN].is_string()
 }

@@ -3,7 +3,7 @@
 //!
 //! The service, its ledger and the cluster index are those that `serve` runs, on a clock that is advanced from start to start:
 //! hours of starts take less than a second, and every run of a seed is the same. The kubelets here pull, load and start as
-//! [`HiddenSpeeds`] says, with noise on each start. The service is shown what an API server would show: nodes with their images,
+//! [`ActualSlowdown`] says, with noise on each start. The service is shown what an API server would show: nodes with their images,
 //! and pods that are bound, running and ready.
 
 use anyhow::{Context, Result, bail};
@@ -129,7 +129,7 @@ thread_local! {
     static NOW: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
-/// It advances as the play does.
+/// The simulation's clock; it advances with each start.
 const CLOCK: TimeSource = TimeSource {
     monotonic: || NOW.get(),
     wall: || {
@@ -239,9 +239,9 @@ struct Starts {
     service: Arc<Service>,
     index: ClusterIndex,
     dice: Random,
-    /// So far.
+    /// Starts played so far.
     count: usize,
-    /// Of each machine, the versions of the image that it has.
+    /// The image versions that each machine has pulled.
     pulled: [Vec<usize>; MACHINES.len()],
 }
 

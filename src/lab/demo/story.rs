@@ -58,7 +58,7 @@ pub(crate) struct Chapter {
 pub(crate) enum StoryStep {
     /// They arrive together; ends when all are bound and their engines are up.
     Arrive(Vec<StoryPod>),
-    /// The same batch without and with the planner, one after the other; ends when all are bound.
+    /// Places a batch twice, without and with the planner; ends when all are bound.
     Twice {
         ordinary: Vec<StoryPod>,
         planned: Vec<StoryPod>,
@@ -93,9 +93,9 @@ pub(crate) struct StoryPod {
     gpus: u32,
     exclusive: bool,
     priority_class: &'static str,
-    /// Behind the planner's gate.
+    /// Whether the pod is created behind the planner's gate.
     planned: bool,
-    /// In milliseconds: how long it takes to terminate, and how long its processes then keep their memory; without an
+    /// Milliseconds that it takes to terminate, and for which its processes then keep their memory; without an
     /// annotation if `None`.
     dies: Option<(u32, u32)>,
     /// The load of its engine; `None` for a job, which has none.

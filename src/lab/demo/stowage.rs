@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 /// `serve` evaluates the models every 15 seconds; a short story cannot wait that long.
 const AUTOSCALING_EVERY: Duration = Duration::from_millis(500);
 
-/// Where it listens, on loopback.
+/// Stowage's addresses, on loopback.
 #[derive(Debug, Clone, Copy)]
 pub struct Addresses {
     pub scheduler: SocketAddr,
@@ -31,7 +31,7 @@ pub struct Addresses {
     pub operators: SocketAddr,
 }
 
-/// A running one.
+/// A running Stowage.
 pub struct Stowage {
     pub service: Arc<Service>,
     /// For reading: only the agents write to it.

@@ -18,7 +18,7 @@ pub(crate) struct Summary {
     pub allocated_percent: f64,
     pub filter_calls: usize,
     pub bind_calls: usize,
-    /// The same batch, placed in both ways.
+    /// Calls of kube-scheduler for one batch, placed in both ways.
     pub ways: Vec<PlacementManner>,
     /// From a full KV cache on an engine's page to the first decision that used it.
     pub kv_seen_after_millis: Option<Millis>,
@@ -26,7 +26,7 @@ pub(crate) struct Summary {
     pub asked_wakes: usize,
     /// Engines that woke without asking, and lacked memory.
     pub failed_wakes: usize,
-    /// The same, as Stowage counted them.
+    /// Engines that woke without asking, as Stowage counted them.
     pub unasked_wakes: u64,
     /// How well start times are predicted.
     pub start_times: Option<StartTimesTable>,

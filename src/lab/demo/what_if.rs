@@ -40,7 +40,7 @@ impl Foresight {
         })
     }
 
-    /// The same for a pod that does not name its model.
+    /// This pod without the name of its model.
     pub fn without_model(mut self) -> Self {
         self.demand.model = None;
         self

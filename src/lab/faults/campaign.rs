@@ -19,7 +19,7 @@ pub struct CampaignRules<'a> {
 #[derive(Debug)]
 pub struct CampaignResult {
     pub tally: FaultTally,
-    /// Of the histories that were seen to fail the first, in order.
+    /// The first of the histories that failed, in the order of the seeds.
     pub failed: Option<(History, HistoryRun)>,
     pub took: Duration,
 }

@@ -27,7 +27,7 @@ pub fn begin() {
     AHEAD.set([0; 2]);
 }
 
-/// Since the history's beginning.
+/// Simulated time since the history's beginning.
 pub fn elapsed() -> Duration {
     BEGAN.get().map_or(Duration::ZERO, |began| began.elapsed())
 }

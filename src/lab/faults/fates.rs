@@ -10,15 +10,15 @@ use std::time::Duration;
 use stowage_kubernetes_objects::port::WriteTimes;
 use stowage_scheduling::testkit::random::Random;
 
-/// The dice of operations begin here among the purposes of a seed.
+/// Purpose number of the first operation's random numbers, among the purposes of a seed.
 const FIRST_PURPOSE: u64 = 100;
-/// Among them, the dice of what happens to all Bindings for a while.
+/// Purpose number of the random numbers that draw outages of all Bindings.
 const OUTAGES: u64 = 99;
 
 /// Longer than any write is waited for.
 const HANGS: Duration = Duration::from_secs(3600);
 
-/// What the outcomes of a history's requests are drawn with.
+/// Rules by which the outcomes of a history's requests are drawn.
 pub(crate) struct Fates {
     pub seed: u64,
     pub times: WriteTimes,
@@ -27,7 +27,7 @@ pub(crate) struct Fates {
     pub without: BTreeSet<FaultKind>,
 }
 
-/// From when until when a webhook answers nobody.
+/// When a webhook stops answering, and when it answers again; simulated time.
 type Outage = (Duration, Duration);
 
 impl Fates {
@@ -171,11 +171,11 @@ pub fn kind_of(operation: Operation, fault: InjectedFault, times: WriteTimes) ->
     }
 }
 
-/// Its client gives it up when its own time is over.
+/// A request that is never answered: its client gives it up when its own timeout is over.
 const LOST: (Option<FaultKind>, InjectedFault) =
     (Some(FaultKind::LostRequest), InjectedFault::Hangs);
 
-/// What every answer may take.
+/// The longest time that an undisturbed answer takes.
 const SOON: Duration = Duration::from_millis(30);
 
 fn of_lease(dice: &mut Random) -> (Option<FaultKind>, InjectedFault) {

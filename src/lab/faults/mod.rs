@@ -38,11 +38,11 @@ use std::collections::BTreeSet;
 use tally::FaultTally;
 use world::FaultyCluster;
 
-/// What is played.
+/// One simulated run: its seed, its length and its faults.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct History {
     pub seed: u64,
-    /// Steps before all becomes quiet; [`STEPS`] unless a history is shortened.
+    /// Steps before the quiet period; [`DEFAULT_STEPS`] unless a history is shortened.
     pub steps: u64,
     /// Kinds of faults that are drawn and do not happen.
     pub without: BTreeSet<FaultKind>,
@@ -50,7 +50,7 @@ pub struct History {
     pub planted: Option<PlantedBug>,
 }
 
-/// Of a whole history: about four minutes of simulated time.
+/// Steps of a whole history: about four minutes of simulated time.
 pub const STEPS: u64 = 600;
 
 impl History {

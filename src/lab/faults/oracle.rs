@@ -150,7 +150,7 @@ pub fn asked(pod: &Value) -> (u64, u64) {
     (gpus, (gib << 30).div_ceil(gpus))
 }
 
-/// By its Binding. What the pod asks for may have been edited since.
+/// Whether the pod's Binding grants it whole GPUs. What the pod requests may have been edited since.
 pub(crate) fn is_granted_alone(pod: &Value) -> bool {
     pod["metadata"]["annotations"]["stowage.dev/exclusive-granted"] == "true"
 }

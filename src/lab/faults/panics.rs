@@ -12,7 +12,7 @@ thread_local! {
 
 static WATCH: Once = Once::new();
 
-/// A history begins on this thread.
+/// Forgets the panics of this thread; the first call installs the hook that records them.
 pub fn begin() {
     WATCH.call_once(|| {
         let before = std::panic::take_hook();

@@ -121,7 +121,7 @@ impl PlantedBug {
     }
 }
 
-/// Answers as the first time, if that was a success.
+/// Answers a repeated request with its first successful answer.
 async fn remember(
     what: String,
     request: Request,

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use tokio::time::{Duration, Instant};
 
 pub const LEASE: &str = "leases/kube-system/kube-scheduler";
+/// Duration of the Lease: kube-scheduler's default.
 const DURATION_SECONDS: u64 = 15;
 const RENEW_EVERY: Duration = Duration::from_secs(2);
 

@@ -14,7 +14,7 @@ pub struct FaultTally {
     pub simulated: Duration,
     /// Requests to the replicas that were answered, by verb.
     pub answers: BTreeMap<&'static str, u64>,
-    /// The Lease passed to another holder.
+    /// How often the Lease passed to another holder.
     pub hand_overs: u64,
     /// Terms in which anything was bound.
     pub epochs: BTreeSet<String>,
@@ -27,9 +27,9 @@ pub struct FaultTally {
     /// Groups, in the end, that are bound whole, and in part.
     pub whole_groups: u64,
     pub half_groups: u64,
-    /// Tasks that ran at once, at most.
+    /// The most tasks that ran at once.
     pub most_tasks: usize,
-    /// Of the evictions, for kube-scheduler's preemptors.
+    /// Evictions for kube-scheduler's preemptors.
     pub preempted: u64,
     /// Bindings to a GPU on which a process of an ended pod was seen for long.
     pub beside_left_over: u64,
@@ -41,7 +41,7 @@ pub struct FaultTally {
     /// The reservations among them, and how many of these the leader that acted wrote about.
     pub late_reservations: u64,
     pub late_answered: u64,
-    /// Conflicts that the audits of the replicas found, each for itself, and pods they evicted to end one.
+    /// Over-allocations that each replica's audit found, and pods that were evicted to end one.
     pub reported: u64,
     pub remedied: u64,
 }

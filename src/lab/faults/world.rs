@@ -109,7 +109,7 @@ struct TaskNotes {
     broken: Vec<String>,
     /// Victims that `preempt` named: by UID, with the priority of the pod for which.
     named: Vec<(String, i64, String)>,
-    /// Of these, in one answer, how many the budget guards, with the pod for which.
+    /// How many victims of one `preempt` answer the budget guards, with the preemptor's name.
     guarded: Vec<(usize, String)>,
     /// Requests for Bindings that were answered with success.
     claims: Vec<BoundClaim>,
@@ -147,17 +147,17 @@ pub(crate) struct FaultyCluster {
     schedulers: Option<Schedulers>,
     machines: Machines,
     agents: Vec<NodeAgent>,
-    /// Those of machines that go on without their Nodes.
+    /// Agents of machines that go on without their Nodes.
     agents_left: Vec<NodeAgent>,
     policies: PolicyFiles,
     next_event: Instant,
-    /// Nothing fails any more.
+    /// Whether the quiet period has begun: nothing fails any more.
     is_quiet: bool,
     processes: usize,
     arrived: usize,
     /// Pods that were seen bound, by UID, and where.
     known: BTreeMap<String, String>,
-    /// When that was.
+    /// When each pod was first observed bound, by UID.
     bound_at: BTreeMap<String, Instant>,
     seen_holds: BTreeSet<(String, Vec<String>)>,
     twice: BTreeSet<String>,
@@ -317,14 +317,14 @@ impl FaultyCluster {
         }
     }
 
-    /// Lets some time pass, and looks at what it brought.
+    /// Lets a random time pass, and checks what happened.
     async fn step(&mut self) {
         let gap = self.dice.gap(STEP.as_millis() as f64).0.clamp(1, 2000);
         tokio::time::sleep(Duration::from_millis(gap)).await;
         self.go_on();
     }
 
-    /// What goes on beside the drawn events, and a look at it all.
+    /// Advances what happens beside the drawn events, and checks everything.
     fn go_on(&mut self) {
         let can_act = [0, 1].map(|host| self.scheduler_can_act(host));
         if let Some(schedulers) = &mut self.schedulers {
@@ -404,7 +404,7 @@ impl FaultyCluster {
         }
     }
 
-    /// Of all objects as they are in the end.
+    /// A digest of all objects as they are in the end.
     fn fingerprint(&self) -> String {
         use sha2::{Digest, Sha256};
         let mut digest = Sha256::new();

@@ -14,7 +14,7 @@ use std::str::FromStr;
 const WIDTH: f64 = 1600.0;
 const HEIGHT: f64 = 900.0;
 const TITLE_HEIGHT: f64 = 80.0;
-/// Of each panel that has others below or above it.
+/// Height of each panel that has others below or above it, in pixels.
 const ROW_HEIGHT: f64 = 340.0;
 
 /// A file for a picture, in one of the two formats.

@@ -3,7 +3,7 @@
 //! numbers come from a seed.
 //!
 //! [`openb`] reads a production trace, or generates one; [`table`] parses tables of traces; [`events`] is the event queue,
-//! and `shown` tells the core of nodes and pods. [`fleet`] is a cluster with its hardware, engines and
+//! and `core_inputs` tells the core of nodes and pods. [`fleet`] is a cluster with its hardware, engines and
 //! traffic, on which scenarios are played. [`packing`] measures the GPU allocation by placement policy.
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]

@@ -13,7 +13,7 @@ use stowage_scheduling::vocabulary::disruption_budget::BudgetVisibility;
 use stowage_scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
 use stowage_scheduling::vocabulary::gpu::{Device, Health};
 
-/// What all GPUs of a node are.
+/// The model and VRAM of all GPUs of a node.
 #[derive(Debug, Clone, Copy)]
 pub struct GpuKind<'a> {
     pub model: &'a GpuModel,

@@ -87,7 +87,7 @@ pub struct Column {
     place: usize,
 }
 
-/// Above it, not every whole number is an `f64`.
+/// The largest number below which every whole number is an `f64`: 2^53.
 const MOST_EXACT: f64 = 9_007_199_254_740_992.0;
 
 impl<'a> Table<'a> {

@@ -27,7 +27,7 @@ use stowage_scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeR
 const USUAL_MEMORY: Bytes = Bytes::gib(80);
 /// A model's default size: eight billion parameters in 16 bits.
 const USUAL_WEIGHTS: Bytes = Bytes(16_000_000_000);
-/// Far from the beginning, so that pods can have run for days before it.
+/// The test cluster's current time. Far from zero, so that pods can have run for days before it.
 const NOW: Moment = Moment(365 * 24 * 3600 * 1000);
 /// Unaccounted VRAM counts after three reports in a row.
 const REPORTS: u64 = 3;
@@ -137,7 +137,7 @@ pub fn build(cluster: &TestCluster, policy: &Policy) -> Result<Cluster, BadClust
     Ok(ledger)
 }
 
-/// An existing pod, for its measured VRAM.
+/// A bound pod of the test cluster, and the VRAM that its node's agent reports for it on each GPU.
 struct CasePod {
     uid: PodUid,
     devices: Arc<[GpuUuid]>,

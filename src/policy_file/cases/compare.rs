@@ -20,7 +20,7 @@ pub struct PodDecision {
     pub preemptible: bool,
     /// Nodes it could go to, best first; for a bound pod, if it were new.
     pub nodes: Vec<String>,
-    /// If there is none: its victims.
+    /// The pods it would evict if no node fits.
     pub victims: Vec<String>,
 }
 
@@ -29,7 +29,7 @@ pub struct PodDecision {
 #[serde(rename_all = "camelCase")]
 pub struct DecisionChange {
     pub pod: PodKey,
-    /// Where it is bound, if it is.
+    /// The node that the pod is bound to, if it is.
     pub node: Option<String>,
     pub old: PodDecision,
     pub new: PodDecision,
@@ -54,7 +54,7 @@ pub struct NodeChange {
     pub new: String,
 }
 
-/// Both ledgers have the same cluster, each under its policy. In order of pod; unchanged pods are left out.
+/// Compares the decisions of two policies on one cluster: `old` and `new` have the same pods. Changes are in order of pod.
 pub fn compare(old: &mut Cluster, new: &mut Cluster) -> PolicyComparison {
     let mut pods: Vec<(PodKey, PodUid)> = old
         .ledger()

@@ -58,7 +58,7 @@ struct CaseAnswer<'a> {
     gpus: Vec<u32>,
     /// In order of name.
     victims: Vec<String>,
-    /// The set that these are.
+    /// The victim set that the names in `victims` are from.
     victim_set: Option<VictimSet>,
 }
 
@@ -161,7 +161,7 @@ fn ask<'a>(ledger: &mut Cluster, policy: &'a Policy, demand: Demand) -> CaseAnsw
     }
 }
 
-/// Over all nodes; of equal ones the first by name.
+/// The cheapest victim set over all nodes; of equal ones, that of the first node by name.
 fn cheapest(
     ledger: &Ledger,
     uid: &PodUid,

@@ -6,7 +6,7 @@ use stowage_scheduling::explaining::lost;
 use stowage_scheduling::ids::{NodeName, PodUid};
 use stowage_scheduling::ledger::{Ledger, PotentialVictim};
 
-/// The found set and the expected pods, each with its figures. `case` is the case's pod, which fits nowhere.
+/// Explains the found and the expected victims, each with its eviction cost. `case` is the case's pod, which fits nowhere.
 pub fn reasons(
     ledger: &Ledger,
     case: &PodUid,

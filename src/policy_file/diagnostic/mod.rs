@@ -74,7 +74,7 @@ impl Diagnostic {
     }
 }
 
-/// By file and place, so that a reader goes through each file once; the same mistake at one place is reported once.
+/// Sorts by file and position, so that a reader goes through each file once, and removes duplicates.
 pub fn sort(diagnostics: &mut Vec<Diagnostic>) {
     diagnostics.sort_by(|a, b| {
         let key = |d: &Diagnostic| (d.span, d.severity, d.code);
@@ -89,7 +89,7 @@ pub fn has_errors(diagnostics: &[Diagnostic]) -> bool {
         .any(|one| one.severity == Severity::Error)
 }
 
-/// More than a name needs, and short enough for one line.
+/// The longest quoted text, in characters: more than a name needs, and short enough for one line.
 const LONGEST_QUOTE: usize = 60;
 
 /// A part of a user's text inside a message: in backquotes, cut when long, without control characters for a terminal.
@@ -103,7 +103,7 @@ pub fn quoted(text: &str) -> String {
     format!("`{cut}{dots}`")
 }
 
-/// All of a text, such as a file's name, without control characters for a terminal.
+/// A whole text, such as a file's name, with control characters escaped so that no terminal obeys them.
 pub fn shown(text: &str) -> String {
     text.chars().flat_map(escaped).collect()
 }

@@ -13,14 +13,14 @@ pub enum Colors {
     On,
 }
 
-/// Fits beside another window. Only source lines are cut to it.
+/// The width, in columns, that source lines are cut to: it fits beside another window.
 const WIDTH: usize = 120;
 /// Maximum number of diagnostics shown: no reader fixes more at once.
 const MOST_SHOWN: usize = 50;
 /// Related places further away than this in the same file are shown as a separate snippet.
 const FAR: usize = 12;
 
-/// All of them, sorted as they come, and a summary line.
+/// Renders diagnostics in the given order, then a summary line.
 pub fn render(diagnostics: &[Diagnostic], sources: &PolicySources<'_>, colors: Colors) -> String {
     let renderer = match colors {
         Colors::Off => Renderer::plain(),

@@ -50,7 +50,7 @@ macro_rules! quarter {
     };
 }
 
-/// In the order in which they were released.
+/// All GPUs with MIG, in the order of their release.
 pub const FAMILIES: [Family; 11] = [
     seventh!("A100 40 GB", "1g.5gb" "1g.10gb" "2g.10gb" "3g.20gb" "4g.20gb" "7g.40gb"),
     quarter!("A30", "1g.6gb" "2g.12gb" "4g.24gb"),
@@ -124,7 +124,7 @@ impl Family {
     }
 }
 
-/// Whether the slots have a place each beside what is `taken`, a bit for each memory slice.
+/// Whether all slots can be placed beside the memory slices in `taken`, a bit for each.
 fn fits(slots: &[Slot], taken: u32) -> bool {
     let Some((slot, others)) = slots.split_first() else {
         return true;
@@ -138,7 +138,7 @@ fn fits(slots: &[Slot], taken: u32) -> bool {
     free.into_iter().any(|place| fits(others, taken | place))
 }
 
-/// A profile that some GPU has.
+/// Checks that some GPU has this MIG profile.
 pub fn profile(text: &str) -> Result<(), Malformed> {
     if FAMILIES.iter().any(|family| family.slot(text).is_some()) {
         return Ok(());

@@ -4,7 +4,7 @@ use super::Malformed;
 use crate::diagnostic::quoted;
 use stowage_scheduling::policy::selection::is_pattern;
 
-/// RFC 1123.
+/// The longest DNS label, in characters (RFC 1123).
 const LONGEST_LABEL: usize = 63;
 const LONGEST_SUBDOMAIN: usize = 253;
 

@@ -8,7 +8,7 @@ use stowage_scheduling::policy::{Class, built_in_classes};
 /// The last built-in class takes all remaining pods, and stays last.
 pub(crate) const SERVING: &str = "serving";
 
-/// An error is a value that the check of the file should have refused.
+/// Parses a file's classes. Fails only on a value that the check of the file should have rejected.
 pub fn parse(file: &PolicySpec) -> Result<Vec<DraftClass>, serde_json::Error> {
     let written: Vec<(usize, &WrittenClass)> = file.classes.iter().flatten().enumerate().collect();
     let gate = file.start_gate.as_ref().and_then(|gate| gate.max);

@@ -15,7 +15,7 @@ use stowage_scheduling::policy::{Class, Policy, PolicyError, Pool, Settings, Ten
 use stowage_scheduling::units::Bytes;
 use stowage_scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 
-/// Limits nothing.
+/// The amount that stands for "not limited".
 pub(super) const UNBOUNDED: u64 = u64::MAX;
 pub(super) const MILLI: u64 = 1000;
 
@@ -36,7 +36,7 @@ pub(crate) struct DraftClass {
 }
 
 impl Draft {
-    /// An error is a value that the check of the file should have refused.
+    /// Parses a policy file. Fails only on a value that the check of the file should have rejected.
     pub fn new(file: &file::PolicySpec) -> Result<Self, serde_json::Error> {
         Ok(Self {
             settings: file.settings.clone(),

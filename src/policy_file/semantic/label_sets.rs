@@ -16,17 +16,17 @@ enum AllowedValues<'a> {
     AllBut(BTreeSet<&'a str>),
 }
 
-/// By key; any other label may be anything.
+/// The allowed values of labels, by key; a label with another key may be anything.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct AllowedLabels<'a>(BTreeMap<&'a str, AllowedLabel<'a>>);
 
 impl<'a> AllowedLabels<'a> {
-    /// Of pods that meet `labels` and `matchExpressions`.
+    /// Labels of the pods that meet `labels` and `matchExpressions`.
     pub fn of_pods(matches: &'a Match) -> Self {
         Self::of(&matches.labels, &matches.match_expressions)
     }
 
-    /// Of namespaces.
+    /// Labels of the namespaces that the selector matches.
     pub(crate) fn of_namespaces(selector: &'a NamespaceSelector) -> Self {
         Self::of(&selector.match_labels, &selector.match_expressions)
     }
@@ -48,7 +48,7 @@ impl<'a> AllowedLabels<'a> {
         Self(all)
     }
 
-    /// Whether labels that meet `narrower` meet this as well, whatever they are.
+    /// Whether all labels that meet `narrower` meet this as well.
     pub fn hold(&self, narrower: &Self) -> bool {
         self.0.iter().all(|(key, wide)| match narrower.0.get(key) {
             Some(narrow) => wide.holds(narrow),

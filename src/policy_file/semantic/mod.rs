@@ -50,7 +50,7 @@ pub fn check(merged: &YamlNode, file: &file::PolicySpec, draft: &Draft) -> Vec<D
     found
 }
 
-/// Each is compared with each other; a cluster has a handful.
+/// The most tenants or node pools of a policy: each is compared with each other, and a cluster has a handful.
 const MOST_ENTRIES: usize = 1000;
 
 fn too_many(policy: Written<'_>, list: &str, what: &str) -> Option<Diagnostic> {
@@ -106,7 +106,7 @@ fn key(node: &YamlNode, field: &str) -> Span {
         .map_or_else(|| head(node), |(key, _)| key.span)
 }
 
-/// An entry is best identified by its name.
+/// The span of an entry's name, or of the whole entry if it has none.
 fn head(node: &YamlNode) -> Span {
     node.get("name").map_or(node.span, |name| name.span)
 }

@@ -54,7 +54,7 @@ fn takers(earlier: &[DraftClass], matches: &Match) -> Option<BTreeSet<usize>> {
         .collect()
 }
 
-/// Reported elsewhere.
+/// Whether no priority meets the condition; that is reported elsewhere.
 fn is_empty(matches: &Match) -> bool {
     matches
         .priority

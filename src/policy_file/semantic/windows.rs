@@ -11,7 +11,7 @@ use stowage_scheduling::policy::window::{DAY, DayRange};
 
 /// Minutes of a week.
 const WEEK: u32 = 7 * DAY as u32;
-/// Of one list. Each is compared with each other here, and looked at twice a second as long as the policy is in force.
+/// The most windows of one list: each is compared with each other here, and checked twice a second while the policy is in force.
 const MOST_WINDOWS: usize = 64;
 
 pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {

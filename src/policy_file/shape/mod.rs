@@ -17,7 +17,7 @@ use super::tree::YamlNode;
 use serde_json::Value as Json;
 use std::sync::LazyLock;
 
-/// What is allowed at one place.
+/// The values that the schema allows at one path of a document.
 #[derive(Debug, Clone)]
 pub enum SchemaShape {
     Fields(Vec<Field>),
@@ -27,7 +27,7 @@ pub enum SchemaShape {
         values: Box<SchemaShape>,
     },
     List(Box<SchemaShape>),
-    /// One of these.
+    /// A text that is one of these words.
     Words(Vec<String>),
     Text {
         format: Option<TextFormat>,
@@ -189,7 +189,7 @@ pub fn is_test(document: &YamlNode) -> bool {
     document.get("kind").and_then(YamlNode::text) == Some(KINDS[1])
 }
 
-/// The message for a document that is neither a policy nor its test cases, by its `kind`.
+/// The diagnostic for a document whose `kind` is neither a policy's nor a test's; `None` for one without a kind or with a known one.
 pub fn foreign_pod(document: &YamlNode) -> Option<Diagnostic> {
     let kind = document.get("kind")?;
     let text = kind.text().filter(|text| !KINDS.contains(text))?;

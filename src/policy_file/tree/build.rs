@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 pub enum Stop {
     /// For this document; the next one may be valid.
     Document(Box<Diagnostic>),
-    /// At all.
+    /// For the whole file.
     File(Box<Diagnostic>),
 }
 

@@ -27,7 +27,7 @@ pub struct Places {
     bounds: Vec<(u32, u32)>,
 }
 
-/// As [`written`], for many parts of one scalar.
+/// Maps the whole content of a scalar to its source, for many parts of it; [`source_range`] maps one.
 pub fn places(source: &str, text: &str) -> Option<Places> {
     let mut reader = QuoteReader::new(source);
     let offset = |at: usize| u32::try_from(at).unwrap_or(u32::MAX);

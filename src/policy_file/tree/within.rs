@@ -5,8 +5,8 @@ use super::super::source::{PolicySources, Span};
 use super::source_spans::places;
 use super::{Value, YamlNode, read};
 
-/// As [`read`](super::read()), of the text of the scalar at `outer`. Where the text cannot be laid beside what is written, every
-/// place is the whole scalar.
+/// Parses YAML in the text of the scalar at `outer`, as [`read`](super::read()) parses a file. Where the text cannot be laid beside
+/// its source, every span is that of the whole scalar.
 pub(crate) fn read_within(
     outer: Span,
     text: &str,
@@ -31,7 +31,7 @@ pub(crate) fn read_within(
     (documents, diagnostics)
 }
 
-/// Trees are no deeper than [`super::read::MAX_DEPTH`].
+/// Applies a function to every span of a tree. Recursive: trees are no deeper than [`super::read::MAX_DEPTH`].
 fn each_span(node: &mut YamlNode, moved: &impl Fn(&mut Span)) {
     moved(&mut node.span);
     match &mut node.value {

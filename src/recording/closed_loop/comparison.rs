@@ -28,7 +28,7 @@ pub struct Comparison<'d> {
     loops: Option<[ClosedLoop<'d>; 2]>,
 }
 
-/// What came of it.
+/// Comparison of the two loops.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicyComparison {
@@ -69,7 +69,7 @@ pub struct LoopFigures {
     pub returned: u64,
     /// Pods that wait at the end count with their wait so far.
     pub waits: Waits,
-    /// Of allocatable VRAM, in percent, on average.
+    /// Average allocated share of allocatable VRAM, in per cent.
     pub allocated_percent: Option<f64>,
     /// Free VRAM that pods like the latest cannot use, in bytes.
     pub stranded: Bytes,
@@ -78,7 +78,7 @@ pub struct LoopFigures {
     pub samples: Vec<LoopSample>,
 }
 
-/// From the first filter, or from the planner's first sight of a gated pod, to the Binding.
+/// Waiting times: from the first filter, or from when the planner first sees a gated pod, to the Binding.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Waits {
     pub mean: Millis,
@@ -90,18 +90,18 @@ pub struct Waits {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PodComparison {
     pub pod: String,
-    /// What the recording itself has.
+    /// Placement in the recording itself.
     pub recording: PodPlace,
     pub recorded: PodPlace,
     pub other: PodPlace,
 }
 
-/// Where a pod went first; nothing if it had no place by the end.
+/// First placement of a pod; empty if it had none by the end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PodPlace {
     pub node: Option<NodeName>,
     pub gpus: Vec<GpuUuid>,
-    /// Until it was bound, or until the end.
+    /// Time until it was bound, or until the end.
     pub waited: Millis,
     pub evictions: u64,
 }
@@ -118,7 +118,7 @@ impl<'d> Comparison<'d> {
         }
     }
 
-    /// Takes in the next part. Answers whether the recording goes on without a gap.
+    /// Takes in the next part. Returns whether the recording continues without a gap.
     pub fn step(&mut self, part: &Part) -> Result<bool, LoadError> {
         match part {
             Part::Segment(header) => self.segment = Some(header.clone()),
@@ -166,7 +166,7 @@ impl<'d> Comparison<'d> {
         calendar(self.segment.as_ref(), now)
     }
 
-    /// `None` if the recording has no checkpoint.
+    /// Ends both loops and compares them; `None` if the recording has no checkpoint.
     pub fn finish(mut self) -> Option<PolicyComparison> {
         let at = self.calendar(self.demand.ended);
         let mut loops = self.loops.take()?;
@@ -201,7 +201,7 @@ impl<'d> Comparison<'d> {
     }
 }
 
-/// A moment of the recorded clock, by the wall clock of the machine that recorded.
+/// Wall time, by the clock of the recording machine, of a moment of the recorded clock.
 fn calendar(segment: Option<&SegmentHeader>, now: Moment) -> Timestamp {
     let at = segment.map_or(0, |header| {
         let since = i64::try_from(now.0)

@@ -33,8 +33,8 @@ pub struct RecordedDemand {
     next: u64,
     /// Pods that were evicted and not replaced yet, by their owners.
     unreplaced: BTreeMap<OwnerUid, Vec<PodUid>>,
-    /// What kube-scheduler's filters see of a pod that is not among the pods: if it asks for GPUs, the next input shows it. Other
-    /// pods are not in the ledger, and are the world's.
+    /// Filter observation of a pod that is not recorded yet: if it requests GPUs, the next input shows the pod. Other pods are not in
+    /// the ledger and are played as recorded.
     unknown: Option<FilterPodObserved>,
 }
 
@@ -43,30 +43,30 @@ pub struct RecordedDemand {
 pub struct RecordedPod {
     pub key: PodKey,
     pub demand: Demand,
-    /// It is in the first checkpoint.
+    /// Whether it is in the first checkpoint.
     pub is_known: bool,
     pub arrived: Moment,
-    /// What kept it from the scheduler, from when on.
+    /// Scheduling gates, each with the moment from which it held the pod back.
     pub gates: Vec<(Moment, SchedulingGate)>,
-    /// When kube-scheduler first asked about it, and when it last did before it was bound.
+    /// First filter request for the pod; the next field is the last one before it was bound.
     pub asked: Option<Moment>,
     last_asked: Moment,
     /// The number of the input that showed it first.
     pub number: u64,
-    /// What it requires of its node; `None` if no watch showed that.
+    /// Requirements that kube-scheduler's filters check; `None` if no watch showed them.
     pub wants: Option<Requirements>,
     pub footprint: Option<NodeFootprint>,
     pub successor: Option<Requirements>,
     pub disruption: ObservedDisruptionInfo,
     pub grace: Millis,
     pub bound: Option<RecordedBinding>,
-    /// What it showed once it was bound.
+    /// Updates observed once it was bound.
     pub shows: Vec<(Moment, Show)>,
     pub was_evicted: bool,
-    /// When it was first seen being deleted.
+    /// When its deletion was first observed.
     leaving: Option<Moment>,
     pub gone: Option<Moment>,
-    /// The pod that its owner made in its place after an eviction, and whether it is one.
+    /// Pod that its owner made in its place after an eviction; `is_replacement` marks that pod.
     pub replaced_by: Option<PodUid>,
     pub is_replacement: bool,
 }
@@ -78,7 +78,7 @@ pub struct RecordedBinding {
     pub devices: Option<Arc<[GpuUuid]>>,
 }
 
-/// A bound pod, shown.
+/// Update of a bound pod.
 #[derive(Debug)]
 pub enum Show {
     Pod {
@@ -90,7 +90,7 @@ pub enum Show {
 }
 
 impl RecordedDemand {
-    /// Takes in the next part. Answers whether the recording goes on without a gap.
+    /// Takes in the next part. Returns whether the recording continues without a gap.
     pub fn note(&mut self, part: &Part) -> Result<bool, LoadError> {
         match part {
             Part::Entry(Entry::Checkpoint(checkpoint)) if !self.has_begun => {
@@ -243,7 +243,7 @@ impl RecordedDemand {
         }
     }
 
-    /// The pod of this owner that was evicted first is replaced by the one that comes now.
+    /// Marks the pod as the replacement of the pod of this owner that was evicted first.
     fn replace(&mut self, owner: &OwnerUid, by: &PodUid) {
         let Some(unreplaced) = self
             .unreplaced
@@ -312,7 +312,7 @@ impl RecordedDemand {
             .for_each(|pod| _ = pod.gone.get_or_insert(now));
     }
 
-    /// How long pods that are evicted take to leave: half of those in the recording took less. `None` if it has none.
+    /// Median time from deletion until an evicted pod was gone; `None` if the recording has no eviction.
     pub(crate) fn usual_leave(&self) -> Option<Millis> {
         let mut took: Vec<Millis> = self
             .pods
@@ -324,7 +324,7 @@ impl RecordedDemand {
         took.get(took.len() / 2).copied()
     }
 
-    /// For how long a pod runs in all, over the pods that replaced it; `None` if its end is not in the recording, or was an
+    /// How long a pod runs in all, including the pods that replaced it; `None` if its end is not in the recording, or was an
     /// eviction.
     pub fn work(&self, uid: &PodUid) -> Option<Millis> {
         let (mut work, mut next) = (Millis::default(), Some(uid));
@@ -367,7 +367,7 @@ impl RecordedPod {
         }
     }
 
-    /// The planner lifts its gate by itself: then the pod has come no further than its decision.
+    /// Records a gate. The planner removes its gate by itself: that is the planner's decision, not the demand, and is not recorded.
     fn observe_gate(&mut self, now: Moment, gate: SchedulingGate) {
         let is_lifted =
             |last: SchedulingGate| last == SchedulingGate::Planned && gate == SchedulingGate::Open;
@@ -412,7 +412,7 @@ impl RecordedPod {
         }
     }
 
-    /// From kube-scheduler's question to the Binding; nothing if the recording does not show both.
+    /// Delay from kube-scheduler's last filter request to the Binding; zero if the recording does not show both.
     pub(crate) fn bind_delay(&self) -> Millis {
         let asked = self.asked.map(|_| self.last_asked);
         asked
@@ -420,25 +420,25 @@ impl RecordedPod {
             .map_or(Millis::default(), |(asked, bound)| bound.at.since(asked))
     }
 
-    /// From its deletion until it was gone.
+    /// Time from its deletion until it was gone.
     pub(crate) fn took_to_leave(&self) -> Option<Millis> {
         Some(self.gone?.since(self.leaving?))
     }
 
-    /// Another scheduler bound it, or a kubelet runs it from a file: Stowage was never asked.
+    /// Whether another scheduler bound it, or a kubelet runs it from a file: Stowage was never asked.
     pub(crate) fn is_foreign(&self) -> bool {
         let is_planned = |(_, gate): &(Moment, SchedulingGate)| *gate == SchedulingGate::Planned;
         !self.is_known && self.asked.is_none() && !self.gates.iter().any(is_planned)
     }
 
-    /// Its place when the recording begins.
+    /// Its binding when the recording begins.
     pub(crate) fn initial_place(&self, began: Moment) -> Option<&RecordedBinding> {
         self.bound
             .as_ref()
             .filter(|bound| self.is_known && bound.at == began && self.gates.is_empty())
     }
 
-    /// Its engine's start shows in the recording, or nothing does that comes after its binding.
+    /// Whether the recording shows its engine's start, or shows nothing after its binding.
     pub fn starts(&self) -> bool {
         let starting = |(_, show): &(Moment, Show)| {
             matches!(
@@ -465,7 +465,7 @@ fn binding(state: &PodState, at: Moment) -> Option<RecordedBinding> {
     })
 }
 
-/// Moments that come of wall clocks waver.
+/// Whether two checkpoints are within two seconds: moments derived from wall clocks waver.
 fn is_near(one: Saved, other: Saved) -> bool {
     match (one, other) {
         (Saved::Never, Saved::Never) => true,

@@ -5,17 +5,17 @@ use stowage_policy_file::windows::TimeZones;
 use stowage_policy_file::with_digest;
 use stowage_scheduling::policy::{Mode, PackingPolicy, Policy};
 
-/// By which policy a loop decides.
+/// Policy by which a loop decides: the recorded one, with what replaces it.
 #[derive(Debug, Clone, Default)]
 pub struct LoopPolicy {
-    /// Instead of the recorded one.
+    /// Policy that replaces the recorded one.
     pub given: Option<Policy>,
-    /// Instead of what the policy says.
+    /// Packing policy that replaces the policy's own.
     pub packing: Option<PackingPolicy>,
 }
 
 impl LoopPolicy {
-    /// The policy that the loop decides by when `recorded` is in force, at a time.
+    /// Policy in force in the loop at a wall time when `recorded` is the recorded one.
     pub fn when(&self, recorded: &Policy, zones: &mut TimeZones, at: Timestamp) -> Policy {
         let mut policy = match &self.given {
             Some(given) => {

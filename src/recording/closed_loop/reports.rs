@@ -15,17 +15,17 @@ use stowage_scheduling::vocabulary::node_reading::{
 #[derive(Debug)]
 pub(crate) struct RecordedLoads<'d> {
     demand: &'d RecordedDemand,
-    /// The pods that were ever on a node.
+    /// Recorded pods by node, over the whole recording.
     on_node: BTreeMap<&'d NodeName, Vec<&'d PodUid>>,
     pods: BTreeMap<&'d PodUid, RecordedLoad>,
 }
 
-/// Of one pod.
+/// Latest reported load of one recorded pod.
 #[derive(Debug, Default)]
 pub(crate) struct RecordedLoad {
-    /// Of what its processes use, the most on one GPU; `None` if no agent said.
+    /// Maximum VRAM of its processes on one GPU, in bytes; `None` if no agent reported it.
     used: Option<Bytes>,
-    /// `None` as long as it was not alone on its GPU.
+    /// Load of its engine; `None` as long as it shared its GPU.
     engine_load: Option<EngineLoad>,
     in_flight: Option<u32>,
     sleep: Option<SleepState>,
@@ -35,7 +35,7 @@ pub(crate) struct RecordedLoad {
 #[derive(Debug)]
 pub struct Resident<'l> {
     pub uid: &'l PodUid,
-    /// The recorded pod whose life it has.
+    /// UID of the recorded pod that it replays.
     pub recorded: &'l PodUid,
     pub devices: &'l [GpuUuid],
 }
@@ -55,7 +55,7 @@ impl<'d> RecordedLoads<'d> {
         }
     }
 
-    /// A report came.
+    /// Records the loads of a report.
     pub fn note(&mut self, now: Moment, node: &NodeName, reading: &NodeReading) {
         let mut loads: BTreeMap<&'d PodUid, RecordedLoad> = BTreeMap::new();
         for gpu in &reading.gpus {
@@ -88,7 +88,7 @@ impl<'d> RecordedLoads<'d> {
             .collect()
     }
 
-    /// The report as it would have been with these pods on the node.
+    /// The reading as it would have been with these pods on the node.
     pub fn reading(
         &self,
         now: Moment,

@@ -13,9 +13,9 @@ use stowage_scheduling::verbs::binding::{BindingAnswer, BindingAnswered, Binding
 use stowage_scheduling::verbs::tick::PackingModelLearned;
 use stowage_scheduling::vocabulary::node::Node;
 
-/// The service ticks this often in a round. What follows from a write follows in a later tick.
+/// Number of ticks in a round of one second, as in the service. What follows from a write follows in a later tick.
 const TICKS_OF_ROUND: usize = 5;
-/// A soft reservation lasts no longer: a Binding that took more was about more than this question.
+/// Longest delay until a Binding, the life of a soft reservation: one that took longer was not only about this request.
 const LONGEST_DELAY: Millis = Millis::seconds(2);
 
 impl ClosedLoop<'_> {
@@ -32,7 +32,7 @@ impl ClosedLoop<'_> {
         }
     }
 
-    /// The pod is bound there, or goes back to kube-scheduler's queue.
+    /// Binds the pod to the node, or returns it to kube-scheduler's queue.
     pub(super) fn take_offer(&mut self, uid: &PodUid, node: &NodeName) {
         let waits = self.pods.get(uid).is_some_and(|pod| pod.place.is_none());
         if waits && !self.bind(uid, node) {
@@ -40,7 +40,7 @@ impl ClosedLoop<'_> {
         }
     }
 
-    /// What is done in a second: what is due, the planner's runs and what follows from them, and learning.
+    /// One second of the service: due events, the planner's runs with what follows from them, and learning.
     pub(super) fn round(&mut self) {
         let now = self.now();
         for _ in 0..TICKS_OF_ROUND {
@@ -58,7 +58,7 @@ impl ClosedLoop<'_> {
         }
     }
 
-    /// Each write lands at once. Answers whether there was one.
+    /// Commits all pending writes at once. Returns whether there was one.
     fn carry_out(&mut self) -> bool {
         let (now, mut is_written) = (self.now(), false);
         while let Some(write) = self.control_loop.next_write(now) {
@@ -69,7 +69,7 @@ impl ClosedLoop<'_> {
         is_written
     }
 
-    /// What the API server and kube-scheduler make of a write.
+    /// Effects of a write on the API server and kube-scheduler.
     fn land(&mut self, write: &PodWrite) {
         match write {
             PodWrite::Status {
@@ -106,7 +106,7 @@ impl ClosedLoop<'_> {
         }
     }
 
-    /// kube-scheduler tries a pod again: on the node to which it is nominated, and else on any.
+    /// Schedules a pod again: on the node to which it is nominated, or else on any.
     fn retry(&mut self, uid: &PodUid) {
         let nominated = self.pods.get(uid).and_then(|pod| pod.nominated.clone());
         if !nominated.is_some_and(|node| self.bind(uid, &node)) {
@@ -141,7 +141,7 @@ impl ClosedLoop<'_> {
         cluster.best_node(request, names.into_iter(), &mut self.scores)
     }
 
-    /// Whether the pod gets GPUs there: then its Binding is written.
+    /// Allocates GPUs on the node and writes the Binding. Returns whether there were enough.
     fn bind(&mut self, uid: &PodUid, node: &NodeName) -> bool {
         let cluster = &mut self.control_loop.books;
         let Some(decision) = cluster.allocate(uid, node) else {

@@ -30,27 +30,27 @@ use stowage_scheduling::vocabulary::demand::Demand;
 use stowage_scheduling::vocabulary::disruption_info::{ObservedDisruptionInfo, PodDeletion};
 use stowage_scheduling::vocabulary::node_reading::NodeReading;
 
-/// Between two rounds of the planner.
+/// Interval between two rounds of the planner, one second as in the service.
 pub const ROUND: Millis = Millis::seconds(1);
-/// The least time between two samples of what VRAM is worth, and how many samples a recording has at most but for the last.
+/// Minimum interval between two samples of the VRAM figures, and the maximum number of samples but for the last.
 const SAMPLES: (Millis, u64) = (Millis::seconds(1), 400);
-/// Between two looks at the calendar: windows open and close with a minute.
+/// Interval between two checks of the policy windows: they open and close on the minute, so a second is close enough.
 const WINDOWS: Millis = Millis::seconds(1);
-/// How long an owner takes to make a pod in the place of one that is gone.
+/// Delay until an owner has made a pod in the place of one that is gone.
 const OWNER_DELAY: Millis = Millis::seconds(1);
 /// A demand of no policy's version is classified when it is observed.
 const UNCLASSIFIED: u64 = u64::MAX;
 
-/// What happens in a loop by itself.
+/// Event of a loop that follows from no recorded input.
 #[derive(Debug)]
 pub(super) enum Event {
     Arrives(PodUid),
     Gated(PodUid, SchedulingGate),
-    /// kube-scheduler asks about it.
+    /// kube-scheduler begins to schedule the pod.
     Asks(PodUid),
     /// kube-scheduler binds it to the node that it was offered.
     Binds(PodUid, NodeName),
-    /// What was recorded of it at this place among its shows.
+    /// A recorded update of the bound pod is observed, by index.
     Shows(PodUid, usize),
     /// It ends by itself.
     Ends(PodUid),
@@ -63,18 +63,18 @@ pub(super) enum Event {
 /// A pod of a loop.
 #[derive(Debug)]
 pub(super) struct LoopPod<'d> {
-    /// The recorded pod whose life it has.
+    /// UID of the recorded pod that it replays.
     pub root: &'d PodUid,
     pub recorded: &'d RecordedPod,
     /// How often it has come back after an eviction.
     returns: u32,
-    /// Since when it waits; `None` before kube-scheduler, or the planner, sees it.
+    /// When it began to wait; `None` before kube-scheduler, or the planner, sees it.
     pub came: Option<Moment>,
     pub gate: SchedulingGate,
     pub nominated: Option<NodeName>,
     pub place: Option<LoopPlace>,
     is_leaving: bool,
-    /// For how long pods before it ran.
+    /// How long its predecessors ran, in milliseconds.
     ran_before: Millis,
 }
 
@@ -93,7 +93,7 @@ pub(crate) struct ClosedLoop<'d> {
     pub(super) pods: BTreeMap<PodUid, LoopPod<'d>>,
     pub(super) scores: ScoreCache,
     demand: &'d RecordedDemand,
-    /// How long pods that are evicted take to leave.
+    /// Median time from an eviction until the pod is gone.
     usual_leave: Option<Millis>,
     rule: LoopPolicy,
     recorded_policy: Policy,
@@ -101,7 +101,7 @@ pub(crate) struct ClosedLoop<'d> {
     events: BTreeMap<(Moment, u64), Event>,
     numbered: u64,
     on_node: BTreeMap<NodeName, BTreeSet<PodUid>>,
-    /// When the windows of the policy are looked at next.
+    /// When the windows of the policy are checked next.
     windows_at: Moment,
 }
 
@@ -148,7 +148,7 @@ impl<'d> ClosedLoop<'d> {
         self.control_loop.books.ledger().now()
     }
 
-    /// What happens before `now` happens, each at its time. `at` is `now` by the calendar.
+    /// Handles all events before `now`, each at its time. `at` is the wall time of `now`.
     pub fn advance(&mut self, now: Moment, at: Timestamp) {
         while let Some(first) = self
             .events
@@ -201,7 +201,7 @@ impl<'d> ClosedLoop<'d> {
             .count()
     }
 
-    /// A recorded input that follows from no decision comes in as it is.
+    /// Applies a recorded input that follows from no decision as it is.
     pub fn input(&mut self, input: &Input, at: Timestamp) {
         let is_worlds = match input {
             Input::PolicySet(set) => {
@@ -228,7 +228,7 @@ impl<'d> ClosedLoop<'d> {
         }
     }
 
-    /// A node's agent reports, of the pods that are there in this loop.
+    /// Applies a report of a node, adapted to the pods that are there in this loop.
     pub fn read(&mut self, node: &NodeName, recorded: &NodeReading, loads: &RecordedLoads<'_>) {
         let here = self.on_node.get(node).into_iter().flatten();
         let residents: Vec<Resident<'_>> = here
@@ -268,7 +268,7 @@ impl<'d> ClosedLoop<'d> {
         }
     }
 
-    /// What the recording says of a pod will happen.
+    /// Adds a recorded pod and schedules what the recording says of it.
     fn expect(&mut self, uid: &'d PodUid, recorded: &'d RecordedPod) {
         let pod = LoopPod {
             root: uid,
@@ -389,7 +389,7 @@ impl<'d> ClosedLoop<'d> {
         }
     }
 
-    /// The watch shows the pod, without a node.
+    /// Feeds the waiting pod to the ledger as the watch would.
     pub(super) fn show_waiting(&mut self, uid: &PodUid) {
         let Some(pod) = self.pods.get(uid).filter(|pod| pod.place.is_none()) else {
             return;
@@ -468,7 +468,7 @@ impl<'d> ClosedLoop<'d> {
         }
     }
 
-    /// The watch shows the bound pod.
+    /// Feeds the bound pod to the ledger as the watch would.
     fn show_bound(&mut self, uid: &PodUid, is_starting: bool, leaving: Option<PodDeletion>) {
         let Some(pod) = self.pods.get(uid) else {
             return;

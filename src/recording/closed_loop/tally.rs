@@ -8,12 +8,12 @@ use stowage_scheduling::ids::PodUid;
 use stowage_scheduling::units::{Bytes, Millis, Moment};
 use stowage_scheduling::verbs::Cluster;
 
-/// Of one loop.
+/// Counters of one loop.
 #[derive(Debug, Default)]
 pub struct Tally {
-    /// By the recorded pod; what became of it first.
+    /// First placement of each pod, by the UID of the recorded pod.
     pub pods: BTreeMap<PodUid, FirstPlacement>,
-    /// Of every pod that waited, those that came back after an eviction too, until it was bound.
+    /// Waiting times of all pods until they were bound, including those that came back after an eviction.
     pub waits: Vec<Millis>,
     /// Pods that came back after an eviction.
     pub returned: u64,
@@ -22,11 +22,11 @@ pub struct Tally {
     pub samples: Vec<LoopSample>,
 }
 
-/// A loop at one time.
+/// VRAM and waiting pods of a loop at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LoopSample {
-    /// Since the recording began.
+    /// Time since the recording began.
     pub after: Millis,
     pub capacity: Bytes,
     pub allocated: Bytes,
@@ -57,7 +57,7 @@ impl Tally {
         });
     }
 
-    /// Of allocatable VRAM, the part that was allocated on average, in percent; `None` of a cluster without GPUs.
+    /// Average allocated share of allocatable VRAM, in per cent; `None` for a cluster without GPUs.
     pub fn allocated_percent(&self) -> Option<f64> {
         let [allocated, capacity] = [
             self.sum(|sample| sample.allocated),

@@ -1,12 +1,12 @@
 //! A copy of a recording in which names are replaced by pseudonyms, and which replays as the original does: nothing in it is
 //! decided again.
 //!
-//! It is read twice. [`NamesSeen`] collects every text that may be a name ([`serializer`]); [`Pseudonyms`] gives each of them one
-//! of its own, in the same order ([`order`]), and writes the copy. Policies are rewritten ([`mod@policy`]): their patterns and
-//! expressions cannot be asked of pseudonyms.
+//! It is read twice. [`NameCollector`] collects every text that may be a name ([`serializer`]); [`Pseudonyms`] gives each of them
+//! one of its own, in the same order ([`order`]), and writes the copy. Policies are rewritten ([`mod@policy`]): their patterns and
+//! expressions cannot be evaluated for pseudonyms.
 //!
-//! What stays: times, amounts, counts, priorities, settings of the policy, models of GPUs, the words that [`order::stays`] lists,
-//! and keys of labels, taints and resources that Kubernetes and its known extensions define ([`order::is_known_key`]).
+//! What stays: times, amounts, counts, priorities, settings of the policy, models of GPUs, the words for which [`order::is_kept`]
+//! holds, and keys of labels, taints and resources that Kubernetes and its known extensions define ([`order::is_known_key`]).
 
 mod order;
 mod policy;
@@ -28,32 +28,32 @@ use stowage_scheduling::policy::{Expression, ExpressionPod, PolicyError};
 use stowage_scheduling::verbs::Input;
 use stowage_scheduling::vocabulary::classification::PodTraits;
 
-/// Text that is written at once.
+/// Pending text, in bytes, at which a frame is written.
 const FRAME_TEXT: usize = 256 << 10;
-/// The key of the label that says that an expression holds, before its number.
+/// Prefix of the label that marks pods for which an expression holds; the number of the expression follows.
 const EXPRESSION: &str = "stowage.dev/expression-";
-/// What stands for a name of the second reading that was not there in the first: the recording was changed meanwhile.
+/// Pseudonym of a name that the first pass did not find: the recording was changed meanwhile.
 const UNSEEN: &str = "unseen";
 
-/// The names of a recording. Read all of its parts before it is written.
+/// Collector of the names of a recording. Read all parts with it before the first is written.
 #[derive(Debug, Default)]
 pub struct NamesSeen(RefCell<Seen>);
 
 #[derive(Debug, Default)]
 struct Seen {
     texts: BTreeSet<Box<str>>,
-    /// Keys of labels, taints and resources that are left as they are.
+    /// Keys of labels, taints and resources that stay as they are.
     keys: BTreeSet<Box<str>>,
-    /// Those and the others.
+    /// All keys, including those that are replaced.
     all_keys: BTreeSet<Box<str>>,
     images: BTreeSet<u64>,
-    /// Of pods.
+    /// Namespaces of pods.
     namespaces: BTreeSet<String>,
-    /// Of policies, by their texts.
+    /// CEL expressions of policies, by their texts.
     expressions: BTreeMap<String, Expression>,
 }
 
-/// What stands for each name.
+/// Pseudonym of each name.
 #[derive(Debug)]
 pub struct Pseudonyms {
     names: FxHashMap<Box<str>, Box<str>>,
@@ -61,7 +61,7 @@ pub struct Pseudonyms {
     all_keys: BTreeSet<Box<str>>,
     images: FxHashMap<u64, u64>,
     namespaces: BTreeSet<String>,
-    /// Each with the key of its label.
+    /// Expressions by their texts, each with the key of its label.
     expressions: BTreeMap<String, (String, Expression)>,
 }
 
@@ -77,7 +77,7 @@ pub enum RedactionError {
 }
 
 impl NamesSeen {
-    /// Notes what is in a part of the recording, up to its last whole entry.
+    /// Collects the names of one part of the recording, up to its last whole entry.
     pub fn read(&mut self, recording: impl Read) -> Result<(), RedactionError> {
         let mut reader = Reader::new(recording);
         while let Some(part) = next_whole(&mut reader)? {
@@ -116,7 +116,7 @@ impl NamesSeen {
 }
 
 impl Pseudonyms {
-    /// Writes a part of the recording, by other names, up to its last whole entry.
+    /// Writes the redacted copy of one part of the recording, up to its last whole entry.
     pub fn write(&self, recording: impl Read, out: &mut dyn Write) -> Result<(), RedactionError> {
         let mut reader = Reader::new(recording);
         let mut header = None;
@@ -134,7 +134,7 @@ impl Pseudonyms {
         Ok(())
     }
 
-    /// Answers the header of the next segment.
+    /// Writes the lines of one segment. Returns the header of the next one.
     fn write_segment(
         &self,
         first: Box<Line>,
@@ -157,7 +157,7 @@ impl Pseudonyms {
     }
 }
 
-/// The next part as it is written, up to the first that is not whole: as a bundle has it.
+/// Next part as it is stored; `None` from the first incomplete one on, as in a bundle.
 fn next_whole(reader: &mut Reader<impl Read>) -> Result<Option<RawPart>, ReadError> {
     match reader.next_line() {
         Err(
@@ -171,7 +171,7 @@ fn next_whole(reader: &mut Reader<impl Read>) -> Result<Option<RawPart>, ReadErr
     }
 }
 
-/// The entry with its policy by other names, if it has one.
+/// The line with its policy redacted, if it has one.
 fn with_policy(line: Line, names: &dyn PolicyNames) -> Result<Line, PolicyError> {
     Ok(match line {
         Line::Checkpoint(mut checkpoint) => {
@@ -291,7 +291,7 @@ impl PolicyNames for Pseudonyms {
         Some(label.unwrap_or_else(|| format!("{EXPRESSION}{UNSEEN}")))
     }
 
-    /// Patterns still, because a name counts before any of them.
+    /// Each pseudonym stays a pattern (`name*`), because an exact name would take precedence over other patterns.
     fn pattern(&self, pattern: &str) -> Vec<String> {
         let taken = self
             .namespaces

@@ -21,7 +21,7 @@ const WORDS: [&str; 12] = [
     "metadata.name",
     "true",
 ];
-/// Who makes the keys that begin so, of labels, taints and resources: `topology.kubernetes.io/zone`.
+/// Domains whose keys of labels, taints and resources are public: `topology.kubernetes.io/zone`.
 const DOMAINS: [&str; 5] = [
     "k8s.io",
     "karpenter.sh",
@@ -30,14 +30,14 @@ const DOMAINS: [&str; 5] = [
     "stowage.dev",
 ];
 const HUGE_PAGES: &str = "hugepages-";
-/// MIG slices are called so, and a device that its node does not list counts otherwise if it is one.
+/// Prefix of the UUIDs of MIG slices, which count in another way than GPUs if their node does not list them.
 const SLICE: &str = "MIG-";
-/// Greater than the pseudonyms of all slices.
+/// A text that sorts after the pseudonyms of all MIG slices.
 const BEYOND_SLICES: &str = "MJ";
-/// GPUs of which only the place on their node is known are called so.
+/// Prefix of GPUs of which only the index on their node is known.
 const INDEX: &str = "index-";
 
-/// Whether a text is left as it is wherever it stands: a word of [`WORDS`], or a whole number, which rules compare.
+/// Whether a text is kept wherever it stands: a word of [`KEPT_WORDS`], or a whole number, which rules compare.
 pub fn stays(text: &str) -> bool {
     let is_number = |text: &str| text.parse::<i64>().is_ok();
     WORDS.contains(&text)
@@ -48,8 +48,8 @@ pub fn stays(text: &str) -> bool {
             .is_some_and(|size| Bytes::parse_quantity(size).is_ok())
 }
 
-/// Whether a key of a label, taint or resource is left as it is: it is one of [`DOMAINS`]. A name may look the same: a model may
-/// be called after the registry that it comes from.
+/// Whether a key of a label, taint or resource is kept: its domain is one of [`KNOWN_KEY_DOMAINS`]. A name may look the same: a
+/// model may be named after its registry.
 pub(crate) fn is_known_key(key: &str) -> bool {
     key.split_once('/').is_some_and(|(domain, _)| {
         DOMAINS.iter().any(|known| {
@@ -60,8 +60,7 @@ pub(crate) fn is_known_key(key: &str) -> bool {
     })
 }
 
-/// What stands for each of these texts that neither stays nor is among `keys`, which are left as they are. Of any two texts, what
-/// is written for the lesser is the lesser.
+/// Pseudonyms of all texts that are neither kept words nor among `keys`. They sort as the texts do.
 pub fn pseudonyms(
     texts: &BTreeSet<Box<str>>,
     keys: &BTreeSet<Box<str>>,
@@ -104,7 +103,7 @@ pub fn pseudonyms(
     pseudonyms
 }
 
-/// A text that sorts between two others, and with it everything that begins so.
+/// Prefix that sorts between two texts, together with everything that begins with it.
 fn between(above: &str, below: Option<&str>) -> String {
     let fits = |text: &String| {
         text.as_str() > above

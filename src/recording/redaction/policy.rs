@@ -9,24 +9,24 @@ use stowage_scheduling::policy::{
     Pool, SpareRule, Tenant,
 };
 
-/// What a policy asks beside names.
+/// Replacement of the names and conditions of a policy.
 pub(crate) trait PolicyNames: Names {
-    /// The label that a pod has, as `true`, for which the expression holds; `None` leaves the expression.
+    /// Label, with the value `true`, of the pods for which the expression holds; `None` keeps the expression.
     fn expression(&self, expression: &Expression) -> Option<String>;
 
-    /// The patterns that take, together, the pseudonyms of the namespaces that this pattern takes.
+    /// Patterns that together match the pseudonyms of the namespaces that this pattern matches.
     fn pattern(&self, pattern: &str) -> Vec<String>;
 
-    /// What stands for the extended resources that this pattern takes.
+    /// Pseudonyms of the extended resources that this pattern matches.
     fn resources(&self, pattern: &str) -> Vec<String>;
 }
 
-/// A name of no namespace.
+/// A name that no namespace has.
 const NO_NAMESPACE: &str = "-";
 /// The value of a label that stands for an expression that holds.
 pub(crate) const HOLDS: &str = "true";
 
-/// The same policy by other names. Its version and digest stay, and its windows.
+/// The policy with pseudonyms. Its version, digest and windows stay.
 pub fn redacted(policy: &Policy, names: &dyn PolicyNames) -> Result<Policy, PolicyError> {
     let by = Renaming { names };
     let mut renamed = Policy::default();
@@ -126,7 +126,7 @@ impl Renaming<'_> {
         })
     }
 
-    /// Where no namespaces at all mean any.
+    /// Pseudonyms of namespaces, for a list that means "any" when it is empty.
     fn narrowed(&self, namespaces: &[String]) -> Vec<String> {
         let renamed = self.namespaces(namespaces);
         match renamed.is_empty() && !namespaces.is_empty() {

@@ -11,21 +11,21 @@ use serde_json::{Map, Value};
 use std::borrow::Cow;
 use stowage_scheduling::vocabulary::classification::PodTraits;
 
-/// What becomes of what may be a name.
+/// Treatment of texts that may be names: they are collected, or replaced.
 pub trait Names {
     fn name<'t>(&'t self, name: &'t str) -> Cow<'t, str>;
 
     /// A key of a label, taint or resource.
     fn key<'t>(&'t self, key: &'t str) -> Cow<'t, str>;
 
-    /// An image is the hash of its name.
+    /// Replaces the hash of an image name.
     fn image(&self, image: u64) -> u64;
 
-    /// What policies may look at of a pod, before its names are replaced.
+    /// Sees the traits of a pod that policies may match, before its names are replaced.
     fn pod(&self, traits: PodTraits) -> PodTraits;
 }
 
-/// What texts, or numbers, are at a place of an entry.
+/// Kind of the texts, or numbers, at one position of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     Name,
@@ -33,14 +33,14 @@ enum Place {
     Key,
     /// `namespace/name`.
     NameInNamespace,
-    /// No name of a cluster's owner.
+    /// Text that is no name, and stays.
     Kept,
     Image,
     /// Traits that have been through [`Names::pod`].
     SeenPod,
 }
 
-/// A key of a map is one, unless it is a name of another type; so are these fields, and texts of this type.
+/// Type whose texts are keys. Keys of maps and the fields below are keys, too.
 const KEY_TYPE: &str = "PluginResource";
 const KEY_FIELDS: [(&str, &str); 7] = [
     ("Amounts", "others"),
@@ -53,7 +53,7 @@ const KEY_FIELDS: [(&str, &str); 7] = [
 ];
 /// Types whose texts are no names.
 const KEPT_TYPES: [&str; 4] = ["ClassSet", "GpuModel", "GpuSet", "GpuWish"];
-/// Fields whose texts are none: codes of this program, and policies, which are redacted as such.
+/// Fields whose texts are no names: codes of this program, and policies, which are redacted on their own.
 const KEPT_FIELDS: [(&str, &str); 5] = [
     ("ClusterState", "policy"),
     ("PolicySet", "policy"),
@@ -61,7 +61,7 @@ const KEPT_FIELDS: [(&str, &str); 5] = [
     ("KeptAnswer", "narrow"),
     ("KeptBind", "why"),
 ];
-/// Fields with names of objects in namespaces as one text.
+/// Fields with `namespace/name` in one text.
 const IN_NAMESPACES: [(&str, &str); 3] = [
     ("StorageObserved", "name"),
     ("StorageDeleted", "name"),
@@ -102,7 +102,7 @@ struct RedactingSerializer<'a, S> {
     place: Place,
 }
 
-/// Elements, keys and values: each is what the whole is.
+/// Serializer of elements, keys and values, all of the same kind.
 struct RedactingParts<'a, C> {
     inner: C,
     names: &'a dyn Names,

@@ -3,10 +3,10 @@
 use serde_json::Value;
 use stowage_scheduling::verbs::ClusterState;
 
-/// Of a value's text: enough to recognize it.
+/// Maximum length of a value's text in a message, in bytes: enough to recognize it.
 const SHOWN: usize = 400;
 
-/// The place of the first difference, as a JSON pointer, and what either has there.
+/// First difference: a JSON pointer, and the value that each state has there.
 pub(crate) fn first_difference(
     one: &ClusterState,
     other: &ClusterState,

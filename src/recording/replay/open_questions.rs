@@ -13,13 +13,13 @@ use stowage_scheduling::verbs::preempt_device_plugin::NarrowedCandidates;
 use stowage_scheduling::verbs::prioritize::prioritize;
 use stowage_scheduling::verbs::request::DecisionView;
 
-/// More requests are never in progress at once. A question that stays unanswered, because its client went, is forgotten when so
-/// many came after it.
+/// Maximum number of pending decisions, more than requests are ever in progress at once. The oldest is dropped beyond it: its
+/// client may have gone.
 const KEPT: usize = 4096;
 
 #[derive(Debug, Default)]
 pub(crate) struct OpenQuestions {
-    /// By the input's number.
+    /// Pending decisions by the number of their input.
     open: BTreeMap<u64, Unanswered>,
     scores: ScoreCache,
 }
@@ -31,7 +31,7 @@ struct Unanswered {
     question: OpenQuestion,
 }
 
-/// A question, with what it is decided on, or its answer if the core gave it at once.
+/// What a decision is made on, or the decision if the core made it at once.
 #[derive(Debug)]
 enum OpenQuestion {
     Filter(Box<DecisionView>),
@@ -129,12 +129,12 @@ impl OpenQuestions {
         }
     }
 
-    /// The pod that a question is about.
+    /// Pod that a pending decision is about.
     pub fn pod(&self, number: u64) -> Option<&PodKey> {
         Some(&self.open.get(&number)?.pod)
     }
 
-    /// The same question's answer now; `None` if it is not known here.
+    /// Answer to the same input as it is decided now; `None` if that input is not pending.
     pub fn answer(&mut self, recorded: &Answer) -> Option<Answer> {
         let number = recorded.asked.number;
         let Unanswered {
@@ -173,10 +173,10 @@ impl OpenQuestions {
     }
 }
 
-/// The names that were asked about. A place that the snapshot does not have, because the state is another, is of no node.
+/// Names of the nodes that were asked about. An index that the snapshot does not have, because the state differs, has no name.
 fn names<'a>(view: &'a DecisionView, kept: &KeptRanking) -> Vec<&'a str> {
     let nodes = view.snapshot.nodes();
-    // A lying count would take all memory: no request names more.
+    // A corrupt count would take all memory.
     let places = kept.places().take(MOST_NAMES);
     places
         .map(|place| match place {
@@ -188,5 +188,5 @@ fn names<'a>(view: &'a DecisionView, kept: &KeptRanking) -> Vec<&'a str> {
         .collect()
 }
 
-/// Far more than the nodes of any cluster.
+/// Maximum number of names of a request: far more than the nodes of any cluster.
 const MOST_NAMES: usize = 1 << 20;

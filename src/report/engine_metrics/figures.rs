@@ -120,7 +120,7 @@ pub fn read(page: &[u8], hint: Option<Engine>) -> Result<Figures, UnknownPage> {
             (Wanted::Metric(metric), None) => collected[metric.dialect].garbled(metric),
         }
     }
-    // The hinted one first; the others in their order.
+    // The hinted engine first; the others in their order.
     collected.sort_by_key(|collected| Some(collected.engine) != hint);
     collected
         .into_iter()
@@ -188,7 +188,7 @@ static WANTED: LazyLock<WantedMetrics<Wanted>> = LazyLock::new(|| {
 struct Collected<'p> {
     engine: Engine,
     dialect: &'static Dialect,
-    /// It has a line of this dialect.
+    /// Whether the page has a line of this dialect.
     has_lines: bool,
     model: Option<Label<'p>>,
     ranks: Vec<Rank<'p>>,
@@ -413,7 +413,7 @@ impl<'p> Collected<'p> {
         }
     }
 
-    /// The ranks' values, if every rank's is reliable.
+    /// A rank's value of a quantity, if the quantity is reliable in all ranks.
     fn value(&self, rank: &Rank<'_>, quantity: MetricQuantity) -> Option<f64> {
         rank.values[quantity as usize].filter(|_| self.spoiled[quantity as usize].is_none())
     }
@@ -425,7 +425,7 @@ impl<'p> Collected<'p> {
             .filter_map(move |rank| self.value(rank, quantity))
     }
 
-    /// Nothing if no rank reports it. [`MAX_RANKS`] of at most [`MAX_COUNT`] fit.
+    /// The sum over the ranks; `None` if no rank reports it. [`MAX_RANKS`] of at most [`MAX_COUNT`] fit.
     fn sum(&self, quantity: MetricQuantity) -> Option<u64> {
         self.values(quantity)
             .map(|value| value as u64)
@@ -453,7 +453,7 @@ impl<'p> Collected<'p> {
     }
 }
 
-/// vLLM writes unknown values as Python does.
+/// Whether a label has a value: vLLM writes unknown ones as Python does.
 fn is_set(label: &Label<'_>) -> bool {
     !matches!(label.raw, b"" | b"None")
 }
@@ -475,7 +475,7 @@ fn accept(kind: ValueRange, value: f64) -> Option<f64> {
 }
 
 impl Figures {
-    /// Filled up with another engine's lines on the same page.
+    /// These figures, filled up from another engine's lines on the same page.
     fn or(mut self, other: Self) -> Self {
         self.model = self.model.or(other.model);
         self.kv_cache_usage = self.kv_cache_usage.or(other.kv_cache_usage);

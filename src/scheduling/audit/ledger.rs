@@ -143,7 +143,7 @@ fn check_whole(ledger: &Ledger, violations: &mut Vec<Violation>) {
     }
 }
 
-/// What the node's pods ask for together must agree with what kube-scheduler counts.
+/// Checks that what the node's pods ask for together agrees with what kube-scheduler counts.
 fn check_asked_for(
     ledger: &Ledger,
     name: &NodeName,
@@ -164,7 +164,7 @@ fn check_asked_for(
     }
 }
 
-/// The group index must agree with what the pods show.
+/// Checks that the group index agrees with what the pods show.
 fn check_groups(
     ledger: &Ledger,
     all: &BTreeMap<&PodUid, &PodState>,

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 /// replicas.
 pub const MOST_MODELS: usize = 2000;
 
-/// What is remembered of every model.
+/// The scaling state of every model.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Autoscaler {
     models: BTreeMap<ModelId, Remembered>,

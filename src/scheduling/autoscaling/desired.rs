@@ -9,24 +9,24 @@ use serde::Serialize;
 /// How many replicas a model needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DesiredReplicas {
-    /// In all, those that sleep included.
+    /// The number of replicas in all, sleeping ones included.
     pub replicas: u32,
-    /// What the load asks for, before windows, steps and bounds.
+    /// The number that the load asks for, before windows, steps and bounds.
     pub asked: u32,
     /// Sleeping replicas that would be woken for the load before others start.
     pub wake: u32,
     pub serving: u32,
     pub starting: u32,
     pub asleep: u32,
-    /// What the number follows from.
+    /// The factor that decided the number.
     pub by: Decisive,
     /// How far ahead the trend was taken.
     pub ready_in: Millis,
-    /// What each signal asks for that counts.
+    /// The need by each signal that counts.
     pub needs: Vec<SignalNeed>,
 }
 
-/// What a number of replicas follows from.
+/// The factor that decides a number of replicas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decisive {
     /// The signal that asks for the most replicas.
@@ -45,18 +45,18 @@ pub enum Decisive {
     NoReplicas,
 }
 
-/// What one signal asks for.
+/// The replicas that one signal asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SignalNeed {
     pub signal: Signal,
     /// Over all replicas that report it: requests, or thousandths of a replica's KV cache.
     pub now: u64,
-    /// The same when one more replica would answer, by the trend.
+    /// That sum when one more replica would answer, by the trend.
     pub predicted: u64,
     /// Serving replicas that do not report it.
     pub missing: u32,
-    /// In thousandths.
+    /// The need in thousandths of a replica.
     pub milli_replicas: MilliReplicas,
 }
 

@@ -27,7 +27,7 @@ impl Permille {
 /// One engine, as its node's agent reported it last.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineSample {
-    /// Whose agent reported it.
+    /// The node whose agent reported it.
     pub node: NodeName,
     /// The agent's report is not stale, however old this engine's figures are.
     pub is_heard: bool,

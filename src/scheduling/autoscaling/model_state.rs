@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 /// to pass before the number falls.
 const LONGEST_PAUSE: Millis = Millis::seconds(60);
 
-/// What is remembered of one model.
+/// The scaling state of one model.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelScaling {
     /// The latest answer; before the first, the replicas that are there count.
@@ -29,7 +29,7 @@ pub struct ModelScaling {
     falling: Option<(Moment, u32)>,
 }
 
-/// What a load asks for, before anything holds it.
+/// The replicas that a load asks for, before windows and steps apply.
 struct Asked {
     replicas: u32,
     by: Decisive,
@@ -88,7 +88,7 @@ impl ModelScaling {
         }
     }
 
-    /// The windows: it rises to the least and falls to the most that was asked for within them.
+    /// Applies the windows: the number rises to the least and falls to the most that was asked for within them.
     fn held(
         &self,
         rules: &AutoscalingRules,
@@ -112,7 +112,7 @@ impl ModelScaling {
         }
     }
 
-    /// The steps: not too many replicas start at once, and not too many go at once.
+    /// Applies the step limits: not too many replicas start at once, and not too many go at once.
     fn stepped(
         &mut self,
         rules: &AutoscalingRules,
@@ -226,8 +226,8 @@ fn tolerated(rules: &AutoscalingRules, replicas: u32) -> (MilliReplicas, MilliRe
     (MilliReplicas(there.0 - off.0.min(there.0)), there.plus(off))
 }
 
-/// All replicas, if so many are to be awake. Those that sleep stay: what they hold is lent or is worth keeping, and which ones
-/// an HPA would remove is not Stowage's to say. They are woken before others start.
+/// The number of all replicas, if so many are to be awake. Sleeping ones stay: what they hold is lent or is worth keeping, and
+/// which ones an HPA would remove is not Stowage's to say. They are woken before others start.
 fn with_sleepers(load: &ModelLoad, awake: MilliReplicas) -> MilliReplicas {
     let (there, asleep) = (
         MilliReplicas::whole(load.awake()),

@@ -16,7 +16,7 @@ use crate::vocabulary::model_tier::{ModelTier, NodeModel, time_to_wake};
 use crate::vocabulary::node::NodeKind;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A start that takes longer has failed, or is over and nothing reports its engine.
+/// A start that takes longer than this multiple of the expected time has failed, or is over and nothing reports its engine.
 const PATIENCE: u64 = 2;
 
 /// One replica of a model.
@@ -28,7 +28,7 @@ enum Replica<'a> {
 
 type Replicas<'a> = BTreeMap<Replica<'a>, ReplicaState<'a>>;
 
-/// What its engines do, and its pod; none of a group, and of a pod that is not in the ledger.
+/// The figures of a replica's engines, and its pod; `None` for a group, and for a pod that is not in the ledger.
 struct ReplicaState<'a> {
     figures: EngineFigures,
     pod: Option<&'a PodState>,
@@ -162,7 +162,7 @@ fn is_leaving(pod_state: &PodState) -> bool {
     matches!(&pod_state.phase, PodPhase::Bound(bound) if bound.leaving.is_some())
 }
 
-/// What a replica does of whose engine nothing is reported.
+/// The figures of a replica of whose engine nothing is reported.
 fn without_engine(ledger: &Ledger, pod_state: &PodState) -> EngineFigures {
     let PodPhase::Bound(bound) = &pod_state.phase else {
         return EngineFigures::Starting;
@@ -183,7 +183,7 @@ fn without_engine(ledger: &Ledger, pod_state: &PodState) -> EngineFigures {
     }
 }
 
-/// Where the files of a model are at best, and what they weigh.
+/// The best tier that each model's files are in, and their size.
 fn files(ledger: &Ledger) -> BTreeMap<&ModelId, NodeModel> {
     let mut best: BTreeMap<&ModelId, NodeModel> = BTreeMap::new();
     let readings = ledger

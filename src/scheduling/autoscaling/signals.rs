@@ -24,7 +24,7 @@ impl MilliReplicas {
         Self(u64::try_from(milli).unwrap_or(u64::MAX))
     }
 
-    /// So many replicas that none lacks a part.
+    /// The number of whole replicas, rounded up.
     pub(crate) fn rounded_up(self) -> u32 {
         u32::try_from(self.0.div_ceil(1000)).unwrap_or(u32::MAX)
     }
@@ -61,19 +61,19 @@ labels! {
     }
 }
 
-/// What one signal asks for.
+/// The replicas that one signal asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Need {
     pub signal: Signal,
     /// The sum over the replicas that report it.
     pub now: u64,
-    /// The same when one more replica would answer, by the trend.
+    /// The sum when one more replica would answer, by the trend.
     pub predicted: u64,
     /// Serving replicas that do not report it.
     pub missing: u32,
-    /// At least so many replicas: what is not reported counts as nothing.
+    /// The least number of replicas: what is not reported counts as nothing.
     pub least: MilliReplicas,
-    /// At most so many: a replica that does not report it counts as one that is as busy as it is meant to be.
+    /// The greatest number: a replica that does not report it counts as one that is as busy as it is meant to be.
     pub most: MilliReplicas,
 }
 

@@ -9,9 +9,9 @@ use std::collections::VecDeque;
 /// Over how long a trend is taken: long enough for eight evaluations of an HPA's fifteen seconds, short enough to follow a
 /// morning's rise.
 const WINDOW: Millis = Millis::seconds(120);
-/// What has changed against younger samples only may be noise.
+/// The youngest sample that a change is taken against: what has changed against younger ones only may be noise.
 const LEAST_AGE: Millis = Millis::seconds(30);
-/// One sample could be an accident.
+/// Samples of that age that a trend needs: a single one could be an accident.
 const LEAST_SAMPLES: usize = 2;
 /// Samples closer than this add nothing, so that there are few however often the load is evaluated.
 const SPACING: Millis = Millis(7500);
@@ -34,9 +34,9 @@ struct LoadAt {
 /// How far ahead a change counts.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Horizon {
-    /// Of a rise: until a replica that starts now answers.
+    /// How far ahead a rise counts: until a replica that starts now answers.
     pub rise: Millis,
-    /// Of a fall.
+    /// How far ahead a fall counts.
     pub fall: Millis,
 }
 

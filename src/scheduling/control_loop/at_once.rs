@@ -4,7 +4,7 @@ use super::{Act, Books, ControlLoop, EvictionOutcome, PodWrite, RunEnd, WriteOut
 use crate::units::Moment;
 
 impl<B: Books> ControlLoop<B> {
-    /// Carries out all acts up to the next write that is to land. The caller lets it land, and answers [`Self::landed`].
+    /// Carries out all actions up to the next write. The caller makes that write, and answers with [`Self::complete_write`].
     pub fn next_write(&mut self, now: Moment) -> Option<PodWrite> {
         while let Some(act) = self.next_act() {
             match act {

@@ -27,17 +27,17 @@ const WRITTEN_AGAIN: Backoff = Backoff {
 /// the continuous audit reports after ten seconds.
 const END_SHOWS_WITHIN: Millis = Millis::seconds(3);
 
-/// So many of a kind are written in a tick: nominations and evictions do not wait for thousands of them.
+/// Conditions of one kind that are written in a tick at most: nominations and evictions do not wait for thousands of them.
 const AT_ONCE: usize = 32;
 
 /// The pods whose conditions are to be written again, and when.
 #[derive(Debug, Default)]
 pub(super) struct StaleConditions {
-    /// They show reservations that have ended.
+    /// Pods that show reservations that have ended.
     ended: Stale,
-    /// They do not show the reservations that they have.
+    /// Pods that do not show the reservations that they have.
     unshown: Stale,
-    /// They show evictions that nobody wants.
+    /// Pods that show evictions that nobody wants.
     evicted: Stale,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct StaleConditions {
 struct Stale(BTreeMap<PodUid, RetryState>);
 
 impl Stale {
-    /// Of the pods that show it now, those whose condition is to be written. What is on its way already shows within this time.
+    /// The pods among `showing` whose condition is to be written. A write that is on its way shows within `shows_within`.
     fn due(
         &mut self,
         showing: BTreeMap<PodUid, PodKey>,
@@ -76,7 +76,7 @@ impl Stale {
 }
 
 impl<B: Books> ControlLoop<B> {
-    /// Ends once more what pods show although it has ended.
+    /// Writes again the end of reservations that pods show although they have ended.
     pub(super) fn end_again(&mut self, now: Moment) {
         let showing = self.books.lock().ledger().pods_showing_ended_reservations();
         for (uid, key) in self
@@ -92,7 +92,7 @@ impl<B: Books> ControlLoop<B> {
         }
     }
 
-    /// Shows once more what pods do not show although it lasts. A reservation without victims is written only over another one.
+    /// Writes again reservations that pods do not show although they last. One without victims is written only over another one.
     pub(super) fn show_again(&mut self, reservations: &[ReservationStatus], now: Moment) {
         let is_unshown = |one: &&ReservationStatus| {
             one.is_covered || (!one.is_shown && !one.reservation.victims.is_empty())
@@ -110,13 +110,13 @@ impl<B: Books> ControlLoop<B> {
         }
     }
 
-    /// The write is made out when it begins.
+    /// Writes the pod's reservation as it is when the write begins.
     pub(super) fn show(&mut self, key: &PodKey, uid: &PodUid) {
         let (change, purpose) = (StatusChange::default(), StatusPurpose::ShowReservation);
         self.write_status(key.clone(), uid.clone(), change, purpose);
     }
 
-    /// One that could not be shown is shown soon.
+    /// Records the write of a reservation. One that could not be written is written again soon.
     pub(super) fn note_shown(
         &mut self,
         key: &PodKey,
@@ -137,7 +137,7 @@ impl<B: Books> ControlLoop<B> {
         }
     }
 
-    /// Says of pods that stay after all that they do.
+    /// Cancels the eviction condition of pods that stay after all.
     pub(super) fn cancel_evictions(&mut self, now: Moment) {
         let cluster = self.books.lock();
         let mut showing = cluster.ledger().pods_showing_evictions();

@@ -108,7 +108,7 @@ impl<B: Books> ControlLoop<B> {
         self.write_status(key, uid, change, purpose);
     }
 
-    /// One member of the group could not be bound in time. Recorded once, on that member.
+    /// Ends the reservations of a group of which one member was not bound in time. Recorded once, on that member.
     pub(super) fn break_up(&mut self, group: &GroupKey, uid: PodUid, key: PodKey, now: Moment) {
         let mut cluster = self.books.lock();
         let Some(broken) = broken(cluster.ledger(), group) else {

@@ -25,13 +25,13 @@ pub(crate) struct FailingPods {
     failing: BTreeMap<PodUid, RetryState>,
 }
 
-/// What becomes of the pods that are due.
+/// The pods that are due, by what becomes of them in this run.
 #[derive(Debug, Default)]
 pub(crate) struct ChosenPods {
     pub to_plan: Vec<PendingPod>,
-    /// Their turns come later.
+    /// Pods that a later run plans.
     pub put_back: Vec<PodUid>,
-    /// They wait.
+    /// Pods on which planning fails; they wait.
     pub failing: Vec<PendingPod>,
 }
 

@@ -1,4 +1,4 @@
-//! Lifts the gates of nominated pods, once the watch shows the nomination.
+//! Removes the gates of nominated pods, once the watch shows the nomination.
 //!
 //! The API server makes a patch on the pod as its cache has it. A patch that follows another write at once meets the pod from
 //! before that write, fails at the store, and is made again on the pod as it is: its admission policies run twice, and it costs
@@ -12,11 +12,11 @@ use crate::ledger::{Ledger, SchedulingGate, WaitingPod};
 use crate::units::{Millis, Moment};
 use crate::vocabulary::placement::Reservation;
 
-/// A watch that takes longer is not waited for: a patch may cost twice as much, and the pod waits no longer.
+/// How long to wait for the watch to show a nomination. After that a patch may cost twice as much, and the pod waits no longer.
 const SHOWS_WITHIN: Millis = Millis::seconds(1);
 
 impl<B: Books> ControlLoop<B> {
-    /// Lifts all gates that are due.
+    /// Removes all gates that are due.
     pub fn lift_gates(&mut self, now: Moment) {
         let nominated = self
             .progress_of
@@ -26,7 +26,7 @@ impl<B: Books> ControlLoop<B> {
         nominated.iter().for_each(|uid| self.lift_gate(uid, now));
     }
 
-    /// Lifts the gate of this pod if it is due.
+    /// Removes the gate of this pod if it is due.
     pub(super) fn lift_gate(&mut self, uid: &PodUid, now: Moment) {
         let Some(progress) = self.progress_of.get_mut(uid) else {
             return;

@@ -18,7 +18,7 @@ use crate::units::{Millis, Moment};
 use crate::verbs::wait::EvictionsOrdered;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// An engine waits for these evictions.
+/// Pauses between failed evictions of a borrower: short, because an engine waits for them.
 const PAUSES: Backoff = Backoff {
     first: Millis(500),
     longest: Millis::seconds(10),
@@ -35,7 +35,7 @@ pub(super) struct EndingLoans {
     /// Which models' sleeping engines will be needed soon.
     recall: RecallWatch,
     check_load_at: Moment,
-    /// What pods were told last, and when they are told again if it does not show.
+    /// The last answer to each pod, and when it is written again if it does not show.
     answers: BTreeMap<PodUid, (WakeAnswer, Moment)>,
 }
 
@@ -47,7 +47,7 @@ struct LoanEnd {
 }
 
 impl EndingLoans {
-    /// The eviction of this borrower.
+    /// The retry state of this borrower's eviction.
     pub(super) fn attempt(&mut self, borrower: &PodUid) -> Option<&mut RetryState> {
         self.evictions.get_mut(borrower).map(|end| &mut end.attempt)
     }
@@ -198,7 +198,7 @@ impl<B: Books> ControlLoop<B> {
     }
 }
 
-/// What a pod is to be told that it does not show.
+/// The answer that a pod is due and does not show; `None` if it needs none.
 pub(super) fn answer(wake: &WakeStatus) -> Option<WakeAnswer> {
     match (&wake.request, &wake.told) {
         (Some(request), told) if wake.is_wakeable && told.as_ref() != Some(request) => {

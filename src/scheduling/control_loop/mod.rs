@@ -6,14 +6,14 @@
 //! incomplete ([`orphaned_members`]). Failed actions are retried later ([`retry`]). What a pod shows that is not so is written
 //! again ([`conditions`]).
 //!
-//! A driver calls [`ControlLoop::tick`] with the time, carries out each [`Act`] in order, and brings back what became of it:
-//! [`ControlLoop::written`], [`ControlLoop::planned`], [`ControlLoop::found_pressure`]. `stowage serve` drives it over the API
-//! server; replays, simulators and tests drive the same loop over a cluster of their own.
+//! A driver calls [`ControlLoop::tick`] with the time, carries out each [`LoopAction`] in order, and brings back its result:
+//! [`ControlLoop::handle_write_outcome`], [`ControlLoop::handle_run_end`], [`ControlLoop::handle_pressure`]. `stowage serve` drives it
+//! over the API server; replays, simulators and tests drive the same loop over a cluster of their own.
 //!
 //! ```text
 //!  pending pods ─► plan (pure, on a copy of the ledger) ─► reservation, checked again under the lock
-//!     no victims ─────────────────────────────────────────────────────► nominate, lift the gate or touch
-//!     victims ─► condition written ─► evict each ─► all are gone ─► nominate, lift the gate or touch
+//!     no victims ───────────────────────────────────────────────────────► nominate, remove the gate or requeue
+//!     victims ─► condition written ─► evict each ─► all are gone ─► nominate, remove the gate or requeue
 //! ```
 //!
 //! Everything except the counts of attempts follows from the ledger, tick after tick: a new leader continues where the previous
@@ -77,21 +77,21 @@ use write_queue::WriteQueue;
 /// Pods that are noted as refused under one lock.
 const REFUSED_AT_ONCE: usize = 32;
 
-/// Where the loop finds the cluster: behind a lock that it shares with the verbs, or at hand.
+/// Access to the cluster that the loop works on: behind a lock that it shares with the verbs, or directly.
 pub trait Books {
     type Locked<'a>: LockedBooks
     where
         Self: 'a;
 
-    /// For one call or a few.
+    /// The cluster, for one call or a few.
     fn lock(&mut self) -> Self::Locked<'_>;
 }
 
-/// The cluster as long as nobody else changes it.
+/// Exclusive access to the cluster: nothing else changes it meanwhile.
 pub trait LockedBooks: Deref<Target = Cluster> {
     fn apply<C: Change + Clone + Into<Input>>(&mut self, change: C) -> C::Output;
 
-    /// Between two of many changes: who waits for the lock gets it now.
+    /// Lets threads that wait for the lock have it, between two of many changes.
     fn give_way(&mut self) {}
 }
 
@@ -109,24 +109,24 @@ impl LockedBooks for &mut Cluster {
     }
 }
 
-/// What the driver does for the loop.
+/// An action that the loop asks its driver to carry out.
 #[derive(Debug)]
 pub enum Act {
-    /// Send it, if [`PodWrite::begin`] says so by then. Answered by [`ControlLoop::written`].
+    /// Send it, if [`PodWrite::revalidate`] says so by then. Answered by [`ControlLoop::handle_write_outcome`].
     Write(PodWrite),
     /// Publish it, or drop it.
     Event(PodEvent),
-    /// Run it beside everything else. Answered by [`ControlLoop::planned`].
+    /// Run it beside everything else. Answered by [`ControlLoop::handle_run_end`].
     Plan(PlanningJob),
     /// The run in progress is not needed any more. It is answered all the same.
     StopPlanning,
-    /// Run it beside everything else. Answered by [`ControlLoop::found_pressure`].
+    /// Run it beside everything else. Answered by [`ControlLoop::handle_pressure`].
     LookForPressure(PressureJob),
     /// Log and count it.
     Note(Notice),
 }
 
-/// What happened, for the log and the metrics.
+/// A notice for the log and the metrics.
 #[derive(Debug)]
 pub enum Notice {
     /// A run that took this long found this, and it is reserved.
@@ -174,14 +174,14 @@ pub enum Notice {
     },
 }
 
-/// What the books do not have.
+/// Facts that the cluster's state does not have.
 #[derive(Debug, Default)]
 pub struct EdgeFacts {
     /// Pods that are evicted because their GPUs were allocated twice.
     pub conflict_victims: BTreeSet<PodUid>,
     /// The API server does not let volumes, claims or storage classes be read.
     pub lacks_volumes: bool,
-    /// The next [`UNPLANNABLE_AT_ONCE`] pods behind the planner's gate that it never places; fewer if there are no more.
+    /// The next [`UNPLANNABLE_PER_TICK`] pods behind the planner's gate that it never places; fewer if there are no more.
     pub unplannable_pods: Vec<(PodUid, PodKey, WaitReason)>,
 }
 
@@ -202,9 +202,9 @@ pub struct ControlLoop<B> {
     /// The pod up to which recorded wait reasons have been checked.
     said_after: Option<PodUid>,
     writes: WriteQueue,
-    /// `None` while a look is in progress.
+    /// `None` while a check is in progress.
     pressure: Option<PressureWatch>,
-    /// The look in progress began in an earlier tenure.
+    /// Whether the check in progress began in an earlier tenure.
     is_old_look: bool,
     /// Neighbors of engines under pressure whose eviction was ordered.
     staying: BTreeMap<PodUid, RetryState>,
@@ -240,7 +240,7 @@ impl<B: Books> ControlLoop<B> {
         }
     }
 
-    /// For books that have every refusal: it supposes none of the pods that it finds.
+    /// A loop over a cluster that has every refusal already: it presumes none of the pods that it finds to be refused.
     pub fn going_on(books: B) -> Self {
         Self {
             was_leading: true,
@@ -248,7 +248,7 @@ impl<B: Books> ControlLoop<B> {
         }
     }
 
-    /// The next act, in the order in which they are to be carried out.
+    /// The next action, in the order in which they are to be carried out.
     pub fn next_act(&mut self) -> Option<Act> {
         self.acts
             .pop_front()

@@ -113,7 +113,7 @@ impl<B: Books> ControlLoop<B> {
         self.end_one(uid.clone(), key, ReservationEnd::WithGroup);
     }
 
-    /// The eviction of this member.
+    /// The retry state of this member's eviction.
     pub(super) fn orphaned_attempt(&mut self, uid: &PodUid) -> Option<&mut RetryState> {
         self.orphaned_members
             .get_mut(uid)

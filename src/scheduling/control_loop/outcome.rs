@@ -13,7 +13,7 @@ use crate::verbs::wait::{EvictionRefused, EvictionsNotMade, PodEvicted};
 use crate::vocabulary::placement::Reservation;
 
 impl<B: Books> ControlLoop<B> {
-    /// What follows from a write's answer.
+    /// Handles the outcome of a write.
     pub fn written(&mut self, outcome: WriteOutcome, now: Moment) {
         self.writes.end(outcome.uid());
         match outcome {
@@ -45,7 +45,7 @@ impl<B: Books> ControlLoop<B> {
         }
     }
 
-    /// The write was not sent. What it was for may begin again.
+    /// Records that a write was not sent. What it was for may begin again.
     fn note_dropped(&mut self, write: &PodWrite, now: Moment) {
         match write {
             PodWrite::Status {
@@ -142,7 +142,7 @@ impl<B: Books> ControlLoop<B> {
             .filter(|progress| progress.is_of(reservation))
     }
 
-    /// The pod is gone. If no watch has shown it, none will show its end: a request of kube-scheduler came after it, or is late.
+    /// Releases a pod that is gone and that no watch has shown: none will show its end. A request of kube-scheduler came late.
     fn forget_unwatched(&mut self, uid: &PodUid) {
         let mut cluster = self.books.lock();
         let is_unwatched = |pod: &PodState| pod.is_unwatched && pod.waiting().is_some();
@@ -282,7 +282,7 @@ impl<B: Books> ControlLoop<B> {
         }
     }
 
-    /// Releases the pod's reservation, if it still has the one whose progress is known; `because` is what its owner is told.
+    /// Abandons the pod's reservation, if it still has the one whose progress is known; `because` is the text for its owner.
     fn give_up(
         &mut self,
         uid: &PodUid,
@@ -313,7 +313,7 @@ impl<B: Books> ControlLoop<B> {
             .apply(EvictionsNotMade(vec![victim.clone()]));
     }
 
-    /// The pod cannot be evicted for now, whoever would have its GPUs.
+    /// Records that the pod cannot be evicted for now, for any preemptor.
     pub(super) fn note_refused(&mut self, victim: &PodUid, why: &str) {
         self.books
             .lock()
@@ -321,7 +321,7 @@ impl<B: Books> ControlLoop<B> {
     }
 }
 
-/// What the preemptor's owner is told. The API server's message may name more than the victim.
+/// The text for the preemptor's owner. The API server's message may name more than the victim.
 fn eviction_refused(preemptor: &PodKey, victim: &PodKey, message: &str) -> String {
     let refused = format!("the eviction of {} is refused", victim.named_to(preemptor));
     if victim.namespace == preemptor.namespace {

@@ -11,7 +11,7 @@ use crate::ledger::{OveruseAction, OveruseStep};
 use crate::units::{Millis, Moment};
 use crate::verbs::tick::TakeOveruse;
 
-/// Agents report once a second: more often there is nothing new.
+/// How often overuse is checked: agents report once a second, so more often there is nothing new.
 const LOOK_EVERY: Millis = Millis::seconds(1);
 
 impl<B: Books> ControlLoop<B> {

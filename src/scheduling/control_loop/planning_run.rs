@@ -11,7 +11,7 @@ use crate::planning::{Plan, PlanBounds, plan_within, steps_of_run};
 use crate::units::{Millis, Moment};
 
 /// Runs shorter than this follow each other without pause. Longer ones pause for as long as they took, or for
-/// [`LONGEST_REST`], to leave the processor to others.
+/// [`MAX_PAUSE`], to leave the processor to others.
 const SHORT: Millis = Millis(200);
 /// A pod that has just arrived waits no longer than this for a run to begin.
 const LONGEST_REST: Millis = Millis::seconds(1);
@@ -27,7 +27,7 @@ pub struct PlanningJob {
 }
 
 impl PlanningJob {
-    /// Ends at the next node once `is_stopped`.
+    /// Makes the plan. Ends at the next node once `is_stopped`.
     pub fn run(mut self, is_stopped: &dyn Fn() -> bool) -> Plan {
         let steps = steps_of_run(self.scratch.snapshot().nodes().len());
         let bounds = PlanBounds {

@@ -1,7 +1,7 @@
 //! The loop's writes as values: what to send to the API server for one pod, and what for.
 //!
 //! [`ControlLoop`](super::ControlLoop) decides which writes there are and what follows from their results. A write may be on its
-//! way for a while: [`PodWrite::begin`] checks it against the ledger when it is sent. Who sends it decides nothing.
+//! way for a while: [`PodWrite::revalidate`] checks it against the ledger when it is sent. Who sends it decides nothing.
 
 use super::loans::answer;
 use super::orphaned_members::is_orphaned;
@@ -84,7 +84,7 @@ pub enum EvictionTask {
     Overuse,
 }
 
-/// What became of a write: the API server's answer to it, if it was sent.
+/// The outcome of a write: the API server's answer to it, if it was sent.
 #[derive(Debug)]
 pub enum WriteOutcome {
     Status {
@@ -105,7 +105,7 @@ pub enum WriteOutcome {
         task: EvictionTask,
         outcome: EvictionOutcome,
     },
-    /// It was not to be sent any more when its turn came.
+    /// The write was not to be sent any more when its turn came.
     Dropped(PodWrite),
 }
 
@@ -117,7 +117,7 @@ impl PodWrite {
         }
     }
 
-    /// What became of it, by the API server's answer.
+    /// The outcome, by the API server's answer.
     pub fn answered(
         self,
         written: Result<(), ControlPlaneError>,
@@ -151,7 +151,7 @@ impl PodWrite {
         }
     }
 
-    /// What is known of a write whose sender panicked: it may have been made.
+    /// The outcome of a write whose sender panicked: it may have been made.
     pub fn broken_off(self) -> WriteOutcome {
         let message = "the write broke off, which is a defect of Stowage's own: its log says where"
             .to_owned();

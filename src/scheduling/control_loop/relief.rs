@@ -14,7 +14,7 @@ use crate::units::{Millis, Moment};
 use crate::verbs::wait::EvictionsOrdered;
 use std::collections::BTreeSet;
 
-/// Agents report once a second: more often there is nothing new.
+/// How often engine load is checked: agents report once a second, so more often there is nothing new.
 const LOOK_EVERY: Millis = Millis::seconds(1);
 /// No pending pod waits for this eviction. What a disruption budget refuses is seldom allowed within seconds, and a condition
 /// that changes twice a minute is of no use to the pod's owner.
@@ -23,7 +23,7 @@ const PAUSES: Backoff = Backoff {
     longest: Millis::seconds(600),
 };
 
-/// A look for engines under pressure, which goes through all GPUs.
+/// A check for engines under pressure, which goes through all GPUs.
 #[derive(Debug)]
 pub struct PressureJob {
     pressure: PressureWatch,
@@ -31,7 +31,7 @@ pub struct PressureJob {
     not_now: BTreeSet<PodUid>,
 }
 
-/// What a look has found, and what the next one goes on from.
+/// The result of a check, and the state that the next one continues from.
 #[derive(Debug, Default)]
 pub struct FoundPressure {
     pressure: PressureWatch,
@@ -49,7 +49,7 @@ impl PressureJob {
 }
 
 impl<B: Books> ControlLoop<B> {
-    /// Begins to look for engines under pressure, if that is due and none looks.
+    /// Starts a check for engines under pressure, if one is due and none is in progress.
     pub(super) fn look_for_pressure(&mut self, now: Moment) {
         if now < self.check_engine_load_at {
             return;
@@ -108,7 +108,7 @@ impl<B: Books> ControlLoop<B> {
         self.write_eviction(key, uid, why, EvictionTask::Relief);
     }
 
-    /// If the pressure lasts, this pod is tried again after a pause, or another one before.
+    /// Records the eviction. If the pressure lasts, this pod is tried again after a pause, or another one before.
     pub(super) fn note_relief(&mut self, uid: &PodUid, outcome: EvictionOutcome, now: Moment) {
         let attempt = self.staying.entry(uid.clone()).or_default();
         // One that is refused is tried again after the longest pause.

@@ -26,11 +26,11 @@ pub const PAUSES: Backoff = Backoff {
 /// The time that kube-scheduler may need from the nomination to the Binding: its longest back-off, ten seconds, and the longest
 /// bind, five.
 const TIME_TO_BIND: Millis = Millis::seconds(15);
-/// If kube-scheduler clears a nomination this often, it does not want the pod on that node.
+/// Nominations of a pod at most: if kube-scheduler clears so many, it does not want the pod on that node.
 const NOMINATIONS: u32 = 3;
 
-/// What a reservation came to nothing by: before others are evicted for the pod again it waits, unless only the victims were the
-/// wrong ones.
+/// Why a reservation came to nothing: because of the preemptor, which then waits before others are evicted for it again, or
+/// because of a victim, which was the wrong one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FailedBy {
     Preemptor,
@@ -40,7 +40,7 @@ pub(crate) enum FailedBy {
 /// Progress of a reservation beyond what the ledger has. All of it may be lost.
 #[derive(Debug)]
 pub(crate) struct ReservationProgress {
-    /// Whose progress it is: the pod may have another reservation later.
+    /// The reservation that this is the progress of: the pod may have another one later.
     reservation: Reservation,
     /// When the planner first saw the reservation.
     since: Moment,
@@ -65,7 +65,7 @@ pub(crate) struct ReservationProgress {
 }
 
 impl ReservationProgress {
-    /// For a reservation made by another component, or by this replica's predecessor.
+    /// The progress of a reservation made by another component, or by this replica's predecessor.
     pub fn found(reservation: Reservation, since: Moment) -> Self {
         Self {
             reservation,
@@ -84,7 +84,7 @@ impl ReservationProgress {
         }
     }
 
-    /// For a reservation of the planner's own that is not written yet.
+    /// The progress of a reservation of the planner's own that is not written yet.
     pub fn own(reservation: Reservation, since: Moment, by: EvictionRight) -> Self {
         Self {
             is_own: true,
@@ -93,7 +93,7 @@ impl ReservationProgress {
         }
     }
 
-    /// Whether it is that of this reservation.
+    /// Whether this is the progress of that reservation.
     pub fn is_of(&self, reservation: &Reservation) -> bool {
         self.reservation.is_same(reservation)
     }
@@ -111,7 +111,7 @@ impl ReservationProgress {
         self.is_writing = false;
     }
 
-    /// The eviction of this victim.
+    /// The retry state of this victim's eviction.
     pub fn attempt(&mut self, victim: &PodUid) -> &mut RetryState {
         self.evictions.entry(victim.clone()).or_default()
     }
@@ -133,7 +133,7 @@ impl ReservationProgress {
         self.nominations += u32::from(is_ok);
     }
 
-    /// The gate could not be lifted: the pod is nominated again, and its gate lifted after that.
+    /// The gate could not be removed: the pod is nominated again, and its gate removed after that.
     pub(crate) fn nominate_soon(&mut self, now: Moment) {
         self.nominate_again_at = now + PAUSES.first;
     }
@@ -180,7 +180,7 @@ impl ReservationProgress {
 impl<B: Books> ControlLoop<B> {
     /// Evicts the victims of each reservation, then nominates its pod.
     pub(super) fn advance_reservations(&mut self, now: Moment) {
-        // Of a copy: a filter waits for the lock, and thousands of pods may have reservations.
+        // On a copy: a filter waits for the lock, and thousands of pods may have reservations.
         let ledger = self.books.lock().ledger().scratch();
         let reservation_status = ledger.reservation_status();
         // A Binding that is under way may fail; the pod goes on then with what it has tried.
@@ -331,8 +331,8 @@ impl<B: Books> ControlLoop<B> {
         self.write_eviction(key, uid, why, task);
     }
 
-    /// Nominates the pod to the node of its reservation. A touch in the same write makes kube-scheduler try it, or that its gate
-    /// is lifted after it.
+    /// Nominates the pod to the node of its reservation. A requeue mark in the same write makes kube-scheduler try it, or else the
+    /// removal of its gate after it.
     pub(super) fn nominate(&mut self, reservation_status: &ReservationStatus, now: Moment) {
         let reservation = self.with_time_to_bind(reservation_status, now);
         let Some(progress) = self.progress_of.get_mut(&reservation_status.uid) else {

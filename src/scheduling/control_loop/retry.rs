@@ -2,7 +2,7 @@
 
 use crate::units::{Millis, Moment};
 
-/// Pauses between attempts that failed: the first, doubled each time, and the longest.
+/// Exponential back-off: the pause after the first failure, doubled with each, and the longest pause.
 #[derive(Debug, Clone, Copy)]
 pub struct Backoff {
     pub first: Millis,
@@ -33,13 +33,13 @@ impl RetryState {
         self.is_under_way = true;
     }
 
-    /// It was done, and shows in the watch by then; if it does not, it is retried.
+    /// Records a success, which shows in the watch by then; if it does not, the action is retried.
     pub fn done(&mut self, shows_by: Moment) {
         self.is_under_way = false;
         self.again = shows_by;
     }
 
-    /// It failed. `at_least` is the pause that the API server asks for.
+    /// Records a failure. `at_least` is the pause that the API server asks for.
     pub fn failed(&mut self, now: Moment, pauses: Backoff, at_least: Millis) {
         self.is_under_way = false;
         self.again = now + pauses.after(self.failed).max(at_least);

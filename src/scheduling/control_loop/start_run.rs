@@ -233,7 +233,7 @@ impl<B: Books> ControlLoop<B> {
         }
         cluster.apply(PodRequeued(uid.clone()));
         drop(cluster);
-        // Any write wakes it.
+        // Any write requeues it.
         if self.writes.concern(&uid) {
             return;
         }

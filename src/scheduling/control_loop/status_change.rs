@@ -10,7 +10,7 @@ use std::time::Duration;
 
 coded! {
     /// Why a pod is evicted, and for which pod. With it goes the reason of the victim's condition, which never changes, and the pod
-    /// that the text names: as `pod {}`, so that [`Self::told_to`] finds it.
+    /// that the text names: as `pod {}`, so that [`Self::text_for`] finds it.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub enum EvictionReason: (&'static str, Option<&PodKey>) {
         /// A pod of higher priority needs its GPU.

@@ -13,7 +13,7 @@ impl<B: Books> ControlLoop<B> {
         !self.run.is_idle()
     }
 
-    /// Whether it looks for pressure.
+    /// Whether a check for pressure is in progress.
     pub fn is_looking(&self) -> bool {
         self.pressure.is_none()
     }
@@ -27,7 +27,7 @@ impl<B: Books> ControlLoop<B> {
         self.writes.add(write);
     }
 
-    /// As if the answer to this eviction were still to come.
+    /// Begins an eviction whose answer is still to come.
     pub fn begin_eviction(&mut self, preemptor: &PodUid, victim: &PodUid) {
         let progress = self.progress_of.get_mut(preemptor);
         progress

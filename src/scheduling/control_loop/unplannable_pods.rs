@@ -7,7 +7,7 @@ use crate::units::{Millis, Moment};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
-/// The watch soon shows the pod without its gate; if not, the gate is lifted again.
+/// Time in which the watch shows the pod without its gate; if it does not, the gate is lifted again.
 const SHOWS_WITHIN: Millis = Millis::seconds(10);
 /// Maximum pods handled in one tick.
 pub const UNPLANNABLE_AT_ONCE: usize = 256;
@@ -32,7 +32,7 @@ impl<B: Books> ControlLoop<B> {
         self.released.after.as_ref()
     }
 
-    /// `unplannable_pods` are the next [`UNPLANNABLE_AT_ONCE`]; fewer if there are no more.
+    /// `unplannable_pods` are the next [`UNPLANNABLE_PER_TICK`]; fewer if there are no more.
     pub(super) fn released(
         &mut self,
         unplannable_pods: Vec<(PodUid, PodKey, WaitReason)>,

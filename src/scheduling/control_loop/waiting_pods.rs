@@ -18,12 +18,12 @@ use std::sync::Arc;
 /// The claims of a pod and their volumes may come later than the pod: the watches are not in step, a list of all claims takes its
 /// time, and a volume is provisioned after its claim.
 const VOLUMES_SHOW_WITHIN: Millis = Millis::seconds(30);
-/// Most pods are placed by then, and a condition that they wait would be a useless write.
+/// Time before a pod's first wait reason is written: most pods are placed by then, and the write would be useless.
 const TELL_AFTER: Millis = Millis::seconds(2);
-/// With each reading another node may be the nearest to fit, for another reason. No person reads faster than this.
+/// Time before another reason is written: with each reading another node may be the nearest to fit. No person reads faster.
 const REPEAT_AFTER: Millis = Millis::seconds(30);
 
-/// Recorded reasons are checked in turn, this many at a time.
+/// Recorded reasons that one run checks, in turn.
 const SWEPT: usize = 512;
 
 /// The last wait reason in a pod's condition.
@@ -95,7 +95,7 @@ impl<B: Books> ControlLoop<B> {
     }
 
     /// kube-scheduler's condition has the other reasons for which a rejected pod is pending. This one is an Event: a change of
-    /// its status would wake the pod.
+    /// its status would requeue the pod.
     fn say_limit(&mut self, uid: PodUid, key: PodKey, why: WaitReason) {
         if let WaitReason::EvictionLimit(limit) = why {
             let text = format!("Other pods could be evicted for this pod, but {limit}.");
@@ -103,7 +103,7 @@ impl<B: Books> ControlLoop<B> {
         }
     }
 
-    /// Once for each reason, however often the pod is planned.
+    /// Writes the reason why a pod waits into its condition, once for each reason, however often the pod is planned.
     fn say_why(&mut self, uid: PodUid, key: PodKey, why: WaitReason, waited: Millis, now: Moment) {
         let why = Arc::<str>::from(why.condition());
         let is_news = match self.said.get(&uid) {
@@ -151,7 +151,7 @@ impl<B: Books> ControlLoop<B> {
         gone.for_each(|uid| drop(said.remove(uid)));
     }
 
-    /// In shadow mode no pod is placed; a pod behind the gate would wait forever.
+    /// Releases all gated pods: in shadow mode no pod is placed, and one behind the gate would wait forever.
     pub(super) fn release_all(&mut self) {
         let pending = self.books.lock().apply(TakePending {
             limit: PODS_PER_RUN,

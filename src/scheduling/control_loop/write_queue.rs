@@ -83,7 +83,7 @@ impl WriteQueue {
         }
     }
 
-    /// Drops all writes that have not been sent, and answers them.
+    /// Drops all writes that have not been sent, and returns them.
     pub fn forget_what_is_to_come(&mut self) -> Vec<PodWrite> {
         let behind = self.behind.values_mut().flat_map(|queue| queue.drain(..));
         let mut dropped: Vec<PodWrite> = behind.collect();

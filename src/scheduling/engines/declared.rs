@@ -31,7 +31,7 @@ const HEALTH: Option<HealthEndpoint> = Some(HealthEndpoint {
     path: "/health",
 });
 
-/// What an engine has that says nothing else.
+/// Default fields of an engine's declaration.
 const PLAIN: EngineDeclaration = EngineDeclaration {
     engine: Engine::Other,
     name: "other",
@@ -358,7 +358,7 @@ const VLLM: &[(&str, MetricReading)] = &[
     ),
 ];
 
-/// Those of them that others have as well, by the names of its earlier versions.
+/// The metrics of earlier versions of vLLM that other engines have as well.
 const FEW: &[(&str, MetricReading)] = &[
     ("gpu_cache_usage_perc", Value(KvUsage)),
     ("num_requests_waiting", Value(Waiting)),

@@ -2,7 +2,7 @@
 //!
 //! [`declared`] is the table, and nothing but a table. From it derive what the scanner of metrics pages reads
 //! (`engine_metrics` of the package `report`), where a node's agent looks for an engine, which engine a pod's label or image names, the table in
-//! the docs and the list of the admission policy that completes pods. Pure: it knows no page, no pod and no cluster.
+//! the docs and the list of the admission policy that completes pods. Pure: it knows no metrics page, no pod and no cluster.
 
 pub mod declared;
 
@@ -38,7 +38,7 @@ pub struct EngineDeclaration {
 
 #[derive(Debug, Clone, Copy)]
 pub struct HealthEndpoint {
-    /// That of the metrics page, unless it has its own.
+    /// Its port; `None` for that of the metrics page.
     pub port: Option<u16>,
     pub path: &'static str,
 }
@@ -65,19 +65,19 @@ pub struct Gateway {
     pub metrics: &'static [&'static str],
 }
 
-/// The meaning of a number on a page.
+/// The meaning of a number on a metrics page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MetricQuantity {
     /// The share of the KV cache in use, 0 to 1, even where a name says `percent`: a percentage is out of range, and unknown.
     KvUsage,
-    /// The same under the name of earlier versions; both exist while one name replaces the other.
+    /// The KV cache usage under the name of earlier versions; both exist while one name replaces the other.
     KvUsageFormerly,
     /// The most tokens that the current batch may grow to, and the most that any batch may: their ratio is the KV cache's
     /// usage.
     BatchTokens,
     BatchTokensLimit,
     Waiting,
-    /// Of these, the requests that wait for room in the KV cache or the batch. Others wait for something that no GPU has more of.
+    /// The waiting requests that wait for free KV cache or for a slot in the batch. Others wait for something that no GPU has more of.
     WaitingForCapacity,
     /// Beside those of [`Self::Waiting`]: requests that wait before that queue, for KV cache on a decoding engine or for the
     /// decoding engine that will take them over.

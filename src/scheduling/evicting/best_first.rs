@@ -42,7 +42,7 @@ pub trait CandidateSource {
     /// `None` if evicting every pod would not be enough.
     fn look(&mut self, node: &NodeName) -> Option<ExaminedCandidate<Self::Candidate>>;
 
-    /// No victim set of the candidate costs less than `least`; `None` as above.
+    /// Records that no victim set of the candidate costs less than `least`; `None` if evicting every pod would not be enough.
     fn learn(&mut self, _node: &NodeName, _least: Option<EvictionCost>) {}
 
     /// How many pods may be evicted; `None` if eviction limits do not matter.
@@ -91,7 +91,7 @@ pub fn cheapest_among<R: CandidateSource>(
     find_among(cost_bounds, demand, rules, effort, candidates).set
 }
 
-/// As above, and whether a set was left out because of an eviction limit.
+/// [`cheapest_among`], and whether a set was left out because of an eviction limit.
 pub(crate) fn find_among<R: CandidateSource>(
     cost_bounds: impl IntoIterator<Item = NodeCostBound>,
     demand: &Demand,

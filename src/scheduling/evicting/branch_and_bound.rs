@@ -35,14 +35,14 @@ struct CandidateSearch<'s, 'a> {
     steps: u32,
 }
 
-/// One search for one set of GPUs: the possible victims (those on these GPUs first), the chosen ones, and what is free then.
+/// A search for one set of GPUs: the possible victims (those on these GPUs first), the chosen ones, and what is free then.
 struct SearchBranch<'a> {
     gpus: GpuSet,
     gpu_candidates: Vec<&'a GpuShortfall>,
     order: Vec<u32>,
     /// How many of `order` are on the chosen GPUs.
     on_gpus: usize,
-    /// By unit: whether it is undecided.
+    /// Whether each unit is undecided.
     open: Vec<bool>,
     chosen: Vec<u32>,
     state: Vec<Gpu>,
@@ -57,9 +57,9 @@ struct SearchBranch<'a> {
 struct ChosenSums {
     freed: Shortfall,
     given_back: TenantUsage,
-    /// By budget: how many of its pods are evicted.
+    /// The number of evicted pods, by budget.
     covered: Vec<u32>,
-    /// By eviction limit: how many pods are evicted; and how many of this node.
+    /// The number of evicted pods, by eviction limit; and of those on this node.
     evicted: Vec<u32>,
     evicted_here: u32,
 }
@@ -305,7 +305,7 @@ impl<'a> SearchBranch<'a> {
         }
     }
 
-    /// The same GPUs, with exactly these victims.
+    /// The branch with the same GPUs and exactly these victims.
     fn with_exactly(&self, case: &'a VictimProblem<'a>, chosen: &[u32]) -> Self {
         let mut branch = Self::new(case, &self.gpu_candidates);
         chosen.iter().for_each(|unit| branch.take(case, *unit));

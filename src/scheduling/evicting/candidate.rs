@@ -25,17 +25,17 @@ pub struct PreemptionCandidate {
     pub gangs: Vec<VictimGroup>,
     /// Class exclusions by GPU: a class is admitted again when the last pod that excludes it has left.
     pub class_exclusions: Vec<ClassExclusion>,
-    /// By disruption budget that covers a candidate: how many of its pods may be disrupted.
+    /// How many pods may be disrupted, by disruption budget that covers one of the potential victims.
     pub budgets: Vec<u32>,
-    /// Which budgets those are, as indices into the ledger's list.
+    /// The indices of those budgets in the ledger's list.
     pub budget_places: Vec<usize>,
     /// False if budgets may exist that this process may not read.
     pub budgets_known: bool,
-    /// What the preemptor's tenant may have, and has.
+    /// The quota of the preemptor's tenant, and its use.
     pub tenant: TenantQuota,
-    /// What the scheduler itself must see freed.
+    /// CPU, memory and VRAM that the scheduler itself must see freed.
     pub shortfall: Shortfall,
-    /// By how much disruption budgets are overdrawn on this node, whichever victims are chosen.
+    /// The number of pods by which disruption budgets are overdrawn on this node, whichever victims are chosen.
     pub violations: u32,
 }
 
@@ -44,8 +44,8 @@ pub struct PreemptionCandidate {
 pub struct VictimGroup {
     /// All members, on whichever node, in order of UID.
     pub members: Arc<[PodUid]>,
-    /// Of the members on other nodes: their eviction cost, the longest grace period, the quota they give back, and the budgets
-    /// that cover them.
+    /// Sums over the members on other nodes: their eviction cost, the longest grace period, the quota they give back, and the
+    /// budgets that cover them.
     pub eviction_cost: EvictionCost,
     pub grace: Millis,
     pub given_back: TenantUsage,
@@ -54,10 +54,10 @@ pub struct VictimGroup {
 }
 
 /// The nodes and tenants of a group's members on other nodes than one. A group may be on every node, and each of these may be
-/// looked at: all share one list.
+/// examined: all share one list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MembersElsewhere {
-    /// Of all members, in order of node.
+    /// The node and tenant of each member, in order of node.
     all: Arc<[(NodeName, Option<TenantId>)]>,
     here: Range<usize>,
 }
@@ -75,7 +75,7 @@ impl MembersElsewhere {
     }
 }
 
-/// What the scheduler itself must see freed on the node: the sum over the victims it proposed.
+/// CPU, memory and VRAM that the scheduler must see freed on the node: the sum over the victims it proposed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Shortfall {
     pub vram: Bytes,

@@ -15,7 +15,7 @@ use crate::vocabulary::gpu::{Gpu, GpuSet};
 /// The lower bounds of one node's GPUs; kept from one node to the next, which needs the same memory.
 #[derive(Debug, Default)]
 struct GpuFloors {
-    /// By index; `None` for one that the demand cannot use.
+    /// The floor of each GPU, by index; `None` for one that the demand cannot use.
     on_gpus: Vec<Option<GpuFloor>>,
     costs: Vec<EvictionCost>,
     evicted: Vec<u32>,
@@ -29,7 +29,7 @@ impl Ledger {
         self.bounds_of(self.all_node_states(), claim, demand)
     }
 
-    /// The same of some nodes, which are in order of name.
+    /// [`Self::cost_bounds`] on some nodes, which are in order of name.
     pub(crate) fn cost_bounds_on<'n>(
         &self,
         nodes: impl Iterator<Item = &'n NodeName>,
@@ -43,7 +43,7 @@ impl Ledger {
         )
     }
 
-    /// Of nodes in order of name.
+    /// The cost bounds of nodes that are in order of name.
     fn bounds_of<'s>(
         &'s self,
         node_states: impl Iterator<Item = &'s NodeState>,
@@ -99,7 +99,7 @@ impl Ledger {
         Some((last, on_gpus.div_ceil(widest)))
     }
 
-    /// In one pass over the residents. The results are of the GPUs that can be emptied for the demand, the lowest first.
+    /// Fills `floors` in one pass over the residents: the results of the GPUs that can be emptied for the demand, the lowest first.
     fn fill_floors(
         &self,
         node_state: &NodeState,
@@ -137,7 +137,7 @@ impl Ledger {
             .collect();
         for place in ended.iter() {
             if let Some(Some(floor)) = on_gpus.get_mut(place) {
-                // Their memory is no more than all unaccounted VRAM.
+                // The memory of pods that have ended is no more than all unaccounted VRAM.
                 floor.add(
                     gpus[place].unaccounted_vram.0,
                     EvictionCost::default(),

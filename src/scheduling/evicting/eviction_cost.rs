@@ -128,7 +128,7 @@ impl Ledger {
         Some(self.eviction_cost(uid, pod_state, node_state, used, preemptor))
     }
 
-    /// For how long it has worked since it last saved its work, up to a cap. A pod that never reports a checkpoint has saved
+    /// How long it has worked since it last saved its work, up to a cap. A pod that never reports a checkpoint has saved
     /// nothing.
     fn unsaved(&self, pod_state: &PodState) -> Millis {
         let class = self.policy().class(pod_state.demand.class);
@@ -167,7 +167,7 @@ impl Ledger {
     }
 }
 
-/// By the node's latest reading; zero once that has expired.
+/// Requests that the pod's engine works on by the node's latest reading; zero once that has expired.
 fn requests_in_flight(uid: &PodUid, node_state: &NodeState) -> u64 {
     node_state
         .believed_reading()

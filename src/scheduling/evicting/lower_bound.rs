@@ -14,7 +14,7 @@ use crate::vocabulary::demand::{Demand, Sharing};
 use crate::vocabulary::gpu::Gpu;
 use std::cmp::Reverse;
 
-/// One shortfall, and which units relieve it by how much.
+/// A shortfall of VRAM, CPU or memory, and which units relieve it by how much.
 #[derive(Debug)]
 pub(crate) struct GpuShortfall {
     /// The GPU's index; unused for a sum.
@@ -22,7 +22,7 @@ pub(crate) struct GpuShortfall {
     pub need: u64,
     /// The units that relieve it, the best relief for its cost first.
     by_value: Vec<FreedShare>,
-    /// The same units, the lowest priority first, and the least spared first.
+    /// Those units, the lowest priority first, and the least spared first.
     by_priority: Vec<FreedShare>,
     by_spared: Vec<FreedShare>,
     pub least: EvictionCost,
@@ -234,12 +234,12 @@ fn sums_of(unit: &VictimUnit<'_>) -> [u64; 3] {
     sums(&unit.freed)
 }
 
-/// What a sum still lacks.
+/// The amount of a sum that is still missing once `freed` is given back.
 pub(crate) fn sum_need(lack: &GpuShortfall, freed: &Shortfall) -> u64 {
     lack.need.saturating_sub(sums(freed)[lack.place])
 }
 
-/// What must be given back on a GPU at least: bytes, or the number of resident pods for a pod that wants the GPU exclusively.
+/// The amount that must be freed on a GPU: bytes, or the number of residents for a pod that wants the GPU exclusively.
 pub(crate) fn gpu_need(gpu: &Gpu, demand: &Demand) -> u64 {
     match demand.sharing {
         Sharing::Exclusive => gpu.tenants.into(),
@@ -296,10 +296,10 @@ fn gpu_cost_floor(
 #[derive(Debug, Clone)]
 pub(crate) struct GpuFloor {
     need: u64,
-    /// What all of them together do not cover.
+    /// The part of the need that all of them together do not cover.
     left: u64,
     best: Option<EvictionCost>,
-    /// What those that leave anyway do not cover.
+    /// The part of the need that those that leave anyway do not cover.
     left_to_evict: u64,
     largest: u64,
 }
@@ -340,7 +340,7 @@ impl GpuFloor {
         ));
     }
 
-    /// `None` if even all of them are not enough.
+    /// The lower bound of the cost; `None` if even all of them are not enough.
     pub fn cost(&self) -> Option<EvictionCost> {
         if self.need == 0 {
             return Some(EvictionCost::default());
@@ -366,7 +366,7 @@ impl GpuFloor {
     }
 }
 
-/// What one pod gives back on a GPU.
+/// The amount that one pod gives back on a GPU.
 fn relief(resident: &PotentialVictim, gpu: &Gpu, demand: &Demand) -> u64 {
     match demand.sharing {
         // It is no resident any more.

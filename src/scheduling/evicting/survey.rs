@@ -24,18 +24,18 @@ use std::sync::Arc;
 struct GroupVictims<'l> {
     /// In order of node.
     members: Vec<GroupMember<'l>>,
-    /// The same: where they are, and their tenants.
+    /// The node and tenant of each member, in the order of `members`.
     places: Arc<[(NodeName, Option<TenantId>)]>,
     /// In order of UID.
     uids: Arc<[PodUid]>,
-    /// What the first so many members come to, and all behind these: all but those of one node are two of the sums.
+    /// The sums over the first members, and over the last ones, by their number: all but those of one node are two of the sums.
     before: Vec<GroupSum>,
     behind: Vec<GroupSum>,
     /// A member uses borrowed capacity: only a preemptor that may reclaim its tenant's guarantee evicts the group.
     is_reclaimed: bool,
 }
 
-/// What the eviction of some members comes to.
+/// The sum of eviction cost, grace period and usage over some members.
 #[derive(Debug, Clone, Copy, Default)]
 struct GroupSum {
     eviction_cost: EvictionCost,
@@ -45,7 +45,7 @@ struct GroupSum {
 
 struct GroupMember<'l> {
     victim: PotentialVictim,
-    /// Those that cover it.
+    /// The indices of the disruption budgets that cover it.
     budgets: Vec<usize>,
     node: &'l NodeName,
 }
@@ -57,7 +57,7 @@ pub struct CandidateSurvey<'l> {
     demand: &'l Demand,
     groups: BTreeMap<&'l GroupKey, Result<GroupVictims<'l>, KeepReason>>,
     coverage: BudgetIndex<'l>,
-    /// By budget: the disruptions that victims of other preemptors will still use.
+    /// Disruptions that victims of other preemptors will still use, by budget.
     spent: BTreeMap<usize, u32>,
     /// Groups with members on other nodes are kept.
     is_of_one_node: bool,
@@ -77,7 +77,7 @@ impl Ledger {
         })
     }
 
-    /// The same, as if the preemptor requested `demand`.
+    /// [`Self::candidates_for`] as if the preemptor requested `demand`.
     pub(crate) fn candidates_for_demand<'n>(
         &self,
         claim: &Preemptor,
@@ -91,7 +91,7 @@ impl Ledger {
             .collect()
     }
 
-    /// The same, one node after the other.
+    /// A survey that makes the candidates for the preemptor one node after the other.
     pub fn survey<'l>(&'l self, claim: &'l Preemptor, demand: &'l Demand) -> CandidateSurvey<'l> {
         CandidateSurvey::new(self, claim, demand)
     }
@@ -121,8 +121,8 @@ impl Ledger {
             .or_else(|| survey.budget_is_kept(pod_state))
     }
 
-    /// By how many pods disruption budgets are overdrawn if these are evicted for the pod, beside the victims of other pods'
-    /// reservations.
+    /// The number of pods by which disruption budgets are overdrawn if these are evicted for the pod, beside the victims of other
+    /// pods' reservations.
     pub(crate) fn budget_violations<'u>(
         &self,
         preemptor: &PodUid,
@@ -145,7 +145,7 @@ impl Ledger {
             .sum()
     }
 
-    /// The pod as a potential victim, with its eviction cost for `preemptor`; `None` if it has no place on the node.
+    /// The pod as a potential victim, with its eviction cost for the preemptor; `None` if it has no placement on the node.
     pub(super) fn with_eviction_cost(
         &self,
         uid: &PodUid,
@@ -209,7 +209,7 @@ impl<'l> CandidateSurvey<'l> {
         }
     }
 
-    /// The same for one that evicts pods of one node only: a group with members on others stays.
+    /// Restricts the survey to victims on one node: a group with members on others is not evicted.
     pub(crate) fn of_one_node(self) -> Self {
         Self {
             is_of_one_node: true,
@@ -273,8 +273,8 @@ impl<'l> CandidateSurvey<'l> {
         Some(candidate)
     }
 
-    /// Brings the budgets of a candidate that was made earlier up to date: other pods may have become victims since, on other
-    /// nodes.
+    /// Updates the budgets of a candidate that was made earlier: other pods may have become victims since,
+    /// on other nodes.
     pub fn allow(&self, candidate: &mut PreemptionCandidate) {
         candidate.budgets = candidate
             .budget_places
@@ -585,7 +585,7 @@ impl<'l> GroupVictims<'l> {
 struct CandidateIndex<'l> {
     gangs: BTreeMap<&'l GroupKey, u16>,
     budgets: Vec<usize>,
-    /// Where each is among them.
+    /// The position of each budget in `budgets`.
     of_budget: BTreeMap<usize, u16>,
 }
 

@@ -30,12 +30,12 @@ pub(crate) struct VictimUnit<'a> {
     pub given_back: TenantUsage,
     /// A budget is listed once for each pod that it covers.
     pub budgets: Vec<u16>,
-    /// The same for the eviction limits that a set of this candidate could exceed, as indices into [`VictimProblem::left`].
+    /// Eviction limits that a set of this candidate could exceed: indices into [`VictimProblem::limits_left`], one for each pod.
     pub limits: Vec<u16>,
     pub grace: Millis,
 }
 
-/// One candidate and one demand.
+/// The victim search of one candidate for one demand.
 #[derive(Debug)]
 pub(crate) struct VictimProblem<'a> {
     pub candidate: &'a PreemptionCandidate,
@@ -49,7 +49,7 @@ pub(crate) struct VictimProblem<'a> {
     pub sums: SumShortfalls,
     /// No set of this candidate costs less.
     pub least: EvictionCost,
-    /// By eviction limit that a set could exceed: how many more pods may be evicted.
+    /// How many more pods may be evicted, by eviction limit that a set could exceed.
     pub left: Vec<u32>,
     /// How many pods of this node may be evicted at most.
     pub left_here: u32,
@@ -178,7 +178,7 @@ impl<'a> VictimProblem<'a> {
         on_gpus.div_ceil(self.widest)
     }
 
-    /// By how much budgets are overdrawn, given how many covered pods of each are evicted.
+    /// The number of pods by which budgets are overdrawn, given how many covered pods of each are evicted.
     pub fn violations(&self, covered: &[u32]) -> u32 {
         let over = covered
             .iter()

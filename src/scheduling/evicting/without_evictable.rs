@@ -16,7 +16,7 @@ use crate::vocabulary::demand::HostResources;
 use crate::vocabulary::gpu::Gpu;
 use crate::vocabulary::node::Node;
 
-/// What a node has free once its evictable pods have left.
+/// A node's GPUs, CPU and memory once its evictable pods have left.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WithoutEvictable {
     /// In the order of the node's GPUs.
@@ -26,7 +26,7 @@ pub struct WithoutEvictable {
 }
 
 impl WithoutEvictable {
-    /// The same, with the CPU and memory of evictable pods without a GPU.
+    /// Adds the CPU and memory of evictable pods without a GPU.
     pub fn and_freed(self, others: HostResources) -> Self {
         Self {
             freed: sum(self.freed, others),

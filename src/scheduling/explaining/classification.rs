@@ -93,7 +93,7 @@ pub fn tenant(facts: &Facts) -> Option<TenantPart> {
     })
 }
 
-/// What is kept free of pods of its class; nothing, if its class is not preemptible.
+/// The GPUs kept free of pods of its class, by rule; empty if its class is not preemptible.
 pub fn spare(facts: &Facts) -> Vec<SparePart> {
     let (policy, demand) = (&facts.policy, facts.demand());
     if !policy.is_preemptible(demand.class) || demand.asks_plugin() {
@@ -147,7 +147,7 @@ fn passed_over(
     })
 }
 
-/// Without what may name others: who may see all pods may see the policy.
+/// The condition without what may name other pods; readers who may see all pods may see the policy.
 fn without_others(condition: Condition) -> Condition {
     match &*condition.field {
         "namespaces" | "expression" => Condition {
@@ -158,7 +158,7 @@ fn without_others(condition: Condition) -> Condition {
     }
 }
 
-/// Not a condition on the pod, but on the time.
+/// The condition on the time that the class's windows set.
 fn when(wants: String, has: &str) -> Condition {
     Condition {
         field: "when".into(),

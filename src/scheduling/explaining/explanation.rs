@@ -30,7 +30,7 @@ pub struct Explanation {
     pub class: ClassPart,
     /// `None` if no tenant has the pod's namespace.
     pub tenant: Option<TenantPart>,
-    /// By rule of `planning.spare`; empty for a class that is not preemptible.
+    /// Spare GPUs, one entry a rule of `planning.spare`; empty for a class that is not preemptible.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub spare: Vec<SparePart>,
     /// `None` unless the pod waits and its class may borrow.
@@ -42,7 +42,7 @@ pub struct Explanation {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unsupported: Vec<UnsupportedPart>,
     pub counts: Counts,
-    /// Of an answer by a replica that does not lead: what it lacks, and who has it. The edge adds it.
+    /// What the answer of a replica on standby lacks, and which replica leads. The edge adds it; `None` by the leader.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub standby: Option<StandbyPart>,
     /// In detail: the nodes that fit, best first; then, of the others, the nearest to fitting.
@@ -78,7 +78,7 @@ pub struct ConflictPart {
 }
 
 impl ConflictPart {
-    /// As the reader of an explanation of `own` may see it.
+    /// The conflict as the reader of an explanation of the pod `explained` may see it.
     pub fn shown_to(reader: PodAccess, own: &PodKey, conflict: &GpuConflict) -> Self {
         let text = conflict.told(&|pod| reader.shows(own, pod));
         let mut conflict = conflict.clone();
@@ -180,7 +180,7 @@ pub struct TenantPart {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SparePart {
-    /// Which GPUs.
+    /// The GPUs that the rule covers, in words.
     pub rule: String,
     /// How many stay free.
     pub keeps: u32,
@@ -300,13 +300,13 @@ pub enum PodStage {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RefusedPart {
-    /// Since the pod was refused, or woken after that.
+    /// Time since the pod was refused, or requeued after that.
     pub ago_millis: Millis,
     /// How many nodes the scheduler asked about; other plugins had ruled out the rest.
     pub asked_about: u32,
-    /// How often it was woken since the scheduler last asked.
+    /// How often it was requeued since the scheduler last asked.
     pub woken: u32,
-    /// How many times in a row it was woken and refused again.
+    /// How many times in a row it was requeued and refused again.
     pub unanswered_wakes: u32,
     /// Nobody has asked about it since this process began to act: an earlier one may have refused it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -336,7 +336,7 @@ pub struct NodePart {
     /// Devices of the resource that the pod requests; `None` if the node has none or the pod requests VRAM.
     pub devices: Option<DevicesPart>,
     pub pool: Option<String>,
-    /// What is remarkable about its GPUs by its Node object.
+    /// Warnings about its GPUs that follow from its Node object.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
     /// How current the measurements of this node are.
@@ -428,7 +428,7 @@ pub struct GpuPart {
     /// `None` if no pod here lends or borrows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loans: Option<GpuLoansPart>,
-    /// Of the fullest engine on it, as it was last read; `None` if unknown.
+    /// KV cache usage of the fullest engine on it, as it was last read; `None` if unknown.
     pub kv_cache_percent: Option<Percent>,
     /// Requests that wait for the engines on it; `None` if unknown.
     pub queue: Option<u32>,
@@ -439,7 +439,7 @@ pub struct GpuPart {
     pub starting: bool,
     /// The pods here that the reader may see.
     pub occupants: Vec<OccupantPart>,
-    /// Those that the reader may not see; `None` without any.
+    /// The pods here that the reader may not see; `None` without any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub others: Option<OthersPart>,
     /// The pod would get the GPU, or has it.
@@ -463,7 +463,7 @@ pub struct OthersPart {
 }
 
 impl OthersPart {
-    /// `None` of no pod.
+    /// Number of pods and sum of their VRAM, one item a pod; `None` without any.
     pub fn sum(each: impl IntoIterator<Item = Bytes>) -> Option<Self> {
         let add = |sum: Option<Self>, one| {
             let Self { pods, bytes } = sum.unwrap_or_default();
@@ -496,7 +496,7 @@ pub struct WakePart {
 pub struct EngineLoadPart {
     /// KV cache in use, averaged over the policy's `telemetry.smoothing`; `None` if unknown.
     pub average_percent: Option<Percent>,
-    /// By how many points of KV cache the average changes in a minute.
+    /// Change of the average a minute, in points of KV cache.
     pub trend_per_minute: Option<i32>,
     /// What decisions count: it follows the average in steps.
     pub counted_percent: Option<Percent>,
@@ -554,7 +554,7 @@ pub struct PodLoanPart {
     pub stage: LoanStage,
     /// What `stowage.dev/wake-requested` says.
     pub request: Option<String>,
-    /// Of a pod that borrows, the pods on its GPUs that lend; of any other, the pods that borrow there.
+    /// For a pod that borrows, the pods on its GPUs that lend; for any other, the pods that borrow there.
     pub others: Vec<String>,
     /// VRAM that pods borrow on its GPUs.
     pub borrowed_bytes: Bytes,
@@ -609,9 +609,9 @@ pub struct StartPart {
 pub struct CalibrationPart {
     /// Where that was learned.
     pub source: FactorSource,
-    /// From how many starts; 0 if nothing was.
+    /// Number of starts that it was learned from; 0 if none.
     pub starts: u16,
-    /// Of the part that depends on bytes.
+    /// Factor of the part that depends on bytes, in thousandths.
     pub transfer_thousandths: u32,
     pub init_thousandths: u32,
 }
@@ -620,10 +620,10 @@ pub struct CalibrationPart {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BoundStartPart {
-    /// After binding.
+    /// Expected time from binding until the engine answers.
     pub expected_millis: Millis,
-    /// The same by the policy's speeds alone.
+    /// Time from binding until the engine answers, by the policy's speeds alone.
     pub policy_millis: Millis,
-    /// When it did; `None` while it starts.
+    /// Time from binding until the engine answered; `None` while it starts.
     pub took_millis: Option<Millis>,
 }

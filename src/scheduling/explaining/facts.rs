@@ -34,7 +34,7 @@ pub struct Facts {
     /// The indices of the nodes that the scheduler asked about when the pod was last refused; `None` if it was not, or that is
     /// unknown.
     asked: Option<BTreeSet<usize>>,
-    /// Nodes as the pod sees them: its own soft reservation is no obstacle for it.
+    /// The nodes with a reservation of the pod, without that reservation: it is no obstacle for the pod itself.
     own_nodes: Vec<Node>,
     /// The placement reserved for the pod.
     pub reserved_placement: Option<(NodeName, Result<GpuSet, Misfit>)>,
@@ -137,7 +137,7 @@ impl Facts {
         self
     }
 
-    /// Whether the scheduler asked about the node at `place`: nodes that it does not ask about were ruled out by another plugin.
+    /// Whether the scheduler asked about the node at `index`: nodes that it does not ask about were ruled out by another plugin.
     pub fn was_asked(&self, place: usize) -> Option<bool> {
         self.asked.as_ref().map(|asked| asked.contains(&place))
     }
@@ -185,7 +185,7 @@ fn own_nodes(ledger: &Ledger, uid: &PodUid, entry: &PodState) -> Vec<Node> {
         .collect()
 }
 
-/// What the snapshot does not say of one node.
+/// Facts about one node that the snapshot does not have.
 #[derive(Default)]
 pub struct NodeDetails {
     pub pool: Option<String>,
@@ -254,7 +254,7 @@ impl NodeDetails {
         known.map(|(_, reading, smoothed)| (*reading, *smoothed))
     }
 
-    /// The pods on the GPUs at `places` of `devices`; none, if the node has other devices by now.
+    /// The pods on these `gpus` of `devices`; none, if the node has other devices by now.
     pub fn on<'a>(
         &'a self,
         devices: &[Device],
@@ -333,7 +333,7 @@ impl<'a> GpuOccupants<'a> {
         }
     }
 
-    /// The names to the reader of the pods that `is_meant` selects, without the pod itself.
+    /// The names that the reader may see of the pods that `is_included` selects, without the explained pod.
     pub fn named(self, is_meant: impl Fn(&Occupant) -> bool) -> Vec<String> {
         let others = self
             .iter()
@@ -381,10 +381,10 @@ impl<'a> GpuOccupants<'a> {
     }
 }
 
-/// The nodes that are examined closely when victims are sought: the nearest to fitting.
+/// The number of nodes, nearest to fitting first, that are searched for victims.
 pub(crate) const NODES_FOR_VICTIMS: usize = 64;
 
-/// Which nodes are shown in detail.
+/// The number of nodes that are shown in detail, at least 1.
 pub(crate) fn best_shown(options: &ShownNodes, nodes: usize) -> usize {
     match options {
         ShownNodes::Best(best) => (*best).min(nodes).max(1),

@@ -39,7 +39,7 @@ pub struct Fleet {
     pub nodes: Vec<FleetNode>,
     /// Pods without a node, the highest priority first, then those that wait longest.
     pub pending: Vec<FleetPendingPod>,
-    /// All of them, listed or not.
+    /// Number of all pending pods, listed or not.
     pub pending_count: u64,
 }
 
@@ -113,7 +113,7 @@ pub struct FleetGpu {
     pub lendable_bytes: Bytes,
     /// In use by all processes, as last measured; `None` if nothing was.
     pub used_bytes: Option<Bytes>,
-    /// Of the fullest engine on it, as last read: 0 without engines, `None` if it is unknown.
+    /// KV cache usage of the fullest engine on it, as last read: 0 without engines, `None` if it is unknown.
     pub kv_cache_percent: Option<Percent>,
     /// Requests that wait in the queues of its engines, likewise. Decisions use the average of some seconds.
     pub queue: Option<u32>,
@@ -142,7 +142,7 @@ pub struct FleetPod {
     pub starting: bool,
     /// It is being deleted.
     pub leaving: bool,
-    /// Since when it runs, as far as that is known.
+    /// When it started to run, if that is known.
     pub started: Option<Moment>,
     /// It uses VRAM that sleeping engines lend.
     pub borrows: bool,
@@ -161,7 +161,7 @@ pub struct FleetPendingPod {
     pub bytes_per_gpu: Bytes,
     pub gpus: u32,
     pub gate: SchedulingGate,
-    /// Since when it waits.
+    /// When it began to wait.
     pub since: Moment,
     /// It was refused, and has not been placed since.
     pub refused: bool,

@@ -33,7 +33,7 @@ pub fn fragmented_vram(ledger: &Ledger) -> Bytes {
     Bytes(u64::try_from(unusable / pods).unwrap_or(u64::MAX))
 }
 
-/// What is free on the GPUs of a node that such a pod could use.
+/// The free VRAM on the GPUs of a node that a pod of this shape could use.
 fn useful(node: &Node, shape: &DemandShape) -> Bytes {
     if node
         .free_host
@@ -62,7 +62,7 @@ fn exceeds(wanted: HostResources, free: HostResources) -> bool {
     wanted.cpu > free.cpu || wanted.memory > free.memory
 }
 
-/// Nothing of a GPU that takes no pods.
+/// Free VRAM of a GPU; zero if it takes no pods.
 fn free_vram(gpu: &Gpu) -> Bytes {
     let is_open = gpu.health == Health::Healthy && !gpu.exclusive;
     if is_open { gpu.free() } else { Bytes::ZERO }

@@ -25,7 +25,7 @@ pub(crate) fn pod_loan(facts: &Facts) -> Option<PodLoanPart> {
     )
 }
 
-/// For a pod that waits and whose class may borrow.
+/// Whether the pod may borrow; `None` unless it waits and its class may borrow.
 pub fn borrowing(facts: &Facts) -> Option<BorrowingPart> {
     let kept_out = facts
         .borrowing
@@ -42,7 +42,7 @@ pub fn borrowing(facts: &Facts) -> Option<BorrowingPart> {
     })
 }
 
-/// `None` where no pod lends or borrows.
+/// The VRAM that is lent on one GPU; `None` where no pod lends or borrows.
 pub fn on_gpu(gpu: &Gpu, gpu_occupants: GpuOccupants<'_>) -> Option<GpuLoansPart> {
     let are = |is_one: fn(&LoanStage) -> bool| {
         gpu_occupants

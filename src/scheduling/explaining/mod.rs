@@ -37,7 +37,7 @@ use explanation::NodePart;
 use facts::{Facts, NodeDetails};
 use nodes::NodeOutline;
 
-/// Which nodes are shown in detail.
+/// The selection of nodes that are shown in detail.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ShownNodes {
     /// The best nodes that fit, at most this many; nodes that do not fit are grouped if they are many.
@@ -47,7 +47,7 @@ pub enum ShownNodes {
 }
 
 impl Default for ShownNodes {
-    /// As many as a person compares.
+    /// The best ten: as many as a person compares.
     fn default() -> Self {
         Self::Best(10)
     }
@@ -63,7 +63,7 @@ pub fn explain(
     explain_to(PodAccess::All, cluster, uid, options)
 }
 
-/// The same, to a reader who may not see every pod.
+/// Explains a pod as [`explain`] does, to a reader who may not see every pod.
 pub fn explain_to(
     reader: PodAccess,
     cluster: &mut ClusterCopy,

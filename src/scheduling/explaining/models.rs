@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Which part of the answer: at most so many entries, after this one.
+/// The requested page of a list: at most `limit` entries after the key `after`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Page<K> {
     pub limit: usize,
@@ -195,7 +195,7 @@ fn usual_engine(ledger: &Ledger, model: &ModelId) -> Option<Engine> {
         .map(|(.., engine)| engine)
 }
 
-/// Which models are anywhere, in how many places. Never more than a page of them is kept, whatever agents report.
+/// Lists all models and in how many places each is. Never more than one list page of them is kept, whatever agents report.
 pub fn list(ledger: &Ledger, page: &Page<ModelId>) -> ModelList {
     let mut known: BTreeMap<&ModelId, ModelCounts> = BTreeMap::new();
     let mut is_more = false;
@@ -251,7 +251,7 @@ pub fn list(ledger: &Ledger, page: &Page<ModelId>) -> ModelList {
     }
 }
 
-/// What one node has, in states only.
+/// The states of each model on one node.
 fn states_by_model(reading: &NodeReading) -> BTreeMap<&ModelId, Vec<ModelPlaceState>> {
     let mut states: BTreeMap<&ModelId, Vec<ModelPlaceState>> = BTreeMap::new();
     for engine in &reading.engines {
@@ -270,7 +270,7 @@ fn states_by_model(reading: &NodeReading) -> BTreeMap<&ModelId, Vec<ModelPlaceSt
     states
 }
 
-/// Since when a pod runs that is bound.
+/// When a bound pod started to run; `None` if it is not bound.
 fn started(pod_state: &PodState) -> Option<Moment> {
     match &pod_state.phase {
         PodPhase::Bound(bound) => Some(bound.started),
@@ -304,7 +304,7 @@ impl ReportedModels<'_> {
         places
     }
 
-    /// What an engine takes to start here. Of an engine that is not known, nothing was learned.
+    /// The time an engine takes to start here; by the policy's speeds alone, if it is unknown which engine.
     fn start(
         &self,
         holding: Option<&NodeModel>,
@@ -321,7 +321,7 @@ impl ReportedModels<'_> {
         }
     }
 
-    /// Until an engine answers that loads now.
+    /// The time until an engine answers that is loading now.
     fn still_loading(
         &self,
         pod_state: Option<&PodState>,
@@ -346,7 +346,7 @@ impl ReportedModels<'_> {
         left(whole, pod_state.and_then(started).unwrap_or(now))
     }
 
-    /// Until an engine answers that sleeps and is woken now.
+    /// The time until a sleeping engine answers if it is woken now.
     fn asleep(
         &self,
         level: SleepLevel,
@@ -419,7 +419,7 @@ impl ReportedModels<'_> {
 }
 
 impl ModelCounts {
-    /// What one node has.
+    /// Counts the locations on one node.
     fn add(&mut self, places: &[ModelPlace]) {
         places.iter().for_each(|place| *self.of(place.state) += 1);
         self.absent += u32::from(places.is_empty());

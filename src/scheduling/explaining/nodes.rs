@@ -129,7 +129,7 @@ impl NodeOutline {
             .filter(|(place, _)| facts.was_asked(*place) != Some(false))
     }
 
-    /// What is shown of the node at `place`.
+    /// What is shown of the node at `index` of the snapshot.
     pub fn part(&self, place: usize, facts: &Facts, known: &NodeDetails) -> NodePart {
         let node = &facts.snapshot.nodes()[place];
         let misfit = self

@@ -9,9 +9,9 @@ use std::collections::BTreeSet;
 pub enum PodAccess {
     #[default]
     All,
-    /// Those of its namespace.
+    /// The pods of the explained pod's namespace.
     Namespace,
-    /// That one.
+    /// The explained pod only.
     Own,
 }
 

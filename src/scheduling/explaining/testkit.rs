@@ -36,7 +36,7 @@ pub struct Sketch {
     pub never_preempts: bool,
     pub model: Option<&'static str>,
     pub labels: BTreeMap<String, String>,
-    /// Of `nvidia.com/gpu`, in place of VRAM.
+    /// Amount of `nvidia.com/gpu`, in place of VRAM.
     pub devices: Option<&'static str>,
 }
 

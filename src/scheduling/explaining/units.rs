@@ -29,7 +29,7 @@ pub fn gpus(milli: u64) -> String {
     }
 }
 
-/// `2.0 GiB and 0.5 GPUs`; `nothing` is the text for a missing bound.
+/// `2.0 GiB and 0.5 GPUs`; `if_unbounded` is the text for a missing bound.
 pub fn amount(amount: ShareAmount, nothing: &str) -> String {
     let vram = amount.vram_bytes.map(|vram| vram.to_string());
     let gpus = amount.milli_gpus.map(|milli| {

@@ -17,7 +17,7 @@ pub struct UnsupportedPart {
     pub nodes: u32,
 }
 
-/// By rule, in order of their names.
+/// The unsupported rules of a pending pod, in order of their names, with the number of nodes of each.
 pub fn unsupported(cluster: &ClusterCopy, facts: &Facts) -> Vec<UnsupportedPart> {
     if !matches!(facts.entry.phase, PodPhase::Waiting(_)) {
         return Vec::new();

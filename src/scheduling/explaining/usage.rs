@@ -17,7 +17,7 @@ pub struct ClusterUsage {
     pub classes: Vec<ClassUsage>,
     /// In the policy's order.
     pub tenants: Vec<TenantShare>,
-    /// Of the reservation that has lasted longest; zero without one.
+    /// Age of the oldest reservation; zero without one.
     pub oldest_reservation: Millis,
 }
 
@@ -27,12 +27,12 @@ pub struct ClassUsage {
     pub name: String,
     /// VRAM of placed pods and of reservations.
     pub allocated: Bytes,
-    /// Of that, what sleeping engines lend.
+    /// The part of `allocated` that sleeping engines lend.
     pub borrowed: Bytes,
     pub bound: u64,
-    /// Without a node, and waiting for Stowage and nothing else; assumed ones included.
+    /// Number of pods without a node that wait for Stowage only; assumed ones included.
     pub pending: u64,
-    /// Of the pod among them that has waited longest; zero without one.
+    /// Age of the pending pod that has waited longest; zero without one.
     pub oldest_pending: Millis,
 }
 
@@ -163,8 +163,8 @@ impl TenantShare {
     }
 }
 
-/// Since when a pod waits for Stowage. A pod behind the gate of another waits for that one; and one that asks a device plugin may
-/// be another scheduler's until it was refused here.
+/// When a pod began to wait for Stowage; `None` if it does not. A pod behind the gate of another waits for that one; and one that
+/// asks a device plugin may be another scheduler's until it was refused here.
 fn pending_since(pod_state: &PodState) -> Option<Moment> {
     let waiting = match &pod_state.phase {
         PodPhase::Waiting(waiting) => waiting,

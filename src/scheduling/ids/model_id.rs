@@ -48,7 +48,7 @@ impl ModelId {
         &self.text
     }
 
-    /// The one of `known` that this is a short name of: without its organization, or joined to it by a mark that labels may hold.
+    /// The one of `candidates` that this is a short name of: without its organization, or joined to it by a mark that labels may hold.
     /// Itself if that leaves none or several, and at once if it has its organization.
     pub fn among<'a>(&'a self, known: impl IntoIterator<Item = &'a Self>) -> &'a Self {
         if self.has_organization() {
@@ -66,8 +66,8 @@ impl ModelId {
         found.unwrap_or(self)
     }
 
-    /// A bit for each name by which [`Self::among`] knows the model, whatever joins its parts: a short name, and what it stands
-    /// for, have one in common.
+    /// Bloom-filter bits of the names by which [`Self::resolve_among`] finds the model, whatever joins their parts: a short name,
+    /// and the full name it stands for, have one in common.
     pub(crate) fn marks_among(&self) -> u64 {
         let mark = |name: &str| {
             let mut hasher = FxHasher::default();

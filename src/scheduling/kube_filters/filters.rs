@@ -66,7 +66,7 @@ pub(super) struct NodeOccupancy<'a, P> {
     pub volumes: &'a VolumeRules<'a>,
     /// Volumes of the pods that are or will be there.
     pub attached: usize,
-    /// A rule of theirs that is not understood here.
+    /// A rule of those pods that is not supported.
     pub unsupported: Option<UnsupportedRule>,
 }
 
@@ -78,7 +78,7 @@ fn of_resource(resource: &str, asked: u64) -> String {
     }
 }
 
-/// As a manifest has it.
+/// The amount of a resource as manifests write it: `500m`, `60Gi`, `2`.
 fn amount(resource: &str, amount: u64) -> String {
     match resource {
         CPU if amount.is_multiple_of(1000) => (amount / 1000).to_string(),
@@ -89,7 +89,7 @@ fn amount(resource: &str, amount: u64) -> String {
     }
 }
 
-/// What resources of huge pages begin with.
+/// Prefix of the resources of huge pages.
 const HUGE_PAGES: &str = "hugepages-";
 
 pub(super) fn classify<'a, P>(pod: &Requirements, present: NodeOccupancy<'a, P>) -> FilterVerdict

@@ -54,13 +54,13 @@ pub struct ClusterFilters {
 pub struct FilterSnapshot {
     pages: ShardedMap<NodeName, Arc<FilterNodeState>>,
     waiting: ShardedMap<PodUid, Arc<Requirements>>,
-    /// By bound pod, the requirements of its successor; stored only where pods may be moved.
+    /// Requirements of the successors of bound pods; stored only where pods may be moved.
     movable: ShardedMap<PodUid, Arc<Requirements>>,
     repelling: Arc<AntiAffinityIndex>,
     volumes: Arc<VolumeIndex>,
 }
 
-/// Everything that the view was told, to be stored and loaded again.
+/// Stored form of [`ClusterFilters`]: every node, pod and storage object as it was set.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ClusterFiltersState {
     machines: Vec<Arc<FilterNode>>,
@@ -182,7 +182,7 @@ impl ClusterFilters {
         self.seen.waiting.insert(uid, Arc::new(wants));
     }
 
-    /// Sets the requirements of the pod that replaces this bound one if it is evicted.
+    /// Sets the requirements of the successor of a bound pod, which replaces it if it is evicted.
     pub(crate) fn set_movable(&mut self, uid: PodUid, wants: Requirements) {
         if self.seen.movable.get(&uid).map(|known| &**known) != Some(&wants) {
             self.seen.movable.insert(uid, Arc::new(wants));
@@ -211,7 +211,7 @@ impl ClusterFilters {
         self.forget_blank(&node);
     }
 
-    /// The view that was exported. Sums and the index of anti-affinities follow from the pods.
+    /// Rebuilds the filters from an exported state. Sums and the index of anti-affinities follow from the pods.
     pub fn load(state: ClusterFiltersState) -> Self {
         let mut filters = Self::default();
         state
@@ -279,12 +279,12 @@ impl ClusterFilters {
             .is_some_and(|page| page.claims_devices())
     }
 
-    /// See [`FilterSnapshot::wants`].
+    /// See [`FilterSnapshot::requirements_of`].
     pub fn wants(&self, pod: &PodUid) -> Option<&Arc<Requirements>> {
         self.seen.wants(pod)
     }
 
-    /// See [`FilterSnapshot::ask`].
+    /// See [`FilterSnapshot::query`].
     pub fn ask<'a>(&'a self, pod: Option<&'a PodUid>, wants: &'a Requirements) -> FilterQuery<'a> {
         self.seen.ask(pod, wants)
     }
@@ -306,7 +306,7 @@ impl FilterSnapshot {
         &self.volumes
     }
 
-    /// The whole state of the view that it was taken of.
+    /// Exports the whole state of the filters, to be stored.
     pub fn export(&self) -> ClusterFiltersState {
         let pages = || self.pages.in_no_order().map(|(_, page)| page);
         let mut machines: Vec<_> = pages().filter_map(|page| page.machine.clone()).collect();
@@ -437,7 +437,7 @@ impl<'a> FilterQuery<'a> {
         }
     }
 
-    /// The coming pods that are not there yet, and whether one of them was never observed.
+    /// The requirements of coming pods that are not on the node yet, and a rule if one of them was never observed.
     fn coming(
         &self,
         page: &FilterNodeState,
@@ -468,7 +468,7 @@ impl<'a> FilterQuery<'a> {
             .any(|(topology, values)| is_there(topology, values))
     }
 
-    /// Both will be on one node, whatever the topology key.
+    /// Whether a required anti-affinity of `other` may exclude the pod. Both will be on one node, whatever the topology key.
     fn is_repelled_by(&self, other: &Requirements) -> bool {
         other
             .repels

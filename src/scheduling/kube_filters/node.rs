@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// The labels of a node or of a pod.
 pub type ObjectLabels = BTreeMap<String, String>;
 
-/// By which a pod or a volume names its node.
+/// The label by which a pod or a volume names its node.
 pub const HOSTNAME: &str = "kubernetes.io/hostname";
 
 /// The taint that stands for `spec.unschedulable`: a pod that tolerates it may be placed on a cordoned node.
@@ -24,7 +24,7 @@ pub const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
 pub struct FilterNode {
     pub name: NodeName,
     pub labels: Arc<ObjectLabels>,
-    /// Includes [`UNSCHEDULABLE`] if the node is cordoned.
+    /// Includes [`UNSCHEDULABLE_TAINT`] if the node is cordoned.
     pub taints: Arc<[Taint]>,
     pub allocatable: Amounts,
     /// The greatest number of pods.
@@ -123,7 +123,7 @@ impl NodeTerm {
         self.matches(&machine.labels, &machine.name)
     }
 
-    /// The same for a node of which only labels and name are known.
+    /// Whether it matches a node with these labels and this name. A term without rules matches no node.
     pub fn matches(&self, labels: &ObjectLabels, name: &NodeName) -> bool {
         let asks = !self.labels.is_empty() || !self.name.is_empty();
         asks && self

@@ -57,7 +57,7 @@ impl FilterNodeState {
         taken
     }
 
-    /// The host ports in use then.
+    /// The host ports in use once `leaving` pods are gone and `coming` pods are placed.
     pub fn ports<'a>(
         &'a self,
         leaving: &'a [PodUid],
@@ -72,7 +72,7 @@ impl FilterNodeState {
         self.pods.values().any(|pod| pod.claims_devices)
     }
 
-    /// Volumes of the pods that are there then.
+    /// Number of volumes of the pods on the node once `leaving` pods are gone and `coming` pods are placed.
     pub fn attached(&self, leaving: &[PodUid], coming: &[&Requirements]) -> usize {
         let staying: usize = self
             .staying(leaving)

@@ -112,7 +112,7 @@ fn is_pod_level(resource: &str) -> bool {
     matches!(resource, CPU | MEMORY) || resource.starts_with("hugepages-")
 }
 
-/// The sums over the pods of a node. Only ever added to: without a pod, the sum is recomputed from the others.
+/// Sums of the requests of a node's pods. Only ever added to: without a pod, the sum is recomputed from the others.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct RequestedSums {
     pub pods: u64,

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 /// So many that a shard of eighty thousand claims has some hundreds.
 const SHARDS: usize = 128;
-/// Places of volumes that new volumes are compared with: nearly all volumes of a cluster are in a few zones.
+/// The number of recent topologies that a new volume is compared with: nearly all volumes of a cluster are in a few zones.
 const RECENT_PLACES: usize = 32;
 /// Every machine with GPUs that the large clouds rent out attaches as many volumes. How many more it does is not known here.
 pub(super) const ATTACHED_ANYWHERE: usize = 8;
@@ -32,7 +32,7 @@ pub struct VolumeClaim {
     pub of_one_pod: bool,
 }
 
-/// How far a claim is.
+/// Whether a claim is bound to a volume.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ClaimBinding {
     Bound {
@@ -87,7 +87,7 @@ pub struct VolumeIndex {
     recent: Vec<Arc<VolumePlace>>,
 }
 
-/// What is stored of it.
+/// Stored form of [`VolumeIndex`].
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct VolumeIndexState {
     claims: BTreeMap<Arc<str>, VolumeClaim>,
@@ -117,11 +117,11 @@ type Shard<V> = Arc<BTreeMap<Arc<str>, V>>;
 #[derive(Debug, Clone)]
 struct Shards<V>(Box<[Shard<V>]>);
 
-/// What the pod's volumes ask of a node.
+/// The rules that a pod's volumes set for its node.
 #[derive(Debug, Default)]
 pub(super) struct VolumeRules<'a> {
     rules: Vec<VolumeRule<'a>>,
-    /// Of a volume it is unknown what it asks.
+    /// A rule of one of the volumes that is not supported.
     unsupported: Option<UnsupportedRule>,
 }
 
@@ -254,7 +254,7 @@ impl VolumeIndex {
         index
     }
 
-    /// What the volumes of such a pod ask of a node.
+    /// The rules that the volumes of a pod with these requirements set for its node.
     pub(super) fn rules_of<'a>(&'a self, pod: &Requirements) -> VolumeRules<'a> {
         let mut found = VolumeRules::default();
         for claim in pod.claims.iter() {

@@ -1,4 +1,4 @@
-//! The way of a pod to its node: attempt, soft reservation, assume, and then confirm or forget; and what expires on it.
+//! A pod's path to its node: attempt, soft reservation, assume, then confirm or forget; and the deadlines on that path.
 
 use super::Ledger;
 use super::node_state::NodeState;
@@ -34,7 +34,7 @@ pub(crate) enum AssumeResult {
     Bound,
 }
 
-/// What a part of the deadlines that have passed has ended.
+/// The result of one round of expiring deadlines.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Expired {
     /// Pods whose reservations ended.
@@ -42,7 +42,7 @@ pub struct Expired {
     pub may_be_more: bool,
 }
 
-/// A Binding is written for so long after its decision. kube-scheduler asks again for as long as it takes.
+/// How long after its decision a Binding is written again: later the decision may be out of date. kube-scheduler retries anyway.
 const WRITTEN_FOR: Millis = Millis::seconds(10);
 
 /// Deadlines that pass under one lock. Each changes a pod and its node: some tens of microseconds while a plan or a page has a
@@ -50,19 +50,19 @@ const WRITTEN_FOR: Millis = Millis::seconds(10);
 const DEADLINES_AT_ONCE: usize = 4;
 
 impl Ledger {
-    /// Lets soft reservations, reservations, start gates and readings expire. Answers the pods whose reservations did.
+    /// Expires soft reservations, reservations, start gates and readings. Returns the pods whose reservations expired.
     pub(crate) fn expire(&mut self, now: Moment) -> Vec<PodUid> {
         self.run_out(now, ExpiredReservations::End, usize::MAX)
             .ended
     }
 
-    /// The same on a standby: reservations stand until the API server shows that the leader has ended them, or until
-    /// this replica acts and ends them itself.
+    /// Expires everything but reservations, as a standby does: these last until the API server shows that the leader ended them, or
+    /// until this replica leads and ends them itself.
     pub(crate) fn expire_except_reservations(&mut self, now: Moment) {
         self.run_out(now, ExpiredReservations::Stand, usize::MAX);
     }
 
-    /// The same for the first few, so that nothing waits long for the lock.
+    /// Expires the first few deadlines only, so that nothing waits long for the lock.
     pub(crate) fn expire_few(&mut self, now: Moment, is_leading: bool) -> Expired {
         let reservations = if is_leading {
             ExpiredReservations::End
@@ -132,7 +132,7 @@ impl Ledger {
         }
     }
 
-    /// The pod asks for a node (again): its soft reservation is open, and did not lead to a bind. Answers how often that has
+    /// The pod asks for a node (again): its soft reservation is open, and did not lead to a bind. Returns how often that has
     /// happened, and the node that was ranked first if the latest attempt was such a one.
     pub(crate) fn begin_attempt(&mut self, uid: &PodUid) -> (u32, Option<NodeName>) {
         self.set_soft_reservation(uid, None);
@@ -168,13 +168,13 @@ impl Ledger {
             .note_waiting(uid, |waiting| waiting.note_offered(node));
     }
 
-    /// The scheduler asked for victims for the pod on so many nodes.
+    /// Records on how many nodes the scheduler asked for victims for the pod.
     pub(crate) fn note_offered_to_preempt(&mut self, uid: &PodUid, nodes: usize) {
         self.pod_states
             .note_waiting(uid, |waiting| waiting.note_offered_to_preempt(nodes));
     }
 
-    /// kube-scheduler is told to evict these for the pod.
+    /// Records that the preempt verb named these victims to kube-scheduler, which evicts them itself for the pod.
     pub(crate) fn note_narrowed(&mut self, uid: &PodUid, node: NodeName, victims: Vec<PodUid>) {
         let there = victims
             .iter()
@@ -216,8 +216,8 @@ impl Ledger {
         (self.now < *deadline && victims.iter().any(is_there)).then_some(node)
     }
 
-    /// The placement that is the pod's already: where it is bound or assumed, or what its reservation keeps, with how many
-    /// victims are still in the way.
+    /// The pod's own placement: where it is bound or assumed, or what is reserved for it; an error says how many victims are still
+    /// there.
     pub(crate) fn reserved_placement(
         &self,
         uid: &PodUid,
@@ -351,7 +351,7 @@ impl Ledger {
         self.confirm_loan(uid, node, devices, false);
     }
 
-    /// The same of a Binding that says whether the pod borrows, which may be another than the one that was assumed.
+    /// Confirms a Binding that also says whether the pod borrows. It may be another than the one that was assumed.
     pub(crate) fn confirm_loan(
         &mut self,
         uid: &PodUid,
@@ -444,7 +444,7 @@ impl Ledger {
         )
     }
 
-    /// These GPUs, if the pod's tenant may take them of what is left to it.
+    /// Returns the chosen GPUs if they are within what the pod's tenant may still take.
     pub(super) fn within_limit(
         &self,
         left: TenantLimit,

@@ -1,4 +1,4 @@
-//! What makes a copy of the ledger and a view of the cluster cost next to nothing. What the states mean is not known here.
+//! Copy-on-write maps that make a copy of the ledger and a view of the cluster almost free. Nothing here knows what states mean.
 //!
 //! [`PodMap`] and [`NodeMap`]: a copy shares what neither side has changed since. A plan works on a copy that is made while everything
 //! else waits for the lock. Of pods, of which there may be a million, only groups of shards are counted then, and of nodes pieces; the
@@ -185,18 +185,18 @@ impl NodeMap {
         self.nodes.iter().map(|node_state| &**node_state)
     }
 
-    /// The place of a node, or where it would be.
+    /// The index of a node, or the one where it would be inserted.
     fn place_of(&self, name: &NodeName) -> Result<usize, usize> {
         self.nodes
             .search(|node_state| node_state.view().name.cmp(name))
     }
 }
 
-/// If nodes came or went more often, a snapshot is made again: to make room for one after the other would take longer.
+/// If more nodes came or went, the snapshot is built anew: inserting and removing them one by one would take longer.
 const MOST_CAME_OR_WENT: u64 = 512;
-/// The same if more nodes have changed, and more than a quarter of all: to look for one after the other would take longer.
+/// If more nodes changed, and more than a quarter of all, the snapshot is built anew: finding them one by one would take longer.
 const MOST_CHANGED: usize = 512;
-/// More that are noted go into a copy at once. Fewer in tests, whose clusters are small.
+/// If more changes are pending, they go into a copy at once. Fewer in tests, whose clusters are small.
 const MOST_NOTED: usize = if cfg!(test) { 1 } else { 128 };
 
 #[derive(Debug, Clone, Default)]
@@ -208,7 +208,7 @@ pub(super) struct Publication {
     published: Arc<Snapshot>,
     /// Nodes that came, went or changed since.
     changed: BTreeSet<NodeName>,
-    /// The snapshot has nothing of what is known.
+    /// The snapshot was never built from these nodes.
     is_outdated: bool,
 }
 
@@ -244,7 +244,7 @@ impl Publication {
         self.epoch += 1;
     }
 
-    /// Goes on from another one, as one change more: nodes that came, went or changed there since this one was made.
+    /// Continues from another publication, as one more change, with the nodes that came, went or changed there since.
     pub(super) fn follow(&mut self, other: &Self, changed: &BTreeSet<NodeName>) {
         (self.generation, self.epoch) = (other.generation + 1, other.epoch);
         self.changed.extend(changed.iter().cloned());
@@ -255,7 +255,7 @@ impl Publication {
         Arc::make_mut(&mut self.published).part_from_copies();
     }
 
-    /// Brings a changed node to the next reader.
+    /// Updates a changed node in the snapshot, or notes it for the next reader.
     pub(super) fn publish(&mut self, node: &Node) {
         match Arc::get_mut(&mut self.published) {
             Some(published)
@@ -274,7 +274,7 @@ impl Publication {
         !self.is_outdated && self.changed.len() > MOST_NOTED && self.epoch == self.published.epoch()
     }
 
-    /// Brings what is noted into a copy, if the snapshot is in use.
+    /// Updates the snapshot by all pending changes, in a copy if it is in use.
     pub(super) fn catch_up(&mut self, nodes: &NodeMap) {
         let changed = self
             .changed
@@ -289,7 +289,7 @@ impl Publication {
         Arc::make_mut(&mut self.published).set_packing_model(generation, packing_model);
     }
 
-    /// The same of a model by which a copy of the snapshot is summarized.
+    /// Installs a packing model with the summaries of nodes that a copy of the snapshot has made by it.
     pub(super) fn take_packing_model(
         &mut self,
         packing_model: Arc<PackingModel>,

@@ -69,7 +69,7 @@ impl Ledger {
         self.budgets.visibility == BudgetVisibility::Complete
     }
 
-    /// Whether the pod's eviction waits for the disruption budgets that cover it. Of a pod that is not known it does.
+    /// Whether the pod's eviction waits for the disruption budgets that cover it; `true` for a pod that is not in the ledger.
     pub fn waits_for_budgets(&self, uid: &PodUid) -> bool {
         let class =
             |pod_state: &PodState| self.policy.class(pod_state.demand.class).honors_budgets();
@@ -81,12 +81,12 @@ impl Ledger {
     }
 }
 
-/// The place of a budget that does not exist: a pod that several budgets cover is refused by the Eviction API whatever they
-/// allow.
+/// The index of a budget that does not exist. It stands for several budgets: the Eviction API evicts no pod that several cover,
+/// whatever they allow.
 const SEVERAL: usize = usize::MAX;
 
-/// Budgets of one namespace, with their rules and the values these name. A decision goes through all of them: beyond that
-/// many, every pod of the namespace counts as covered by several.
+/// The most budgets, requirements and values of one namespace. A decision goes through all of them: beyond that many, every pod
+/// of the namespace counts as covered by several.
 const MOST_VALUES: usize = 4096;
 
 #[derive(Default)]
@@ -95,7 +95,7 @@ pub(crate) struct BudgetIndex<'a> {
     by_namespace: FxHashMap<&'a str, Namespace<'a>>,
 }
 
-/// The budgets of one namespace, by their places.
+/// The budgets of one namespace, by their indices.
 #[derive(Default)]
 struct Namespace<'a> {
     by_label: BTreeMap<&'a str, FxHashMap<&'a str, Vec<usize>>>,
@@ -126,7 +126,7 @@ impl<'a> BudgetIndex<'a> {
         coverage
     }
 
-    /// The budgets that the Eviction API asks about such a pod, as [`Self::of`] has them.
+    /// The budgets that the Eviction API consults for such a pod, in the form of [`Self::covering`].
     pub(crate) fn asked(&self, pod: &PodTraits, health: PodHealth) -> Vec<usize> {
         let over = if health == PodHealth::Pending {
             Vec::new()
@@ -141,7 +141,7 @@ impl<'a> BudgetIndex<'a> {
         }
     }
 
-    /// The budgets that cover a pod, by their places in the list, and [`SEVERAL`] if they are several.
+    /// The budgets that cover a pod, by their indices in the list, and [`SEVERAL_BUDGETS`] if they are several.
     pub(crate) fn of(&self, pod: &PodTraits) -> Vec<usize> {
         let Some(namespace) = self.by_namespace.get(&*pod.namespace) else {
             return Vec::new();
@@ -165,8 +165,8 @@ impl<'a> BudgetIndex<'a> {
     }
 }
 
-/// A label without one of whose values nothing is selected.
-/// What there is to compare a pod with: each rule is looked at, too.
+/// How many comparisons a pod takes with this selector: one for the budget, and for each requirement one for its rule and one
+/// for each of its values.
 fn values_of(selector: &Selector) -> usize {
     let Selector::All(requirements) = selector else {
         return 1;

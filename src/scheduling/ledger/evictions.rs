@@ -4,8 +4,7 @@
 //!   preempt verb named them count too. [`EvictionAllowance`] is how many more there may be: a search takes it as a constraint, so
 //!   that no set is found which may not be evicted.
 //! - [`OwnerEvictions`]: recent evictions by owner. The planner prefers victims whose owner lost no pod recently.
-//! - [`EvictionRefusal`]: an admission webhook denied it, or the pod came under protection. It is a fact about that pod, which is no
-//!   victim for a while, so that a search goes round it.
+//! - [`EvictionRefusal`]: an admission webhook denied it, or the pod is protected now: the pod is no victim for a while.
 //!
 //! None of it is durable: a new leader has a whole minute's allowance, and tries each refused pod once more.
 
@@ -21,12 +20,13 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
+/// The time over which evictions are counted: rates are per minute (`preemption.evictionsPerMinute`).
 const WINDOW: Millis = Millis::seconds(60);
-/// A pod that waits is looked at again before that is over.
+/// How long a scope stays reserved unless it is reserved again: a waiting pod is checked again before that.
 const RESERVED_FOR: Millis = Millis::seconds(6);
-/// A scope is reserved for this long on end, whoever waits: an empty minute, and some looks. For as long after that it is not.
+/// The longest that a scope stays reserved without a break: an empty minute, and some checks. Then it is free for as long.
 const RESERVED_ON_END: Millis = Millis::seconds(90);
-/// Scopes that are reserved at once; more pods that need a whole minute each are not looked at before these have had theirs.
+/// The most scopes that are reserved at once: further pods that need a whole minute's evictions wait for one of these to end.
 const RESERVED_AT_MOST: usize = 1024;
 
 static NOTHING_RESERVED: BTreeSet<ScopeKey> = BTreeSet::new();
@@ -42,7 +42,7 @@ pub(super) struct RecentEvictions {
     reserved: BTreeMap<ScopeKey, ScopeReservation>,
 }
 
-/// When one was ordered, where, whose, and of which pod: recordings of earlier builds do not say the last.
+/// One eviction: when it was ordered, the node, the tenant, and the pod, which recordings of earlier builds do not name.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct RecentEviction(
     Moment,
@@ -106,7 +106,7 @@ impl RecentEvictions {
         self.recently.push_back(eviction);
     }
 
-    /// What is a minute old counts no longer.
+    /// Removes evictions that are older than a minute.
     pub(super) fn forget_until(&mut self, now: Moment) {
         let since = now.before(WINDOW);
         while self
@@ -120,7 +120,7 @@ impl RecentEvictions {
         }
     }
 
-    /// Takes back the latest eviction of the pod.
+    /// Removes the latest eviction of the pod, because it was not made.
     fn take_back(&mut self, uid: &PodUid) {
         let found = self
             .recently
@@ -133,7 +133,7 @@ impl RecentEvictions {
         }
     }
 
-    /// Tenants are known by their places in a policy: brings all of them to their places in another one.
+    /// Replaces tenants' indices in one policy by their indices in the next.
     pub(super) fn move_to(&mut self, before: &Policy, after: &Policy) {
         let of = |tenant: Option<TenantId>| {
             let name = &before.tenant(tenant?)?.name;
@@ -152,7 +152,7 @@ impl RecentEvictions {
 }
 
 impl Ledger {
-    /// Whether these pods may be evicted now. One that leaves anyway is not evicted.
+    /// Whether the eviction rates allow to evict these pods now. Pods that leave anyway do not count.
     pub fn may_order(&self, victims: &[PodUid]) -> bool {
         self.exceeded_by(victims, &NOTHING_RESERVED).is_none()
     }
@@ -172,7 +172,7 @@ impl Ledger {
             .map(|(_, limit)| limit)
     }
 
-    /// The same, with the scope it concerns, where some scopes are reserved.
+    /// The limit that keeps these pods from being evicted now, and its scope, where some scopes are reserved.
     pub(crate) fn exceeded_by(
         &self,
         victims: &[PodUid],
@@ -215,7 +215,7 @@ impl Ledger {
         }
     }
 
-    /// These pods are to be evicted.
+    /// Counts the eviction of these pods, which is ordered now.
     pub(crate) fn note_ordered(&mut self, victims: &[PodUid]) {
         for uid in victims {
             if let Some((node, tenant)) = self.stays_on_node(uid) {
@@ -225,7 +225,7 @@ impl Ledger {
         }
     }
 
-    /// These evictions were not made.
+    /// Uncounts the eviction of these pods, which was not made.
     pub(crate) fn take_back_ordered(&mut self, victims: &[PodUid]) {
         victims.iter().for_each(|uid| self.evictions.take_back(uid));
     }
@@ -294,7 +294,7 @@ impl Ledger {
         reserved.map(|(scope, _)| scope.clone()).collect()
     }
 
-    /// The node and the tenant of a pod that stays unless it is evicted.
+    /// The node and the tenant of a pod that stays there unless it is evicted; `None` for any other.
     fn stays_on_node(&self, uid: &PodUid) -> Option<(NodeName, Option<TenantId>)> {
         let Some(pod_state) = self.pod_states.get(uid) else {
             return Some((self.ungranted(uid)?.0.clone(), None));
@@ -327,7 +327,7 @@ pub enum LargerSets {
     AloneInAMinute,
 }
 
-/// What is left of each limit.
+/// What remains of each eviction limit.
 #[derive(Debug, Clone, Copy)]
 pub struct EvictionAllowance<'a> {
     pub rates: EvictionRates,
@@ -472,8 +472,8 @@ pub(super) struct OwnerEvictions {
 }
 
 impl Ledger {
-    /// The pod was evicted, or will be: its controller's other pods are spared for a while. To be called before the pod is
-    /// released.
+    /// Counts an eviction for the pod's owner, whose other pods are spared for a while. Call it before the pod is released.
+    /// The pod was evicted, or will be.
     pub(crate) fn note_evicted(&mut self, uid: &PodUid) {
         let now = self.now;
         self.forget_old_evictions();
@@ -486,7 +486,7 @@ impl Ledger {
         }
     }
 
-    /// How many pods of that controller were evicted recently, as far as it counts.
+    /// How many pods of that owner were evicted within `preemption.costs.again_within`.
     pub(crate) fn evictions_of(&self, owner: &OwnerUid) -> u64 {
         if !self.owner_evictions.count.contains_key(owner) {
             return 0;
@@ -550,8 +550,9 @@ impl OwnerEvictions {
     }
 }
 
-/// How long the first refusal counts; each further one counts twice as long.
+/// How long the first refused eviction excludes a pod from victims; each further one excludes it for twice as long.
 const EXCLUDED_AT_FIRST: Millis = Millis::seconds(30);
+/// The longest such exclusion, so that a pod that may be evictable by now is tried again.
 const EXCLUDED_AT_MOST: Millis = Millis::seconds(600);
 
 /// Why a pod could not be evicted, and how long that counts.
@@ -576,8 +577,8 @@ impl EvictionRefusal {
         }
     }
 
-    /// The pod has changed, and may go by now. A pod that changes all the time is not tried all the time: were many such pods the
-    /// cheapest, a search would never come to the others.
+    /// Shortens the exclusion, because the pod has changed and may be evictable by now, but not below a minimum: if many pods that
+    /// change all the time were the cheapest, a search would never reach the others.
     pub(super) fn note_change(&mut self) {
         self.until = self
             .until
@@ -586,7 +587,7 @@ impl EvictionRefusal {
 }
 
 impl Ledger {
-    /// The pod was to be evicted, and stays. While a refusal counts, whoever meets another one meets the same.
+    /// Records that the pod's eviction was refused. A refusal while an earlier one counts changes nothing.
     pub(crate) fn note_eviction_refused(&mut self, uid: &PodUid, why: &str) {
         let now = self.now;
         self.pod_states.note(uid, |pod_state| {

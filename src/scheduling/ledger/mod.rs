@@ -114,7 +114,7 @@ use waiting_pods::WaitingPods;
 #[derive(Debug, Default, Clone)]
 pub struct Ledger {
     policy: Arc<Policy>,
-    /// Their labels, which the policy's selectors ask for.
+    /// Labels of namespaces, which the policy's selectors match.
     namespaces: Arc<NamespaceLabels>,
     /// The time that the caller has set.
     now: Moment,
@@ -127,13 +127,13 @@ pub struct Ledger {
     packing: PackingState,
     start_times: StartTimes,
     origin: ReservationOrigin,
-    /// The reservations that pods without a node show, of this replica or of another, as a watch has shown them last.
+    /// Reservations in the conditions of pods without a node, made by this replica or another, as the watch showed them last.
     shown_reservations: Arc<BTreeMap<PodUid, Reservation>>,
-    /// Pods whose conditions say that GPUs are reserved for them: those that have a node already, too, and those that name none.
+    /// Pods whose condition says that GPUs are reserved for them, bound pods included, also where it names no GPU.
     showing_reservations: BTreeSet<PodUid>,
     slices: Arc<ResourceSlices>,
     overuse: OverusingPods,
-    /// Pods that show that they are to be evicted.
+    /// Pods whose condition says that they are about to be evicted.
     showing_evictions: BTreeSet<PodUid>,
     placeless_members: PlacelessMembers,
     shared_parts: SharedParts,
@@ -149,8 +149,8 @@ impl Ledger {
         }
     }
 
-    /// An empty ledger under this policy. Its generations go on from those of this one: nothing that others keep of a state of
-    /// this ledger is taken for one of that.
+    /// An empty ledger under this policy. Its generations continue those of this ledger, so that nothing cached for a state of this
+    /// one is taken for a state of the new one.
     pub(crate) fn emptied(&self, policy: Arc<Policy>) -> Self {
         Self {
             node_states: self.node_states.emptied(),
@@ -180,7 +180,7 @@ impl Ledger {
             .snapshot(self.packing.model(), self.start_times.model())
     }
 
-    /// A copy to read, made at once: it shares what neither side changes. Readings do not age there.
+    /// A copy to read, made in no time: both sides share what neither changes. Readings do not age in it.
     pub fn to_read(&self) -> Self {
         Self {
             waiting_pods: self.waiting_pods.clone(),
@@ -222,20 +222,20 @@ impl Ledger {
         }
     }
 
-    /// Changes what a pod has somewhere, and brings nodes and queue to that.
+    /// Changes a pod in any way, and updates nodes and queue.
     fn edit_pod(&mut self, uid: &PodUid, edit: impl FnOnce(&mut PodState)) {
         let moved = self.pod_states.edit(uid, edit);
         self.follow(uid, &moved);
     }
 
-    /// Brings nodes and queue to a change of a pod.
+    /// Updates nodes and queue after a change of a pod.
     fn follow(&mut self, uid: &PodUid, moved: &PodMove) {
         self.node_states
             .follow(uid, moved, &self.pod_states, &self.policy);
         self.requeue(uid);
     }
 
-    /// Brings a node to its pods and devices.
+    /// Recomputes a node from its pods and devices.
     fn refresh(&mut self, name: &NodeName) {
         self.node_states
             .refresh(name, &self.pod_states, &self.policy);

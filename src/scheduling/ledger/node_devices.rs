@@ -1,8 +1,8 @@
 //! The devices of a node: as its labels say, as its agent reports them, and after another machine has taken its name. What is allocated
 //! on a device stays charged there whatever becomes of it.
 //!
-//! Of devices that a device plugin hands out, the ledger counts whole ones per node. Nothing of a single GPU is allocated to a pod with
-//! such devices, so it is charged on none and neither reserves nor softly reserves any.
+//! Devices that a device plugin allocates are counted as whole ones per node. A pod with such devices is charged on no single GPU, and
+//! neither reserves nor softly reserves any.
 
 use super::Ledger;
 use super::node_state::{DeviceReport, NodeState};
@@ -37,7 +37,7 @@ impl Ledger {
         self.take_device_report(name, &devices, false)
     }
 
-    /// The same of all devices that the machine has: pods on others have none of these.
+    /// Takes a report that lists all devices of the machine: pods recorded on other devices have none of these.
     pub(crate) fn report_all_devices(
         &mut self,
         name: &NodeName,
@@ -46,8 +46,8 @@ impl Ledger {
         self.take_device_report(name, &devices, true)
     }
 
-    /// What counts of a node whose agent cannot read any GPU now, once its last reading is not fresh any more: the devices that
-    /// are known, and none takes pods. `None` before, and where no agent has listed any.
+    /// The devices of a node whose agent cannot read any GPU now, all draining, once its last reading is not fresh any more.
+    /// `None` before that, and where no agent has listed any.
     pub fn unread_devices(&self, name: &NodeName) -> Option<Vec<Device>> {
         let is_reported = self
             .node_states
@@ -113,8 +113,8 @@ impl Ledger {
             .is_some_and(NodeState::lists_all_devices)
     }
 
-    /// Which Node object it is that bears the name, and which machine that is. Another machine has nothing of what the one
-    /// before it had; what was allocated there stays charged on GPUs that are lost, until their pods are gone.
+    /// Records which Node object and which machine has the name now. A new machine has nothing of what the one before it had;
+    /// what was allocated there stays charged on GPUs that are lost, until their pods are gone.
     pub(crate) fn identify_node(&mut self, name: &NodeName, identity: NodeIdentity) {
         if self.node_states.open(name).identify(identity) {
             self.forget_machine(name);
@@ -227,7 +227,7 @@ impl Ledger {
         }
     }
 
-    /// Whether a member of its group would stay behind.
+    /// Whether evicting these victims would leave members of the pod's group behind.
     pub(crate) fn would_break(&self, leaver: &PodState, group_victims: &[PodUid]) -> bool {
         let Some(group) = &leaver.disruption_info.group else {
             return false;
@@ -240,7 +240,7 @@ impl Ledger {
         self.members_of(group).any(stays)
     }
 
-    /// Whether the scheduler's choice stands for such a pod, whatever the ledger says: it asks for nothing that is counted here, or
+    /// Whether kube-scheduler's choice is accepted for such a pod, whatever the ledger says: it requests nothing that is counted here, or
     /// nothing is decided here.
     pub(super) fn passes_through(&self, demand: &Demand) -> bool {
         demand.ask == Ask::Claims || self.policy.mode == Mode::Shadow && demand.asks_plugin()

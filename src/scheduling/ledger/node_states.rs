@@ -30,7 +30,7 @@ use std::sync::Arc;
 #[derive(Debug, Clone, Default)]
 pub(super) struct NodeStates {
     nodes: NodeMap,
-    /// When nodes' readings go stale or expire.
+    /// The moments at which nodes' readings go stale or expire.
     aging: BTreeSet<(Moment, NodeName)>,
     usages: TenantUsages,
     /// Nodes with pods that borrow from sleeping engines, or whose engines are to wake.
@@ -39,7 +39,7 @@ pub(super) struct NodeStates {
     with_lenders: BTreeSet<NodeName>,
     /// The free GPUs of all nodes that count for the rules of `planning.spare`.
     spare: SpareCounts,
-    /// What all nodes have that exist.
+    /// The total VRAM and GPUs of all nodes that exist.
     whole: TenantUsage,
     publication: Publication,
 }
@@ -64,7 +64,7 @@ impl StoredNodes {
 }
 
 impl NodeStates {
-    /// No node, in a generation and an epoch that have not been before.
+    /// No nodes, in generations that were not used before.
     pub(super) fn emptied(&self) -> Self {
         let publication = Publication::at(self.generation() + 1, self.publication.epoch() + 1);
         Self {
@@ -96,7 +96,7 @@ impl NodeStates {
         }
     }
 
-    /// Answers the pod that has something on a node that is not known, if there is one.
+    /// Fails with a pod that has something on a node that is not stored, and that node.
     pub(super) fn load(
         stored: StoredNodes,
         pods: &PodStates,
@@ -178,7 +178,7 @@ impl NodeStates {
         self.nodes.values().filter(|node_state| node_state.exists())
     }
 
-    /// To note what takes nothing of the node. Other changes need a refresh.
+    /// A node, to change what takes nothing of it. Other changes need a refresh.
     pub(super) fn get_mut(&mut self, name: &NodeName) -> Option<&mut NodeState> {
         self.nodes.get_mut(name)
     }
@@ -187,7 +187,7 @@ impl NodeStates {
         self.get_mut(name).filter(|node_state| node_state.exists())
     }
 
-    /// The node, of which nothing but its name is known if it was not known before.
+    /// The node, created with nothing but its name if there is none.
     pub(super) fn open(&mut self, name: &NodeName) -> &mut NodeState {
         self.nodes.open(name)
     }
@@ -242,12 +242,12 @@ impl NodeStates {
         self.usages.forget_guaranteed(tenant);
     }
 
-    /// What the cluster has.
+    /// VRAM and GPUs of all nodes that exist.
     pub(super) fn whole(&self) -> TenantUsage {
         self.whole
     }
 
-    /// The node exists, as one of that kind. Answers whether that is new.
+    /// The node exists, as one of that kind. Returns whether that is new.
     pub(super) fn create(
         &mut self,
         name: &NodeName,
@@ -263,7 +263,7 @@ impl NodeStates {
         is_new
     }
 
-    /// The node does not exist any more. Answers whether it did.
+    /// The node does not exist any more. Returns whether it did.
     pub(super) fn remove(&mut self, name: &NodeName, policy: &Policy) -> bool {
         let Some(node_state) = self.existing_mut(name) else {
             return false;
@@ -277,7 +277,7 @@ impl NodeStates {
         true
     }
 
-    /// Brings the nodes to what a pod has there now.
+    /// Updates the nodes that a pod came to, left or stays on.
     pub(super) fn follow(
         &mut self,
         uid: &PodUid,
@@ -299,7 +299,7 @@ impl NodeStates {
         }
     }
 
-    /// Brings a node to its pods and devices.
+    /// Recomputes a node from its pods and devices.
     pub(super) fn refresh(&mut self, name: &NodeName, pods: &PodStates, policy: &Policy) {
         if let Some(node_state) = self.nodes.get_mut(name) {
             let before = node_state.recount(pods, policy);
@@ -309,7 +309,7 @@ impl NodeStates {
         }
     }
 
-    /// Brings the view of a node to its pods, devices and readings, as they were last counted.
+    /// Rebuilds a node's view from its pods, devices and readings, without counting its pods again.
     pub(super) fn refresh_view(&mut self, name: &NodeName, pods: &PodStates, policy: &Policy) {
         let Some(node_state) = self.nodes.get_mut(name) else {
             return;
@@ -376,8 +376,8 @@ impl NodeStates {
         }
     }
 
-    /// Takes in what was measured on a node that exists. Answers where it shows pods of which no record says on which GPUs
-    /// they are.
+    /// Takes a reading of a node that exists. Returns pods whose GPUs no record names, with the GPUs on which the reading shows
+    /// them.
     pub(super) fn read(
         &mut self,
         name: &NodeName,
@@ -397,7 +397,7 @@ impl NodeStates {
         node_state.read(reading, policy)
     }
 
-    /// Brings a node's reading to what its age allows, and notes when that changes.
+    /// Updates a node's freshness to the age of its reading, and records when it changes next.
     pub(super) fn note_age(&mut self, name: &NodeName, now: Moment, policy: &Policy) {
         let Some(node_state) = self.nodes.get_mut(name) else {
             return;
@@ -417,7 +417,7 @@ impl NodeStates {
         }
     }
 
-    /// Takes out the first node whose reading has aged by `now`.
+    /// Removes the first deadline of a reading that has passed by `now`, and returns its node.
     pub(super) fn take_aged(&mut self, now: Moment) -> Option<NodeName> {
         self.aging.first().filter(|(due, _)| *due <= now)?;
         self.aging.pop_first().map(|(_, name)| name)
@@ -436,7 +436,7 @@ impl NodeStates {
     }
 }
 
-/// Brings a set of nodes to whether one belongs to it.
+/// Adds a node to a set, or removes it.
 fn note(nodes: &mut BTreeSet<NodeName>, name: &NodeName, belongs: bool) {
     match belongs {
         true if !nodes.contains(name) => drop(nodes.insert(name.clone())),
@@ -485,8 +485,8 @@ impl NodeStates {
         self.publication.part_from_readers();
     }
 
-    /// Takes the nodes of `changed`, which were made of an `earlier` copy. Nodes that have come, gone or changed since the copy
-    /// are brought under the policy now. Answers what was here.
+    /// Installs the nodes of `changed`, which were made from an earlier copy. Nodes that came, went or changed since that copy
+    /// are brought under the policy now. Returns the nodes from before.
     pub(super) fn take_changed(
         &mut self,
         earlier: &Self,
@@ -515,7 +515,7 @@ impl NodeStates {
         std::mem::replace(self, changed)
     }
 
-    /// Puts a node in place of what was known of it, under a policy; `None` if it is gone.
+    /// Replaces a node's state and brings it under a policy; `None` if the node is gone.
     fn take_in(
         &mut self,
         name: &NodeName,
@@ -575,7 +575,7 @@ impl NodeStates {
         self.count(name);
     }
 
-    /// Takes a node out, and what it adds to the sums.
+    /// Removes a node, and its contribution to the sums.
     fn take_out(&mut self, name: &NodeName, policy: &Policy) {
         let Some(node_state) = self.nodes.get(name) else {
             return;

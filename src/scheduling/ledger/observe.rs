@@ -23,7 +23,7 @@ pub struct PodObservation {
     pub key: PodKey,
     pub demand: Demand,
     pub state: ObservedPhase,
-    /// What its eviction depends on; `None` if that was not looked at, and stays as it was.
+    /// What its eviction depends on; `None` if that was not read, and stays as it was.
     pub observed: Option<ObservedDisruptionInfo>,
 }
 
@@ -48,7 +48,7 @@ pub struct ObservedWaiting {
     pub nominated: Option<NodeName>,
 }
 
-/// What is remarkable about a pod that was observed.
+/// What an operator should know about a pod that was observed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PodWarning {
     Nothing,
@@ -83,16 +83,16 @@ impl Ledger {
         }
     }
 
-    /// Gives a reading the names that are known of its node. What it came with is gone with its report; kept, they would be new
-    /// ones for every second of every node, all over the memory.
+    /// Replaces the names in a reading by the node's own shared strings. Otherwise each report would keep new copies of the same
+    /// names, every second and for every node.
     pub fn rename(&self, node: &NodeName, reading: &mut NodeReading) {
         if let Some(node_state) = self.node_states.get(node) {
             node_state.rename(reading);
         }
     }
 
-    /// What was measured on a node. Its devices were reported before; a reading of others says nothing of these.
-    /// Answers the engines that have woken over VRAM that they had lent.
+    /// Takes a reading of a node, whose devices were reported before; what it says of other devices is ignored.
+    /// Returns the pods whose engines woke although their VRAM is lent out.
     pub(crate) fn read(&mut self, name: &NodeName, reading: Arc<NodeReading>) -> Vec<PodUid> {
         if !self.has_node(name) {
             return Vec::new();
@@ -110,7 +110,7 @@ impl Ledger {
             .unwrap_or_default()
     }
 
-    /// Brings a node's reading to what its age allows, and notes when that changes.
+    /// Updates a node's freshness to the age of its reading, and records when it changes next.
     pub(super) fn age(&mut self, name: &NodeName) {
         self.node_states.note_age(name, self.now, &self.policy);
         self.node_states
@@ -133,7 +133,7 @@ impl Ledger {
         }
     }
 
-    /// Brings the ledger to what the API server shows of a pod.
+    /// Updates the ledger to a pod as the API server shows it.
     pub(crate) fn see(&mut self, mut observation: PodObservation) -> PodWarning {
         if observation.demand.classified_by != self.policy.version {
             // The policy changed while the pod was read.
@@ -220,7 +220,7 @@ impl Ledger {
         warning
     }
 
-    /// Brings the ledger to what a request of kube-scheduler shows of a pod. What its eviction depends on counts until a watch has
+    /// Updates the ledger to a pod as a request of kube-scheduler shows it. Its disruption info from there counts until a watch has
     /// shown the pod: a request may be older than the watch.
     pub(crate) fn see_request(
         &mut self,
@@ -257,7 +257,7 @@ impl Ledger {
         }
     }
 
-    /// What a pod shows of its disruption counts at once. No VRAM depends on it, so no node changes.
+    /// Applies what a pod shows of its disruption. No VRAM depends on it, so no node changes.
     fn take_disruption_info(&mut self, uid: &PodUid, observed: &ObservedDisruptionInfo) {
         let now = self.now;
         let Some(pod_state) = self.pod_states.get(uid) else {
@@ -333,7 +333,7 @@ impl Ledger {
         Some(pod_state)
     }
 
-    /// Brings the node to what the pod's disruption depends on now.
+    /// Updates the node after a change of the pod's disruption info.
     pub(super) fn note_disruption_info(&mut self, uid: &PodUid) {
         let Some(pod_state) = self.pod_states.get(uid) else {
             return;
@@ -346,8 +346,8 @@ impl Ledger {
         }
     }
 
-    /// A reservation of before this process began may have victims that ended before it, too: this ledger was not told of their
-    /// end, and their memory may be there still.
+    /// Records victims that may have ended before this process began, as their reservation did: this ledger has not observed their
+    /// end, and their memory may still be in use.
     fn look_for_victims(&mut self, preemptor: &PodUid) {
         let Some(reservation) = self.pod_states.reservation(preemptor) else {
             return;
@@ -488,7 +488,7 @@ impl Ledger {
         warning
     }
 
-    /// The pod's engine has started, or has failed to. Its gate opens, but not before its class says.
+    /// Opens a pod's start gate, because its engine has started or failed to, but not before its class's minimum.
     fn note_started(&mut self, uid: &PodUid, is_unready: bool) {
         let Some(PodState {
             demand,
@@ -515,7 +515,7 @@ fn warning_of(stamp: CheckpointAge) -> PodWarning {
     }
 }
 
-/// What is remarkable about a bound pod that is observed again.
+/// What was edited on a bound pod since it was bound.
 fn warning(known: &PodState, observation: &BoundPod, demand: &Demand) -> PodWarning {
     match known.recorded_devices() {
         // The kubelet has counted it, whatever is edited since.

@@ -16,20 +16,20 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-/// Reports in a row that it takes: as many as for VRAM that nothing explains.
+/// How many reports in a row confirm overuse: as many as confirm VRAM that nothing explains.
 const READINGS: u32 = 3;
-/// Between two evictions of one pod at least: a disruption budget that forbade the first seldom allows the next within seconds.
+/// The shortest time between two evictions of one pod: a budget that forbade the first seldom allows the next within seconds.
 const RETRY_AFTER: Millis = Millis::seconds(20);
-/// The same for a pod that was given no GPU: whether it is being deleted already is not known.
+/// The shortest time between two evictions of a pod that was given no GPU, because it is unknown whether it is terminating.
 const RETRY_UNGRANTED_AFTER: Millis = Millis::seconds(600);
-/// Pods that one look checks; the next look goes on behind them.
+/// How many pods one round checks; the next round continues after them.
 const CHECKED_AT_ONCE: usize = 4096;
 
 /// By node, the pods over their grants.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct OverusingPods {
     nodes: BTreeMap<NodeName, BTreeMap<PodUid, Overuse>>,
-    /// The node up to which the latest look went; `None` if it reached the end.
+    /// The node up to which the latest round checked; `None` if it reached the end.
     checked_to: Option<NodeName>,
 }
 
@@ -44,7 +44,7 @@ pub struct Overuse {
     /// When the latest was.
     sampled: Moment,
     readings: u32,
-    /// When its owner was told that it will be evicted.
+    /// When its eviction was announced to its owner.
     announced: Option<Moment>,
     /// When its eviction was last ordered.
     ordered: Option<Moment>,
@@ -70,7 +70,7 @@ pub struct OveruseStep {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OveruseAction {
-    /// Its owner is told that it is evicted after this time.
+    /// An Event announces that it is evicted after this time.
     Announce { evicted_in: Millis },
     /// It is evicted; that counts within the eviction rates already.
     Evict,
@@ -103,7 +103,7 @@ impl Overuse {
 }
 
 impl Ledger {
-    /// Takes in what a reading says of pods over their grants.
+    /// Records the pods that a reading shows over their grants.
     pub(super) fn note_overuse(&mut self, node: &NodeName, found: &[OverGrant], sampled: Moment) {
         let before = self.overuse.nodes.remove(node).unwrap_or_default();
         let fresh = self.policy.telemetry.fresh;
@@ -183,7 +183,7 @@ impl Ledger {
         }
     }
 
-    /// What is due about pods over their grants. Everything in the answer counts as done.
+    /// The next steps for pods over their grants. Every step that is returned counts as done.
     pub(crate) fn take_overuse(&mut self) -> Vec<OveruseStep> {
         let rules = &self.policy;
         let may_evict = rules.ungranted == OveruseRule::Evict
@@ -204,7 +204,7 @@ impl Ledger {
         steps
     }
 
-    /// Each with when its eviction was last ordered.
+    /// The pods of the next round, each with when its eviction was last ordered.
     fn overuse_to_check(&mut self) -> Vec<(Option<Moment>, NodeName, PodUid)> {
         let after = self.overuse.checked_to.take();
         let from = after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
@@ -287,8 +287,8 @@ impl Ledger {
         }
     }
 
-    /// After how long a pod over its grant is told, and evicted as long after that; `None` if it is only reported. A member of a
-    /// group is: a group is never evicted in part, and its other pods keep to their grants.
+    /// After how long an eviction for overuse is announced, and how long after that it is ordered; `None` if overuse is only reported,
+    /// as for a member of a group: a group is never evicted in part, and its other pods keep to their grants.
     fn evicted_for_overuse_after(&self, uid: &PodUid, overuse: &Overuse) -> Option<Millis> {
         let Some(pod_state) = self.pod_states.get(uid) else {
             return self.ungranted_evicted_after(overuse.ungranted.as_ref()?);
@@ -310,7 +310,7 @@ impl Ledger {
         group.is_some_and(|group| self.members_of(group).nth(1).is_some())
     }
 
-    /// Whether the policy still evicts the pod, which is still over its grant: it may have been told so a while ago.
+    /// Whether the pod is still over its grant and the policy still evicts it for that: its eviction may have been ordered a while ago.
     pub fn is_evicted_for_overuse(&self, uid: &PodUid) -> bool {
         let is_evicted = |overuse| self.evicted_for_overuse_after(uid, overuse).is_some();
         self.policy.mode == Mode::Enforce && self.overuse_of(uid).is_some_and(is_evicted)
@@ -325,7 +325,7 @@ impl Ledger {
         self.is_believed(overuse).then_some(overuse)
     }
 
-    /// All pods that are known to be over their grants, in no order of importance.
+    /// All pods that are confirmed to be over their grants, by node.
     pub fn overusing_pods(&self) -> impl Iterator<Item = (&PodKey, &Overuse)> {
         let pods = self
             .overuse

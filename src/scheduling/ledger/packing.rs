@@ -19,7 +19,7 @@ pub(super) struct PackingState {
 }
 
 impl PackingState {
-    /// Nothing is learned, and so many arrivals will be remembered.
+    /// A state without a learned model, which will remember `window` arrivals.
     pub(super) fn of_last(window: u16) -> Self {
         Self {
             history: Arc::new(DemandHistory::of_last(window)),
@@ -27,7 +27,7 @@ impl PackingState {
         }
     }
 
-    /// The same model without a history: what comes on a copy of the ledger is no demand.
+    /// A copy with the model and without the history: what arrives on a copy of the ledger is no demand.
     pub(super) fn scratch(&self) -> Self {
         Self {
             history: Arc::default(),
@@ -93,8 +93,8 @@ impl Ledger {
         }
     }
 
-    /// The same of the model that a copy of the snapshot has, by which its nodes are summarized. Whether they are, and when the
-    /// copy was made, makes no difference.
+    /// Puts the model of a copy of the snapshot in force, with the summaries of nodes made by it. Whether these are made, and when the
+    /// copy was made, makes no difference to any decision.
     pub(crate) fn take_packing_model(&mut self, summarized: Snapshot) -> RetiredSummaries {
         if !self.is_packing_learned() {
             return summarized.into_summaries();
@@ -110,7 +110,7 @@ impl Ledger {
             .set_packing_model(self.packing.model.clone());
     }
 
-    /// Brings what is remembered to the policy. Where it packs by best fit there is no model.
+    /// Applies the policy's packing rules: the window of the history, and no model where it packs by best fit.
     pub(super) fn take_packing(&mut self) {
         Arc::make_mut(&mut self.packing.history).set_window(self.policy.packing.window);
         if self.policy.packing.policy == PackingPolicy::BestFit && self.packing.model.is_learned() {
@@ -134,7 +134,7 @@ impl Ledger {
         }
     }
 
-    /// A pod is gone.
+    /// Counts a pod that is gone: as departed, or as turned away if it was refused.
     pub(super) fn note_departure(&mut self, pod_state: &PodState) {
         if pod_state.demand.asks_plugin() {
             return;

@@ -27,9 +27,9 @@ use std::sync::Arc;
 pub struct PodState {
     pub key: PodKey,
     pub demand: Demand,
-    /// What its eviction would depend on, as it was last seen.
+    /// What its eviction depends on, as last observed.
     pub disruption_info: Arc<DisruptionInfo>,
-    /// No watch has shown it: its disruption info is what kube-scheduler's requests show.
+    /// No watch has shown the pod yet: its disruption info comes from kube-scheduler's requests.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_unwatched: bool,
     pub phase: PodPhase,
@@ -44,7 +44,7 @@ pub struct PodState {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PodPhase {
-    /// Apart, as the next one is: most pods are bound, and take no more room than that needs.
+    /// Boxed, as `Assumed` is: most pods are bound, and should take no more memory than that needs.
     Waiting(Box<WaitingPod>),
     /// Its GPUs are allocated, and the Binding is on its way.
     Assumed(Box<AssumedPod>),
@@ -85,7 +85,7 @@ pub struct BoundPod {
     pub wake: WakeMarks,
 }
 
-/// Whether a bound pod's engine is to wake. As long as it asks for that, or is told that it may, it lends nothing.
+/// Whether a bound pod's engine is to wake. While its annotation requests that, or its condition allows it, it lends nothing.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WakeMarks {
     /// What its annotation says, while it is there.
@@ -97,7 +97,7 @@ pub struct WakeMarks {
 }
 
 impl WakeMarks {
-    /// Whether the engine's whole grant is to be free.
+    /// Whether the engine wants to wake or may: its whole grant has to be free.
     pub(super) fn is_open(&self) -> bool {
         self.request.is_some() || self.told.is_some()
     }
@@ -118,7 +118,7 @@ impl BoundPod {
         }
     }
 
-    /// Whether its record names GPUs by their UUID: then nothing but the record counts.
+    /// Whether its Binding recorded GPUs by UUID: then only that record counts.
     pub(super) fn is_recorded(&self) -> bool {
         self.devices
             .as_ref()
@@ -127,7 +127,7 @@ impl BoundPod {
 }
 
 impl PodState {
-    /// A pod that has just been observed without a node.
+    /// A pod that was observed without a node at `now`.
     pub(super) fn waiting_since(now: Moment, key: PodKey, demand: Demand) -> Self {
         let phase = PodPhase::Waiting(Box::new(WaitingPod {
             since: now,
@@ -247,14 +247,14 @@ impl PodState {
             .and_then(|closed_until| Some(closed_until.min(at?)));
     }
 
-    /// The pod runs since then, if that is longer than is known.
+    /// Sets when the pod began to run, if that is earlier than recorded.
     pub(super) fn note_running_since(&mut self, started: Moment) {
         if let PodPhase::Bound(bound) = &mut self.phase {
             bound.started = bound.started.min(started);
         }
     }
 
-    /// What its eviction depends on has changed.
+    /// Shortens a refused eviction: what the eviction depends on has changed.
     pub(super) fn note_change(&mut self) {
         if let PodPhase::Bound(BoundPod {
             eviction_refusal: Some(refusal),
@@ -290,7 +290,7 @@ impl PodState {
         }
     }
 
-    /// Whether it shows something else of VRAM that is lent than is known.
+    /// Whether the observed loan marks differ from the recorded ones.
     pub(super) fn is_news_of_loan(&self, loan: &ObservedLoan) -> bool {
         self.bound().is_some_and(|bound| {
             loan.borrows && !bound.borrows
@@ -337,7 +337,7 @@ impl PodState {
         }
     }
 
-    /// Whether it is to come to a node and is not bound yet.
+    /// Whether it is assumed on a node or has a reservation there, and is not bound yet.
     pub(super) fn comes_to(&self, node: &NodeName) -> bool {
         match &self.phase {
             PodPhase::Waiting(waiting) => waiting
@@ -407,11 +407,11 @@ pub struct WaitingPod {
     pub soft_reservation: Option<SoftReservation>,
     pub reservation: Option<Reservation>,
     pub refused: Option<FilterRefusal>,
-    /// How often in a row it was woken, asked, and was refused again.
+    /// How often in a row it was requeued, tried again, and was refused again.
     pub unanswered_wakes: u32,
     /// On how many nodes the scheduler last asked for victims for it.
     pub offered_to_preempt: Option<u32>,
-    /// What kube-scheduler was last told to evict for it, if it asks a device plugin. No GPU is kept by this.
+    /// The victims last named to kube-scheduler, for a pod that requests devices of a plugin. This reserves no GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub narrowed_to: Option<Reservation>,
     /// What keeps it from the scheduler.
@@ -426,13 +426,13 @@ pub struct WaitingPod {
     pub reserved_since: Option<Moment>,
     /// Its `status.nominatedNodeName`.
     pub nominated: Option<NodeName>,
-    /// When the planner last looked for a place for it, and how often in a row it found none.
+    /// When the planner last failed to place it, and how often in a row.
     pub failed_attempt: Option<FailedAttempt>,
-    /// When it last did not take the place of evicted victims, and how often that has happened.
+    /// When it was last not bound in place of evicted victims, and how often that has happened.
     pub failed_eviction: Option<FailedAttempt>,
 }
 
-/// The scheduler does not look at a pod behind a gate.
+/// Which scheduling gates a pod has: kube-scheduler ignores a gated pod.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SchedulingGate {
@@ -444,7 +444,7 @@ pub enum SchedulingGate {
     Others,
 }
 
-/// Something that came to nothing.
+/// An attempt to place a pod, or to evict for it, that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailedAttempt {
     pub at: Moment,
@@ -455,17 +455,17 @@ pub struct FailedAttempt {
     pub generation: u64,
 }
 
-/// A filter that passed no node: the pod is woken when one would pass.
+/// A filter that passed no node: the pod is requeued when one would pass.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FilterRefusal {
-    /// When the pod was last refused, or woken.
+    /// When the pod was last refused, or requeued.
     pub at: Moment,
     /// The nodes it asked about; `None` if they are not known.
     pub asked: Option<Arc<NodeSet>>,
-    /// How often it was woken since it last asked. Recordings call it something else.
+    /// How often it was requeued since its last attempt. Recordings call it something else.
     #[serde(rename = "unanswered")]
     pub woken: u32,
-    /// Nothing of it was seen: an earlier leader or process may have refused the pod.
+    /// This process did not refuse the pod; an earlier leader or process may have.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_supposed: bool,
 }
@@ -479,8 +479,8 @@ pub struct SoftReservation {
 }
 
 impl WaitingPod {
-    /// The pod asks for a node (again). Answers how often an attempt came to nothing, and the node that was ranked first in the
-    /// latest attempt if that was such a one.
+    /// Begins an attempt to find a node. Returns how many attempts have failed, and the node that was ranked first in the latest one
+    /// if that failed.
     pub(super) fn begin_attempt(&mut self) -> (u32, Option<NodeName>) {
         if self.refused.take().is_some_and(|refused| refused.woken > 0) {
             self.unanswered_wakes = self.unanswered_wakes.saturating_add(1);
@@ -556,7 +556,7 @@ impl WaitingPod {
         self.reservation = reservation;
     }
 
-    /// Whether a reservation that the pod shows is another than the one that is known.
+    /// Whether an observed reservation differs from the recorded one.
     pub(super) fn is_news(&self, observed: &Reservation) -> bool {
         !self
             .reservation

@@ -43,7 +43,7 @@ pub(super) struct PodMove {
     after: BTreeSet<NodeName>,
 }
 
-/// What becomes of reservations whose deadline has passed: a replica that does not act lets them stand.
+/// What happens to reservations whose deadline has passed: a standby keeps them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ExpiredReservations {
     End,
@@ -129,7 +129,7 @@ impl PodStates {
         self.groups.iter()
     }
 
-    /// Changes a pod; one that is not known stays unknown.
+    /// Changes a pod. Does nothing if there is no such pod.
     pub(super) fn edit(&mut self, uid: &PodUid, edit: impl FnOnce(&mut PodState)) -> PodMove {
         self.change(uid, |pods| {
             if let Some(pod_state) = pods.get_mut(uid) {
@@ -138,7 +138,7 @@ impl PodStates {
         })
     }
 
-    /// Changes a pod, which is `new` if it was not known.
+    /// Changes a pod, which is inserted as `new` if there is none.
     pub(super) fn edit_or_insert(
         &mut self,
         uid: &PodUid,
@@ -148,7 +148,7 @@ impl PodStates {
         self.change(uid, |pods| edit(pods.get_or_insert(uid.clone(), new)))
     }
 
-    /// Puts a pod in place of what was known of it, except for what its disruption depends on.
+    /// Replaces a pod's state, but keeps its disruption info.
     pub(super) fn put(&mut self, uid: &PodUid, mut pod_state: PodState) -> PodMove {
         self.change(uid, |pods| {
             if let Some(known) = pods.get(uid) {
@@ -166,7 +166,7 @@ impl PodStates {
         self.change(uid, |pods| pods.remove(uid))
     }
 
-    /// Notes something that has no deadline and takes nothing of any node. Answers `None` for a pod that is not known.
+    /// Changes something of a pod that neither moves it to another node nor changes a deadline. `None` if there is no such pod.
     pub(super) fn note<R>(
         &mut self,
         uid: &PodUid,
@@ -182,7 +182,7 @@ impl PodStates {
         Some(noted)
     }
 
-    /// The same, of a pod that waits for a node.
+    /// Changes something of a waiting pod that neither moves it nor changes a deadline. `None` for any other pod.
     pub(super) fn note_waiting<R>(
         &mut self,
         uid: &PodUid,
@@ -196,7 +196,7 @@ impl PodStates {
         })?
     }
 
-    /// What a pod shows counts from now on, its group too.
+    /// Replaces a pod's disruption info, and moves it to the group that this names.
     pub(super) fn set_disruption_info(&mut self, uid: &PodUid, disruption_info: DisruptionInfo) {
         let Some(pod_state) = self.pods.get_mut(uid) else {
             return;
@@ -215,15 +215,15 @@ impl PodStates {
         }
     }
 
-    /// The same pods, each changed by itself and in no way that moves it.
+    /// A copy in which each pod is changed by itself, in no way that moves it.
     pub(super) fn with_each_changed(&self, change: impl FnMut(&mut PodState)) -> Self {
         let mut changed = self.clone();
         changed.pods.change_each(change);
         changed
     }
 
-    /// Takes the pods of `changed`, which were made of an `earlier` copy by that change. Pods that have come or changed since the
-    /// copy are changed now, and those that went stay away. Answers the pods that were here.
+    /// Installs the pods of `changed`, which `change` made from an `earlier` copy. Pods that came or changed since that copy are
+    /// changed now, and pods that are gone stay gone. Returns the pods from before.
     pub(super) fn take_changed(
         &mut self,
         earlier: &Self,
@@ -246,7 +246,7 @@ impl PodStates {
         std::mem::replace(&mut self.pods, pods)
     }
 
-    /// Takes out the first deadline that has passed by `now`, and answers it with its pod.
+    /// Removes the first deadline that has passed by `now`, and returns it with its pod.
     pub(super) fn take_due(
         &mut self,
         now: Moment,
@@ -332,7 +332,7 @@ impl PodMove {
     }
 }
 
-/// Where a pod has something, and when any of it expires.
+/// The nodes of a pod's placement and reservations, and when these expire.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct PodFootprint {
     nodes: BTreeSet<NodeName>,
@@ -406,7 +406,7 @@ impl PlacelessMembers {
 }
 
 impl Ledger {
-    /// The pod as a member that needs no place; `None` if it is none.
+    /// Records the pod as a group member that needs no GPU; `None` removes it.
     pub(crate) fn set_placeless_member(&mut self, uid: &PodUid, member: Option<PlacelessMember>) {
         self.placeless_members.set(uid, member);
     }
@@ -475,7 +475,7 @@ impl Ledger {
                 .is_some_and(|group| group.kind.is_planned_without_gate())
     }
 
-    /// Groups of which any pod is known.
+    /// All groups, each with its pods.
     pub(crate) fn groups(&self) -> impl Iterator<Item = (&GroupKey, &BTreeSet<PodUid>)> {
         self.pod_states.groups()
     }

@@ -27,13 +27,13 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// The end of a grace period is told by the API server's clock, to the second.
+/// Clock skew that is tolerated: the API server tells the end of a grace period by its own clock, to the second.
 pub(super) const CLOCKS_DIFFER: Millis = Millis::seconds(5);
 
-/// Of each model, what is nearest to a GPU on any node.
+/// The copy of each model that is nearest to a GPU, over all nodes.
 pub(crate) type NearestModels = Arc<FxHashMap<ModelId, NodeModel>>;
 
-/// A pod that preempts, as every node sees it, at the moment at which this was made.
+/// The pod that preempts, with what is the same for it on every node, as of when this was made.
 #[derive(Debug, Default)]
 pub struct Preemptor {
     uid: Option<PodUid>,
@@ -41,17 +41,17 @@ pub struct Preemptor {
     /// Victims of other pods' reservations: their VRAM is not available a second time.
     spoken_for: BTreeSet<PodUid>,
     nearest_models: NearestModels,
-    /// By which it is known whose volumes are on one node.
+    /// Which pods have volumes that only one node reaches.
     volumes: Arc<VolumeIndex>,
     quota: TenantQuota,
-    /// Its victims are placed elsewhere: whose quota they use does not matter, nor whether the pod may preempt.
+    /// Its victims are moved to other nodes: whose quota they use does not matter, nor whether the pod may preempt.
     moves: bool,
     /// It is for a reservation that an earlier leader made: its victims may have begun to leave.
     adopts: bool,
 }
 
 impl Preemptor {
-    /// The same preemptor, if every victim fits on another node.
+    /// This preemptor, on the condition that every victim fits on another node.
     pub(crate) fn moving(self) -> Self {
         Self {
             tenancy: TenantShares::off(),
@@ -60,7 +60,7 @@ impl Preemptor {
         }
     }
 
-    /// The same preemptor, to which the filters' view shows volumes.
+    /// This preemptor, with the volumes of the filters' view.
     pub(crate) fn beside_volumes(self, kube_filters: &FilterSnapshot) -> Self {
         Self {
             volumes: kube_filters.volumes().clone(),
@@ -68,7 +68,7 @@ impl Preemptor {
         }
     }
 
-    /// The same preemptor, for a reservation that it has already.
+    /// This preemptor, for a reservation that an earlier leader made for it.
     pub(super) fn adopting(self) -> Self {
         Self {
             adopts: true,
@@ -76,7 +76,7 @@ impl Preemptor {
         }
     }
 
-    /// `None` for one of no pod.
+    /// The pod's UID; `None` for a preemptor that only prices evictions.
     pub(crate) fn uid(&self) -> Option<&PodUid> {
         self.uid.as_ref()
     }
@@ -174,7 +174,7 @@ impl Ledger {
         self.preemptor_by(uid, self.nearest_models())
     }
 
-    /// One of no pod, by which evictions are priced.
+    /// A preemptor without a pod, to price evictions with.
     pub(crate) fn pricing_preemptor(&self) -> Preemptor {
         Preemptor {
             nearest_models: self.nearest_models(),
@@ -182,7 +182,7 @@ impl Ledger {
         }
     }
 
-    /// The same, for a caller that knows already where models are.
+    /// A waiting pod as a preemptor, for a caller that has the nearest models already.
     pub(crate) fn preemptor_by(&self, uid: &PodUid, nearest_models: NearestModels) -> Preemptor {
         Preemptor {
             nearest_models,
@@ -190,7 +190,7 @@ impl Ledger {
         }
     }
 
-    /// The same, by which nothing is priced.
+    /// A waiting pod as a preemptor that prices no eviction.
     pub(crate) fn preemptor_without_cost(&self, uid: &PodUid) -> Preemptor {
         let others = self
             .pod_states
@@ -210,7 +210,7 @@ impl Ledger {
         }
     }
 
-    /// Why a pod is not evicted for one that would use that much; `None` if it may be evicted. Its group is not considered.
+    /// Why a pod may not be evicted for `preemptor`, which requests `requested`; `None` if it may be. Its group is not considered.
     pub(crate) fn keep_reason(
         &self,
         uid: &PodUid,
@@ -232,7 +232,7 @@ impl Ledger {
             })
     }
 
-    /// What the policy and the pod itself say.
+    /// The part of [`Self::keep_reason`] that follows from the policy and the pod itself.
     pub(crate) fn own_keep_reason(
         &self,
         pod_state: &PodState,
@@ -289,7 +289,7 @@ impl Ledger {
             && self.policy.preemption.kueue == KueueRule::HandsOff
     }
 
-    /// How a pod that is being deleted leaves, if it is one.
+    /// How a pod that is being deleted leaves; `None` if it is not being deleted.
     pub(crate) fn departure_of(&self, pod_state: &PodState) -> Option<Departure> {
         let by = pod_state.bound()?.leaving?;
         let longest = self.policy.class(pod_state.demand.class).max_grace_period;
@@ -316,7 +316,7 @@ impl Ledger {
         matches!(departure, Some(Departure::Soon(_)))
     }
 
-    /// Of each model, what is nearest to a GPU. Looks at every node.
+    /// The copy of each model that is nearest to a GPU. Reads every node.
     pub(crate) fn nearest_models(&self) -> NearestModels {
         let mut nearest_models: FxHashMap<ModelId, NodeModel> = FxHashMap::default();
         let rank = |holding: &NodeModel| (holding.tier, holding.bytes);
@@ -417,7 +417,7 @@ impl Ledger {
         self.resident(uid, self.pod_states.get(uid)?, self.node_states.get(node)?)
     }
 
-    /// The same, without its price.
+    /// A pod as a potential victim on this node, without its eviction cost; `None` if it is not placed there.
     pub(crate) fn resident(
         &self,
         uid: &PodUid,
@@ -501,7 +501,7 @@ impl Ledger {
             .grace_period(pod_state.demand.grace)
     }
 
-    /// How long a pod that is asked to leave may take.
+    /// How long a pod may take to terminate: its grace period and its class's drain time.
     pub(crate) fn time_to_leave(&self, pod_state: &PodState) -> Millis {
         self.eviction_grace(pod_state) + self.policy.class(pod_state.demand.class).drain_time
     }

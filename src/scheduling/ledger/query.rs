@@ -1,6 +1,6 @@
-//! What the ledger can be asked. Nothing here changes it.
+//! Queries of the ledger. Nothing here changes it.
 //!
-//! Decisions read snapshots, which have numbers and no names. What is told to a person who asks why ([`Occupant`]) decides nothing.
+//! Decisions read snapshots, which have numbers and no names. [`Occupant`] explains a node to people and decides nothing.
 
 use super::Ledger;
 use super::copy_on_write::NodeMap;
@@ -32,7 +32,7 @@ pub struct Totals {
     pub reservations: u64,
     pub soft_reservations: u64,
     pub nodes: u64,
-    /// Of these, nodes whose GPUs a DRA driver publishes.
+    /// Those of the nodes whose GPUs a DRA driver publishes.
     pub dra_nodes: u64,
     pub gpus: u64,
     /// Sleeping engines that new pods may wake.
@@ -44,19 +44,19 @@ pub struct Totals {
     pub borrowing: u64,
 }
 
-/// What the capacity that a node advertises follows from.
+/// The figures from which a node's advertised capacity follows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CapacityBasis {
     pub kind: NodeKind,
-    /// Of its GPUs, healthy or not.
+    /// VRAM of all its GPUs, healthy or not.
     pub gpus: Bytes,
-    /// What its sleeping engines lend, used or not: so much more than its GPUs have the node advertises.
+    /// VRAM that its sleeping engines lend, used or not: the node advertises that much more than its GPUs have.
     pub lent: Bytes,
     /// What pods that are bound or assumed there ask for.
     pub asked_for: Bytes,
 }
 
-/// The nodes at one moment. To keep it costs little: nothing of the pods is kept with it.
+/// The nodes at one moment, to find later changes by. It is cheap to keep, because it holds nothing of the pods.
 #[derive(Debug, Clone)]
 pub struct NodesAtOneTime(NodeMap);
 
@@ -81,7 +81,7 @@ impl Ledger {
         node_state.gpus_without(uid, &self.pod_states, &self.policy)
     }
 
-    /// Which pods of a node but this one keep classes off GPUs.
+    /// The class exclusions by all pods of a node but this one.
     pub(crate) fn class_exclusions_beside(
         &self,
         node_state: &NodeState,
@@ -113,7 +113,7 @@ impl Ledger {
         self.pod_states.in_no_order().collect()
     }
 
-    /// The pods that are bound or assumed on a node, in order of UID. Only these are looked at.
+    /// The pods that are bound or assumed on a node, in order of UID. Only pods of that node are read.
     pub fn pods_of(&self, node: &NodeName) -> impl Iterator<Item = (&PodUid, &PodState)> {
         let here = self
             .node_states
@@ -229,7 +229,7 @@ impl Ledger {
         charge().is_some_and(|charge| charge.placed)
     }
 
-    /// What the node's sum has left, as the scheduler counts it: by what pods ask for, and with the pods that are to come.
+    /// What remains of the VRAM that a node advertises, as kube-scheduler counts it: minus all requests, reservations included.
     pub(crate) fn sum_left_on(&self, name: &NodeName) -> Bytes {
         let Some(node_state) = self.node_states.get(name) else {
             return Bytes::ZERO;
@@ -248,7 +248,7 @@ impl Ledger {
             .minus(reserved)
     }
 
-    /// Also of a node that does not exist, as long as pods are there.
+    /// The figures for a node's advertised capacity, also of a node that does not exist as long as pods are there.
     pub fn capacity_basis(&self, name: &NodeName) -> Option<CapacityBasis> {
         let node_state = self.node_states.get(name)?;
         Some(CapacityBasis {
@@ -282,12 +282,12 @@ pub struct Occupant {
     pub priority: i32,
     pub per_gpu: Bytes,
     pub sharing: Sharing,
-    /// By their places in the node's list.
+    /// GPUs by their indices in the node's list of devices.
     pub gpus: GpuSet,
     pub presence: OccupantPhase,
     /// While its engine starts, until when no other may start beside it.
     pub starting: Option<Moment>,
-    /// It has an engine that starts, or that will when it comes.
+    /// It runs an engine, or will once it is bound.
     pub engine: bool,
     /// VRAM that its processes use beyond its grant, over all its GPUs.
     pub over_grant: Bytes,
@@ -297,7 +297,7 @@ pub struct Occupant {
     pub loan: Option<LoanStage>,
 }
 
-/// How an occupant is there.
+/// How an occupant occupies GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OccupantPhase {
@@ -439,10 +439,10 @@ fn occupant(
 /// Labels by which controllers tell the pods of one template from those of the next.
 const TEMPLATE_HASHES: [&str; 2] = ["pod-template-hash", "rollouts-pod-template-hash"];
 
-/// In a ledger with more pods no predecessor is looked for: it takes a look at each.
+/// In a ledger with more pods no predecessor is searched for, because the search reads each pod.
 const MOST_PODS: usize = 10_000;
 
-/// Old pods that are tried.
+/// The most predecessors that are tried.
 const MOST_PREDECESSORS: usize = 8;
 
 /// Whether a controller made the pod from a template: no other has a predecessor.

@@ -26,7 +26,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 
-/// A dominant share counts up to the whole cluster.
+/// The dominant share of the whole cluster, in millionths.
 const WHOLE: u64 = 1_000_000;
 
 /// The order in which a tenant's pods use its guarantee: by priority, since when they run, and their UIDs.
@@ -85,7 +85,7 @@ impl TenantsOnNode {
         tenants.into_iter().filter(differs).collect()
     }
 
-    /// A pod that is bound here turns out to have run for longer.
+    /// Corrects when a pod that is bound here began to run.
     pub(super) fn note_running_since(&mut self, uid: &PodUid, started: Moment) {
         if let Ok(place) = self.bound.binary_search_by(|pod| pod.uid.cmp(uid)) {
             self.bound[place].started = started;
@@ -93,7 +93,7 @@ impl TenantsOnNode {
     }
 }
 
-/// What each tenant's pods use on all nodes, by its place in the policy.
+/// What each tenant's pods use on all nodes, by its index in the policy.
 #[derive(Debug, Clone, Default)]
 pub(super) struct TenantUsages {
     usages: Vec<UsageOfTenant>,
@@ -119,7 +119,7 @@ struct GuaranteedPods {
 }
 
 impl GuaranteedPods {
-    /// Of bound pods in order.
+    /// The pods that use a guarantee, of these bound pods in order.
     fn among<'a>(
         in_order: impl Iterator<Item = &'a BoundPodOfTenant>,
         guarantee: TenantUsage,
@@ -155,7 +155,7 @@ impl TenantUsages {
             .unwrap_or_default()
     }
 
-    /// `None` of a tenant that no pod has had yet.
+    /// The account of a tenant; `None` for one that never had a pod.
     pub(super) fn get(&self, tenant: TenantId) -> Option<&UsageOfTenant> {
         self.usages.get(tenant.place())
     }
@@ -198,7 +198,7 @@ impl TenantUsages {
 pub(crate) struct TenantShares {
     /// The policy has no tenants: any pod may be evicted.
     is_off: bool,
-    /// There is a preemptor: for one of no pod, no pod uses a guarantee, and none is spared.
+    /// The preemptor is a pod. For one that only prices evictions no pod uses a guarantee, and none is spared.
     is_of_pod: bool,
     of_preemptor: Option<TenantId>,
     /// What the preemptor's tenant has left of a guarantee that it may reclaim.
@@ -206,7 +206,7 @@ pub(crate) struct TenantShares {
 }
 
 impl TenantShares {
-    /// Tenants do not matter.
+    /// Shares by which tenants do not matter.
     pub(super) fn off() -> Self {
         Self {
             is_off: true,
@@ -245,7 +245,7 @@ pub struct TenantQuota {
 }
 
 impl TenantQuota {
-    /// Whether the tenant may use `wanted` more, once it has given `given_back` back.
+    /// Whether the tenant may use `requested` more, once it has given `given_back` back.
     pub(crate) fn allows(&self, wanted: TenantUsage, given_back: TenantUsage) -> bool {
         self.ceiling == TenantLimit::default()
             || self
@@ -261,17 +261,17 @@ impl Ledger {
         self.node_states.used_by(tenant)
     }
 
-    /// What the cluster has.
+    /// VRAM and GPUs of the whole cluster.
     pub(crate) fn whole(&self) -> TenantUsage {
         self.node_states.whole()
     }
 
-    /// What the pod's tenant may still take, beside all it has but this pod's.
+    /// What the pod's tenant may still take, if this pod had nothing.
     pub(crate) fn allowance(&self, uid: &PodUid, demand: &Demand) -> TenantLimit {
         self.allowance_beside(uid, demand, TenantUsage::default())
     }
 
-    /// The same, once it has given that much back.
+    /// What the pod's tenant may still take, if this pod had nothing and the tenant had given that much back.
     pub(crate) fn allowance_beside(
         &self,
         uid: &PodUid,
@@ -416,7 +416,7 @@ impl Ledger {
         GuaranteedPods::among(in_order.into_iter(), guarantee)
     }
 
-    /// What a pod uses or has reserved.
+    /// What a pod uses, or what is reserved for it.
     pub(crate) fn use_of(&self, uid: &PodUid) -> TenantUsage {
         let used = || {
             let pod_state = self.pod_states.get(uid)?;
@@ -448,7 +448,7 @@ impl Ledger {
         self.kept_from_beside(self.node_states.spare(), demand)
     }
 
-    /// The same if so many GPUs were free.
+    /// The rules whose last free GPUs such a pod may not take if so many GPUs were free for each rule.
     fn kept_from_beside(&self, free: &SpareCounts, demand: &Demand) -> SpareSet {
         if self.policy.planning.spare.is_empty()
             || demand.asks_plugin()
@@ -465,12 +465,12 @@ impl Ledger {
             .collect()
     }
 
-    /// The demand as it is to be decided on now.
+    /// The demand with the spare rules that hold against it now.
     pub(crate) fn beside_spare<'d>(&self, demand: &'d Demand) -> Cow<'d, Demand> {
         self.beside(self.node_states.spare(), demand)
     }
 
-    /// The same if so many GPUs were free.
+    /// The demand with the spare rules that hold against it if so many GPUs were free for each rule.
     pub(crate) fn beside<'d>(&self, free: &SpareCounts, demand: &'d Demand) -> Cow<'d, Demand> {
         match self.kept_from_beside(free, demand) {
             kept if kept == demand.kept => Cow::Borrowed(demand),

@@ -1,5 +1,5 @@
-//! Reservations: made after the checks of one function, followed until the pod is bound, and given up. All of it follows from what the
-//! API server keeps, after a restart, too. Nothing here knows a Lease or a condition.
+//! Reservations: made after the checks of one function, followed until the pod is bound, and released. After a restart they are
+//! rebuilt from what the API server keeps. Nothing here knows a Lease or a condition.
 //!
 //! A replica that does not lead mirrors the reservations that pods show. One that begins to lead puts each of them through the checks
 //! of a new reservation, and from then on knows every reservation before its condition is written: one that it does not know landed
@@ -35,7 +35,7 @@ impl Ledger {
         self.reserve_by(&preemptor, uid, reservation)
     }
 
-    /// The same, if its victims fit on other nodes.
+    /// Reserves GPUs for a waiting pod, on the condition that its victims fit on other nodes.
     pub(crate) fn reserve_by_moving(
         &mut self,
         uid: &PodUid,
@@ -189,7 +189,7 @@ impl Ledger {
         leaver.disruption_info.group.is_some() && reservation.victims.iter().any(is_member_there)
     }
 
-    /// Gives the pod's reservation up. To a leader, what shows it from here on is older than that.
+    /// Ends the pod's reservation. A leader takes a later observation of it for an outdated one.
     pub(crate) fn release_reservation(&mut self, uid: &PodUid) {
         let Some(given_up) = self.pod_states.reservation(uid).cloned() else {
             return;
@@ -198,13 +198,13 @@ impl Ledger {
         self.origin.note_given_up(uid, given_up);
     }
 
-    /// The API server shows no reservation any more, and what it shows counts.
+    /// Forgets a reservation, because the API server shows none any more.
     pub(crate) fn forget_observed_reservation(&mut self, uid: &PodUid) {
         self.set_reservation(uid, None);
     }
 }
 
-/// Two deadlines that differ by less are one.
+/// Deadlines that differ by less are equal: they are derived from wall time, which wavers by some milliseconds.
 const SAME_DEADLINE: Millis = Millis::seconds(1);
 
 /// A pod that waits with a reservation.
@@ -219,9 +219,9 @@ pub struct ReservationStatus {
     pub remaining: Vec<RemainingVictim>,
     /// The last victim has left its node, its memory too, and the GPUs are free; those of its group's other pods as well.
     pub is_free: bool,
-    /// The pod shows it, as the watch has shown last.
+    /// The pod's condition names this reservation, as the watch showed it last.
     pub is_shown: bool,
-    /// The pod shows another one.
+    /// The pod's condition names another reservation.
     pub is_covered: bool,
 }
 
@@ -243,7 +243,7 @@ pub struct RemainingVictim {
     pub reclaimed_by: Option<Arc<str>>,
 }
 
-/// By group, the first members whose reservations are not free yet: the members of a group are looked at once for all of them.
+/// The first members of each group whose reservations are not free yet, so that a group's members are read only once.
 type WaitingGroups<'l> = FxHashMap<&'l GroupKey, Vec<&'l PodUid>>;
 
 impl Ledger {
@@ -277,7 +277,7 @@ impl Ledger {
         self.showing_evictions.iter().filter_map(staying).collect()
     }
 
-    /// That of one pod.
+    /// The status of one pod's reservation.
     pub fn reservation_of(&self, uid: &PodUid) -> Option<ReservationStatus> {
         self.status_of(uid, &mut WaitingGroups::default())
     }
@@ -433,7 +433,7 @@ impl Ledger {
     }
 }
 
-/// Under which epoch this replica leads, if it does, the reservations that do not come from it, and those that it gave up.
+/// What a leader remembers of reservations: its epoch, those that it did not make, and those that it released.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct ReservationOrigin {
     leader: Option<LeaderEpoch>,
@@ -449,7 +449,7 @@ impl ReservationOrigin {
         self.leader.is_some()
     }
 
-    /// The reservation was given up. Another replica may make it again, as far as one that does not lead knows.
+    /// Records a released reservation. A standby records none, because the leader may make it again.
     fn note_given_up(&mut self, uid: &PodUid, reservation: Reservation) {
         if self.is_leading() {
             self.given_up.insert(uid.clone(), reservation);
@@ -508,7 +508,7 @@ impl Ledger {
         self.showing_reservations.iter().filter_map(ended).collect()
     }
 
-    /// A watch shows the pod with this reservation, or without one.
+    /// Records the reservation in the pod's condition, as a watch shows it; `None` if there is none.
     pub(super) fn note_shown_reservation(&mut self, uid: &PodUid, shown: Option<&Reservation>) {
         let known = self.shown_reservations.get(uid);
         // What is told by wall time wavers by some milliseconds.
@@ -547,12 +547,12 @@ impl Ledger {
         self.shows_one(uid) || self.pod_states.reservation(uid).is_some_and(is_written)
     }
 
-    /// Whether the pod shows a reservation, whichever.
+    /// Whether the pod's condition names any reservation.
     pub(super) fn shows_one(&self, uid: &PodUid) -> bool {
         self.shown_reservations.contains_key(uid)
     }
 
-    /// The reservation that a pod shows, as far as it counts: a leader knows every reservation that it does not end.
+    /// Returns an observed reservation if it counts. A leader has made each one that counts, and has any other ended.
     pub(super) fn believed(
         &mut self,
         uid: &PodUid,
@@ -576,7 +576,7 @@ impl Ledger {
         None
     }
 
-    /// The pod has again what it had reserved in an earlier epoch. If that would not be made now, it expires with the next tick.
+    /// Checks again a reservation of an earlier epoch that the pod got back. If it would not be made now, it expires with the next tick.
     pub(crate) fn review_reservation(&mut self, uid: &PodUid) {
         let Some(reservation) = self.pod_states.reservation(uid).cloned() else {
             return;
@@ -621,7 +621,7 @@ impl Ledger {
                 false => fallen.push((uid, reservation)),
             }
         }
-        // Only now: a reservation that falls must not stand in the way of one that could stand.
+        // Only now: an invalid reservation must not keep a valid one from being set.
         for (uid, reservation) in fallen {
             self.set_reservation(
                 &uid,
@@ -633,7 +633,7 @@ impl Ledger {
         }
     }
 
-    /// Whether the reservation would be made now, with those of its victims that are still there.
+    /// Whether the reservation would be made now, with those of its victims that remain.
     fn may_stand(&self, uid: &PodUid, reservation: &Reservation) -> bool {
         let Some(node_state) = self.node_states.existing(&reservation.node) else {
             return false;

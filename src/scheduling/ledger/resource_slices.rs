@@ -66,7 +66,7 @@ pub struct NewlyPublished {
     pub nodes: Vec<NodeName>,
 }
 
-/// Driver, pool and scope.
+/// A pool's key: driver, pool name and scope.
 type PoolKey = (Arc<str>, Arc<str>, Arc<str>);
 
 /// All slices, by name, and what follows from them.
@@ -80,7 +80,7 @@ pub(super) struct ResourceSlices {
     shared: BTreeMap<Arc<str>, BTreeSet<Arc<str>>>,
 }
 
-/// What is stored; the rest follows.
+/// The stored form: all other fields follow from the slices.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct StoredSlices(BTreeMap<Arc<str>, Arc<DeviceSlice>>);
 
@@ -374,7 +374,7 @@ impl Ledger {
         self.slices.slices.keys()
     }
 
-    /// Brings a node's kind to the slices. Answers whether it has become published.
+    /// Updates whether DRA drivers publish a node's GPUs. Returns whether it has become published.
     pub(super) fn note_published(&mut self, name: &NodeName) -> bool {
         #[cfg(test)]
         tests::CHECKED.set(tests::CHECKED.get() + 1);
@@ -409,7 +409,7 @@ impl Ledger {
         }
     }
 
-    /// Brings all nodes to another list of GPU drivers.
+    /// Updates whether all nodes are published, after the policy's list of GPU drivers has changed.
     pub(super) fn note_all_published(&mut self) {
         let names: Vec<NodeName> = self
             .node_states

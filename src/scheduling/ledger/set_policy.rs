@@ -1,15 +1,15 @@
 //! Another policy for the same pods and nodes.
 //!
 //! To classify a million pods again, and to add up all nodes, takes seconds, and no request should wait for it. So it is done
-//! beside the lock: [`PreparedPolicy::new`] does it for a copy of the ledger, and [`Ledger::take_policy`] puts the result in
+//! outside the lock: [`PreparedPolicy::new`] does it for a copy of the ledger, and [`Ledger::install_policy`] puts the result in
 //! place in one step. What has changed since the copy was made shows by what both do not share, and only that is done under the
 //! lock; so that it is little, [`PreparedPolicy::caught_up`] does most of it beside the lock, too. Every decision is made by one
 //! policy or by the other, and whether a policy was prepared, and when, makes no difference.
 //!
-//! Labels of namespaces do the same for some pods. The ledger keeps the labels, for a policy to come; the policy keeps what its selectors say of them. A label that no selector
-//! asks for changes nothing. Otherwise it is as if another policy came into force, with another version, because a pod that was
-//! classified a moment ago may be something else now; but only the pods of the namespaces concerned are classified again. Like
-//! another policy it can be prepared beside the lock.
+//! Labels of namespaces reclassify some pods. The ledger keeps the labels for later policies; the policy keeps which namespaces its
+//! selectors match. A label that no selector matches changes nothing. Otherwise it is as if a policy with another version came into
+//! force, because a pod that was classified a moment ago may be something else now; but only the pods of the namespaces concerned
+//! are classified again. Like another policy, it can be prepared outside the lock.
 
 use super::Ledger;
 use super::copy_on_write::PodMap;
@@ -25,25 +25,25 @@ use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// How pods that show the same are classified.
+/// The classification of pods by their traits.
 pub type Classifications = FxHashMap<Arc<PodTraits>, Classification>;
 
 /// A policy and everything that follows from it, made of a copy of a ledger.
 #[derive(Debug, Clone)]
 pub struct PreparedPolicy {
-    /// What it was made of.
+    /// The copy from which it was made.
     earlier: Box<Ledger>,
-    /// The same under the policy.
+    /// That copy under the policy.
     changed: Box<Ledger>,
     classified: Arc<Classifications>,
     concerned: ConcernedPods,
 }
 
-/// The pods that are classified again.
+/// Which pods are classified again.
 #[derive(Debug, Clone)]
 enum ConcernedPods {
     All,
-    /// Of namespaces of which the selectors of the same policy say something else.
+    /// Those of namespaces that the policy's selectors now match otherwise.
     OfNamespaces(BTreeSet<String>),
 }
 
@@ -56,7 +56,7 @@ impl ConcernedPods {
     }
 }
 
-/// What was in force before. To let go of it takes as long as to go through all pods: do that beside the lock, too.
+/// What was in force before. Dropping it takes as long as a pass over all pods: drop it outside the lock.
 #[derive(Debug)]
 pub struct RetiredPolicy {
     _earlier: Box<Ledger>,
@@ -64,11 +64,11 @@ pub struct RetiredPolicy {
     _nodes: NodeStates,
 }
 
-/// What pods and nodes are brought to. What was learned of starts does not count under a policy that says other speeds.
+/// The policy that pods and nodes are brought to. Under other loading speeds, what was learned of starts does not count.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PolicyChange<'a> {
     pub policy: &'a Policy,
-    /// When readings age by what the policy says of them; `None` if that is what it was.
+    /// The time for which freshness is recomputed by the policy's rules; `None` if these have not changed.
     pub ages_at: Option<Moment>,
     pub forgets_starts: bool,
 }
@@ -160,8 +160,8 @@ impl PreparedPolicy {
         Self::made(copy, changed, Arc::new(classified), concerned)
     }
 
-    /// The same, made of a later copy of the same ledger. Only what has changed between the two is gone through, so that it takes
-    /// less time than the first preparation, and less has changed once it is done.
+    /// This preparation on a later copy of the same ledger. Only what has changed between the two copies is gone through, so that it
+    /// takes less time than the first preparation, and less has changed once it is done.
     pub fn caught_up(self, copy: Ledger) -> Self {
         if !self.is_current(&copy) {
             return Self::new(copy, Policy::clone(&self.changed.policy));
@@ -169,7 +169,7 @@ impl PreparedPolicy {
         self.brought_to(copy)
     }
 
-    /// The same, if it is current.
+    /// This preparation, which is current, on a later copy.
     fn brought_to(self, copy: Ledger) -> Self {
         let (mut changed, classified) = (copy.clone(), self.classified.clone());
         let concerned = self.concerned.clone();
@@ -186,7 +186,7 @@ impl PreparedPolicy {
         &self.classified
     }
 
-    /// Whether it follows from what is known of the ledger now, but for pods and nodes.
+    /// Whether the ledger still has the policy and the namespaces from which it was made. Pods and nodes may have changed.
     pub(super) fn is_current(&self, ledger: &Ledger) -> bool {
         self.earlier.policy.version == ledger.policy.version
             && self.earlier.namespaces == ledger.namespaces
@@ -217,7 +217,7 @@ impl Ledger {
         self.take_policy(PreparedPolicy::new(self.scratch(), policy))
     }
 
-    /// The same of a policy that is prepared. If its preparation is out of date, it is prepared again.
+    /// Puts a prepared policy in force. If the preparation is out of date, the policy is prepared again.
     pub(crate) fn take_policy(&mut self, prepared: PreparedPolicy) -> RetiredPolicy {
         if !prepared.is_current(self) {
             return self.set_policy(Policy::clone(&prepared.changed.policy));
@@ -225,7 +225,7 @@ impl Ledger {
         self.take_current(prepared)
     }
 
-    /// The same of one that follows from what is known now, but for pods and nodes.
+    /// Puts a preparation in force that is current ([`PreparedPolicy::is_current`]).
     fn take_current(&mut self, prepared: PreparedPolicy) -> RetiredPolicy {
         let PreparedPolicy {
             earlier,
@@ -277,7 +277,7 @@ impl Ledger {
         }
     }
 
-    /// Brings what follows from the settings of a policy, and not from its classes, to those in force.
+    /// Applies the policy's settings to what follows from them and not from its classes.
     fn follow_settings(&mut self, before: &Policy) {
         if before.loading != self.policy.loading {
             self.start_times.forget();
@@ -295,7 +295,7 @@ impl Ledger {
         self.share_labels(name, Arc::new(labels));
     }
 
-    /// The same, of labels that the caller keeps, too.
+    /// Sets the labels of a node, by which it is in a pool. They are shared with the caller.
     pub(crate) fn share_labels(&mut self, name: &NodeName, labels: Arc<BTreeMap<String, String>>) {
         let policy = &self.policy;
         if self
@@ -333,7 +333,7 @@ impl Ledger {
         })
     }
 
-    /// Since when a bound pod runs, if that is longer than this ledger knows of it.
+    /// Records since when a bound pod runs, if that is earlier than recorded.
     pub(super) fn has_run_since(&mut self, uid: &PodUid, started: Moment) {
         let Some(known) = self.pod_states.get(uid).and_then(PodState::bound) else {
             return;
@@ -358,14 +358,14 @@ pub(crate) type NamespaceEdits = BTreeMap<String, Option<Arc<Labels>>>;
 pub(crate) struct PreparedLabels(PreparedPolicy);
 
 impl PreparedLabels {
-    /// `copy` is [`Ledger::scratch`] of the ledger in which these labels shall be known. Answers `None` if its policy says the same
+    /// `copy` is [`Ledger::scratch`] of the ledger in which these labels shall be known. Returns `None` if its policy says the same
     /// of all namespaces.
     pub fn new(copy: Ledger, edits: NamespaceEdits) -> Option<Self> {
         let selections = copy.other_selections(&edits);
         (!selections.is_empty()).then(|| Self(PreparedPolicy::of_labels(copy, edits, &selections)))
     }
 
-    /// The same, made of a later copy of the same ledger, for which the edits are these.
+    /// This preparation on a later copy of the same ledger, with the edits for it.
     pub fn caught_up(self, copy: Ledger, edits: NamespaceEdits) -> Option<Self> {
         match self.0.is_current(&copy) {
             true => Some(Self(self.0.brought_to(copy))),
@@ -385,7 +385,7 @@ impl Ledger {
         policy.with_namespaces(&self.namespaces)
     }
 
-    /// Namespaces have these labels from now on. Answers what was in force before if the policy says something else of any of
+    /// Namespaces have these labels from now on. Returns what was in force before if the policy says something else of any of
     /// them now.
     pub(crate) fn edit_namespaces(&mut self, edits: NamespaceEdits) -> Option<RetiredPolicy> {
         let selections = self.other_selections(&edits);
@@ -400,7 +400,7 @@ impl Ledger {
         )))
     }
 
-    /// The same, prepared; if its preparation is out of date, answers `None`, and nothing has changed.
+    /// Puts prepared labels in force. If the preparation is out of date, returns `None`, and nothing has changed.
     pub(crate) fn take_labels(&mut self, prepared: PreparedLabels) -> Option<RetiredPolicy> {
         prepared
             .0

@@ -24,10 +24,10 @@ use crate::vocabulary::start_time::{NodeStartFactors, StartFactors, StartKind};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// In an hour the engines of a tenant that do not become ready keep others from a GPU for as long as its class lets one do, or for this
-/// long.
+/// The least time, in milliseconds, for which a tenant's engines that do not become ready may keep others from a GPU within an hour;
+/// more, if its class lets one engine do so for longer.
 const LEAST_SHARE: u64 = 600_000;
-/// And all of them together for so many times as long.
+/// How many times that long all of a tenant's engines together may keep others from a GPU.
 const ALL_TOGETHER: u64 = 3;
 
 impl Ledger {
@@ -116,7 +116,7 @@ impl Ledger {
         self.overuse_of(uid).is_none() && (self.showing_evictions.contains(uid) || is_taken())
     }
 
-    /// The pod's gate opens, or the pod is gone.
+    /// Records how long the pod's start gate kept others from starting, because it opens or the pod is gone.
     pub(super) fn note_gate_over(&mut self, uid: &PodUid, is_ready: bool) {
         let Some(PodState {
             demand,
@@ -156,7 +156,7 @@ impl Ledger {
         }
     }
 
-    /// The same of a pod that begins to start now.
+    /// The expected start of a pod that begins to start now: until when its engine keeps others from starting, and what is expected.
     pub(super) fn expected_start(
         &self,
         demand: &Demand,
@@ -170,7 +170,7 @@ impl Ledger {
     }
 }
 
-/// By its name a tenant is the same under the next policy.
+/// The tenant or namespace that a pod's start counts for. A name stays the same under the next policy.
 fn starter<'a>(demand: &'a Demand, policy: &'a Policy) -> Starter<'a> {
     let tenant = demand.tenant.and_then(|id| policy.tenant(id));
     tenant.map_or((false, &demand.traits.namespace), |tenant| {
@@ -204,20 +204,20 @@ pub(super) fn gate(
     (is_gated && length > Millis::default()).then(|| now + length)
 }
 
-/// Kinds of starts that are remembered of a node; of the others the one that was observed longest ago is forgotten.
+/// The most kinds of starts that are remembered of a node; beyond that the kind observed longest ago is forgotten.
 const KINDS: usize = 8;
-/// Samples of each.
+/// The most samples of each kind.
 const SAMPLES: usize = 12;
-/// One start may be an accident.
+/// The fewest samples from which factors are fitted: one start may be an accident.
 const LEAST_SAMPLES: usize = 2;
-/// For how long the time counts that a start has kept others.
+/// How long a past start's gate time counts against its tenant: shares are per hour.
 const COUNTS_FOR: Millis = Millis::seconds(3600);
-/// As long as an engine at least, so that few are remembered.
+/// The least gate time that a start is charged, which bounds how many past starts are remembered.
 const LEAST_HELD: Millis = Millis::seconds(1);
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct NodeStarts {
-    /// The latest observed last.
+    /// By kind, the one that was observed last at the end.
     samples: Vec<(StartKind, StartSamples)>,
     factors: NodeStartFactors,
     #[serde(default)]

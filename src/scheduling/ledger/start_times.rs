@@ -24,13 +24,13 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Kinds of starts on kinds of GPUs that are remembered; of the others the one that was observed longest ago is forgotten.
+/// The most kinds of starts, by kind of GPU, that are remembered; beyond that the kind observed longest ago is forgotten.
 const KINDS: usize = 256;
-/// Samples of each.
+/// The most samples of each kind.
 const SAMPLES: usize = 24;
-/// The fewest from which anything follows for other nodes.
+/// The fewest samples from which factors for other nodes are fitted.
 const LEAST_SAMPLES: usize = 3;
-/// Starts over which errors are taken.
+/// The most finished starts over which errors are computed.
 const ERRORS: usize = 256;
 
 /// The start of one pod.
@@ -104,7 +104,7 @@ impl StartTimes {
         &self.model
     }
 
-    /// The same model, to plan on: nothing is observed on a copy.
+    /// A copy with the model alone, to plan on: no start is observed on a copy.
     pub(super) fn scratch(&self) -> Self {
         Self {
             model: self.model.clone(),
@@ -112,13 +112,13 @@ impl StartTimes {
         }
     }
 
-    /// The policy's speeds are others: nothing that was compared with them counts.
+    /// Forgets what was learned relative to the policy's speeds, because these have changed.
     pub(super) fn forget(&mut self) {
         Arc::make_mut(&mut self.model).forget_factors();
         self.kinds = Arc::default();
     }
 
-    /// Takes in one start. Answers what the cluster knows of that kind, to measure the node by.
+    /// Learns from one start. Returns the cluster's factors of that kind, as a prior for the node's own.
     fn learn(
         &mut self,
         kind: StartKind,
@@ -186,7 +186,7 @@ impl PodStart {
         }))
     }
 
-    /// The same of a pod that was bound only then.
+    /// This start, counted from a later Binding.
     pub(super) fn counted_from(&self, since: Moment) -> Self {
         Self {
             since,
@@ -194,7 +194,7 @@ impl PodStart {
         }
     }
 
-    /// How long the images and the engine took, as far as that can be told apart.
+    /// The time that the images took, if it can be told apart, and the time that the engine took.
     fn parts(&self, now: Moment) -> (Option<Millis>, Millis) {
         let StartEstimate { time, missing, .. } = self.expected;
         match self.pulled {
@@ -242,7 +242,7 @@ impl Ledger {
         }
     }
 
-    /// Brings the ledger to what a watch shows of a pod's start. Answers the start if it is over by that.
+    /// Brings the ledger to what a watch shows of a pod's start. Returns the start if it is over by that.
     pub(crate) fn observe_start(
         &mut self,
         uid: &PodUid,
@@ -356,7 +356,7 @@ impl Ledger {
     }
 }
 
-/// In thousandths of what was observed.
+/// The error of an expected time, in thousandths of the observed one.
 fn error(expected: Millis, observed: Millis) -> u64 {
     let off = u128::from(expected.0.abs_diff(observed.0)) * 1000 / u128::from(observed.0.max(1));
     off.min(u64::MAX.into()) as u64
@@ -377,7 +377,7 @@ pub(super) struct StartSample {
 #[serde(transparent)]
 pub(super) struct StartSamples(Vec<StartSample>);
 
-/// How much what is known beforehand counts, in samples: starts vary by a fifth of their time, policies are off by their whole.
+/// Weight of the prior, in samples: starts vary by a fifth of their time, policies may be off by all of it.
 const HOLD: f64 = 0.05;
 /// Errors beyond this share of the expected time count less and less.
 const OUTLIER: f64 = 0.5;
@@ -446,7 +446,7 @@ impl StartSamples {
         observed / expected
     }
 
-    /// The same for both factors, near `about`.
+    /// One round of weighted least squares for both factors, near `about`.
     fn refit(&self, before: [f64; 2], about: [f64; 2]) -> [f64; 2] {
         // The normal equations: [[tt, ti], [ti, ii]] × [a, b] = [ty, iy].
         let [mut tt, mut ii] = about.map(|factor| HOLD / (factor * factor));

@@ -134,7 +134,7 @@ impl LedgerState {
         self.now
     }
 
-    /// Whether every place and number in it names something.
+    /// Checks that every class, node and GPU index in the state refers to something that exists.
     fn check(&self, policy: &Policy) -> Result<(), LoadError> {
         let (stored, given) = (self.policy_version, policy.version);
         if stored != given {

@@ -1,7 +1,7 @@
-//! Pods that wait for a place, and which of them the planner looks at next: pods behind the planner's gate, and pods that were
+//! Pods that wait for a placement, and which of them the planner tries next: pods behind the planner's gate, and pods that were
 //! refused and may fit by now.
 //!
-//! The scheduler wakes a refused pod when the API server shows a change. What an agent sees is no such change: an engine
+//! kube-scheduler requeues a refused pod when the API server shows a change. What an agent sees is no such change: an engine
 //! whose queue has run empty, VRAM that a process gave back, an agent that reports again. Only the planner looks at a gated
 //! pod at all.
 //!
@@ -23,29 +23,29 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// An API event that freed VRAM has woken the pod already: it asks again within this time. So has a refusal that the
-/// scheduler follows with a preemption of its own.
+/// How long a refused pod is not requeued: within it kube-scheduler retries after an API event, or preempts after a refusal.
 const QUIET_PERIOD: Millis = Millis::seconds(1);
-/// A pod that is woken, asks, and is refused again (another pod was faster, or a figure hovers about a limit) is woken less
-/// and less often, but within this time: no refusal outlives its cause by five seconds.
+/// The longest pause before a pod that was requeued and refused again is requeued once more (another pod was faster, or a figure
+/// hovers about a limit): no refusal outlives its cause by five seconds.
 const LONGEST_PAUSE_IF_IT_ASKS: Millis = Millis::seconds(4);
-/// A pod that was woken and did not ask is kept back by something Stowage does not see.
+/// The longest pause after a requeue that no attempt followed: something that Stowage does not see keeps the pod back.
 const LONGEST_PAUSE: Millis = Millis::seconds(60);
-/// A gated pod for which there was no place is looked at again after this time at first.
+/// The first pause before a gated pod that was not placed is tried again; it doubles each time.
 const FIRST_RETRY_AFTER: Millis = Millis(250);
-/// However often no place was found for it, it is looked at again this soon after anything has changed.
+/// The longest of these pauses once anything has changed in the ledger since the last attempt.
 const RETRY_AFTER_CHANGE: Millis = Millis::seconds(1);
+/// The longest of these pauses while nothing has changed: then the result would be the same.
 const RETRY_AT_LEAST: Millis = Millis::seconds(4);
 /// How often to check whether anything has changed for a pod that was not placed.
 const CHANGE_CHECK_INTERVAL: Millis = Millis(500);
-/// Pods that become due in one round, for each that is handed out. Those beyond are brought in the next round.
+/// Pods that become ready in one round, for each that is handed out. Further ones become ready in the next round.
 const BROUGHT: usize = 4;
-/// Pods were evicted for the pod and it was not bound: something that Stowage does not see prevents it. Before the next eviction
-/// it waits so long at first, and twice as long each time.
+/// The first pause before evicting again for a pod that was not bound in place of its victims. It doubles each time.
 const RETRY_AFTER_FAILED_EVICTION: Millis = Millis::seconds(60);
+/// The longest of these pauses: something that Stowage does not see prevents the bind.
 const LONGEST_RETRY_AFTER_FAILED_EVICTION: Millis = Millis::seconds(1800);
 
-/// A pod that waits, and what is known of where it may go.
+/// A pod that waits for the planner.
 #[derive(Debug, Clone)]
 pub struct PendingPod {
     pub uid: PodUid,
@@ -54,7 +54,7 @@ pub struct PendingPod {
     pub way: WaitKind,
     /// Since when it waits.
     pub since: Moment,
-    /// Its place among those that a run is handed.
+    /// Its index among those that a run is handed.
     pub turn: usize,
 }
 
@@ -65,11 +65,11 @@ pub enum WaitKind {
     Gated,
     /// The scheduler asked about these nodes, and none fitted; `None` if they are not known.
     Refused { asked: Option<Arc<NodeSet>> },
-    /// It was woken a moment ago and has not asked yet: what it was woken for is not for the next pod.
+    /// It was requeued a moment ago and has not tried yet: what it was requeued for is not for the next pod.
     OnItsWay { asked: Option<Arc<NodeSet>> },
 }
 
-/// The pods of a group, as far as they are there.
+/// The pods of a group, as far as they exist.
 #[derive(Debug, Clone, Default)]
 pub struct PodGroup {
     /// Without a reservation, behind the planner's gate or, of a group that is planned without it, refused.
@@ -121,7 +121,7 @@ impl WaitingPods {
     }
 }
 
-/// A pod that asks a device plugin may be another scheduler's; Stowage's own is woken by what the API server shows.
+/// A pod that requests plugin devices may be another scheduler's; Stowage's own is requeued by what the API server shows.
 fn may_be_refused(pod_state: &PodState) -> bool {
     let is_free = |waiting: &WaitingPod| {
         waiting.soft_reservation.is_none() && waiting.gate == SchedulingGate::Open
@@ -130,7 +130,7 @@ fn may_be_refused(pod_state: &PodState) -> bool {
 }
 
 impl Ledger {
-    /// The pod was told that none of these nodes fits; `None` if it was not said which.
+    /// Records that none of these nodes fits the pod; `None` if it is unknown which were tried.
     pub(crate) fn note_refused(&mut self, uid: &PodUid, asked: Option<NodeSet>) {
         let at = self.now;
         self.enter_refused(uid, |waiting| waiting.note_refused(at, asked));
@@ -168,7 +168,7 @@ impl Ledger {
         }
     }
 
-    /// The same, of all pods and whatever this process has refused.
+    /// Presumes that all waiting pods were refused, whatever this process has recorded.
     pub(crate) fn suppose_all_refused(&mut self) {
         self.may_be_refused()
             .iter()
@@ -180,7 +180,7 @@ impl Ledger {
         self.enter_refused(uid, |waiting| waiting.suppose_refused(at));
     }
 
-    /// Pods that the planner is to look at, in the order in which they are to be placed: those on their way already, then by
+    /// The next pods for the planner, in the order in which they are to be placed: those just requeued first, then by
     /// priority, class, and turn; a run gives the tenants of one priority their turns. At most `limit` of the refused and as many
     /// of the gated, in turn: of those of one priority, tenant and class the next call answers others, as long as there are any.
     pub(crate) fn pending(&mut self, limit: usize) -> Vec<PendingPod> {
@@ -227,7 +227,7 @@ impl Ledger {
         pending
     }
 
-    /// These pods were handed out by [`Ledger::pending`] and not looked at: their turns come first again.
+    /// Gives back the turns of pods that [`Ledger::pending`] handed out and no plan tried: they come first again.
     pub(crate) fn put_back<'a>(&mut self, pods: impl IntoIterator<Item = &'a PodUid>) {
         pods.into_iter()
             .for_each(|uid| self.waiting_pods.queue.put_back(uid));
@@ -238,7 +238,7 @@ impl Ledger {
         self.waiting_pods.queue.len()
     }
 
-    /// Brings the pod's turn to its state. Whatever changes how a pod waits ends here.
+    /// Updates the pod's position in the queue. Whatever changes how a pod waits ends here.
     pub(super) fn requeue(&mut self, uid: &PodUid) {
         let pod_state = self.pod_states.get(uid);
         let waiting = pod_state.filter(|pod_state| matches!(pod_state.phase, PodPhase::Waiting(_)));
@@ -311,7 +311,7 @@ impl Ledger {
         self.node_states.get(node).map_or(&[], NodeState::coming)
     }
 
-    /// The same of each node that exists: they are the nodes of the snapshot, in its order.
+    /// The incoming pods of each node that exists: those of the snapshot, in its order.
     pub(crate) fn coming_by_node(&self) -> impl Iterator<Item = (&NodeName, &[PodUid])> {
         self.node_states
             .all_existing()
@@ -327,7 +327,7 @@ impl Ledger {
             .filter_map(|uid| Some((uid, self.pod_states.get(uid)?)))
     }
 
-    /// The pod was woken.
+    /// Records that the pod was requeued.
     pub(crate) fn note_woken(&mut self, uid: &PodUid) {
         let at = self.now;
         self.pod_states
@@ -335,7 +335,7 @@ impl Ledger {
         self.requeue(uid);
     }
 
-    /// There was no place for the pod in the ledger of that generation.
+    /// Records that no node fitted the pod in that generation of the ledger.
     pub(crate) fn note_no_placement(&mut self, uid: &PodUid, generation: u64) {
         let at = self.now;
         self.pod_states
@@ -343,7 +343,7 @@ impl Ledger {
         self.requeue(uid);
     }
 
-    /// The pod did not take the place of its victims in time.
+    /// Records that the pod was not bound in place of its victims in time.
     pub(crate) fn note_failed_eviction(&mut self, uid: &PodUid) {
         let (at, generation) = (self.now, self.generation());
         self.pod_states
@@ -385,7 +385,7 @@ impl Ledger {
         }
     }
 
-    /// When a pod may be looked at again, if something has changed by then; `None` for one that does not wait for the planner.
+    /// When a pod may be tried again, if something has changed by then; `None` for one that does not wait for the planner.
     fn due(&self, pod_state: &PodState) -> Option<Moment> {
         let Some(WaitingPod {
             reservation: None,
@@ -413,7 +413,7 @@ impl Ledger {
         }))
     }
 
-    /// `None` for a pod that is left alone for now and was not woken, and for one that has a reservation.
+    /// A refused pod that is due or was requeued; `None` for any other, and for one that has a reservation.
     fn refused_one(&self, uid: &PodUid) -> Option<PendingPod> {
         let pod_state = self.pod_states.get(uid)?;
         let Some(WaitingPod {
@@ -538,7 +538,7 @@ fn pause_after(failed_attempt: FailedAttempt, longest: Millis) -> Millis {
         .min(longest)
 }
 
-/// How long a pod is left alone that was woken so often without asking, or was refused so often.
+/// How long a pod is not requeued, by its requeues without an attempt and its requeues that ended in a refusal.
 fn pause(woken: u32, unanswered_wakes: u32) -> Millis {
     match woken {
         0 => QUIET_PERIOD

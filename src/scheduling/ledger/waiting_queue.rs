@@ -1,5 +1,5 @@
-//! The order in which the planner looks at the pods that wait for it. However many wait, the next ones are found without a look
-//! at all of them: every round of the planner asks, under the ledger's lock.
+//! The order in which the planner tries waiting pods. However many wait, the next ones are found without reading all of them:
+//! every round of the planner asks for them, under the ledger's lock.
 //!
 //! A pod is due at a time, and is ready from then on; of the ready ones the higher priority comes first. Of one priority the
 //! tenants have their turns, first the one that borrows least; namespaces without a tenant count as one each. Within those the
@@ -15,7 +15,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::sync::Arc;
 
-/// One in so many of the places in a round goes to the pod that has waited longest.
+/// One in this many slots of a round goes to the pod that has waited longest.
 const FOR_THE_LONGEST: usize = 4;
 
 /// Pods that have their turns together.
@@ -25,12 +25,12 @@ pub(super) struct QueueBand {
     pub priority: Reverse<i32>,
     pub class: ClassId,
     pub tenant: Option<TenantId>,
-    /// Of a pod without a tenant.
+    /// The namespace, of a pod without a tenant.
     #[serde(default)]
     pub namespace: Option<Arc<str>>,
 }
 
-/// The two ways to wait, each with places of its own.
+/// The two ways to wait, each with a limit of its own in a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(super) enum WaitingLine {
     Gated,
@@ -40,12 +40,12 @@ pub(super) enum WaitingLine {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(from = "StoredQueue", into = "StoredQueue")]
 pub(super) struct WaitingQueue {
-    /// In shards, as `woken_at`: a hash map is rehashed as a whole when it grows, and this is under the lock.
+    /// In shards, as `requeued_at`: a hash map is rehashed as a whole when it grows, and this is under the lock.
     pods: ShardedMap<PodUid, QueuePosition>,
     /// Not due yet.
     later: BTreeSet<(Moment, PodUid)>,
     ready: BTreeMap<QueueBand, BTreeSet<(u64, PodUid)>>,
-    /// Pods that were woken and have not asked since, and when they were.
+    /// Pods that were requeued and have not tried since, by when they were requeued.
     woken: BTreeSet<(Moment, PodUid)>,
     woken_at: ShardedMap<PodUid, Moment>,
     /// Rises with each turn that is given.
@@ -226,7 +226,7 @@ impl WaitingQueue {
         pods
     }
 
-    /// The pod was handed out and not looked at: it has the turn that it had.
+    /// Gives a pod back its turn, because it was handed out and not tried.
     pub(super) fn put_back(&mut self, uid: &PodUid) {
         if let Some(QueuePosition::Ready {
             queue_band, before, ..
@@ -236,7 +236,7 @@ impl WaitingQueue {
         }
     }
 
-    /// The pod was woken then and has not asked since, or none of that is so (any more).
+    /// Sets when the pod was requeued, if it has not tried since; `None` otherwise.
     pub(super) fn set_woken(&mut self, uid: &PodUid, at: Option<Moment>) {
         let before = match at {
             Some(at) => self.woken_at.insert(uid.clone(), at),
@@ -248,7 +248,7 @@ impl WaitingQueue {
         self.woken.extend(at.map(|at| (at, uid.clone())));
     }
 
-    /// The pods that were woken last: one that was woken long ago is kept back by something else.
+    /// The pods that were requeued last: something else keeps back those that were requeued long ago.
     pub(super) fn last_woken(&self, limit: usize) -> Vec<PodUid> {
         self.woken
             .iter()
@@ -258,7 +258,7 @@ impl WaitingQueue {
             .collect()
     }
 
-    /// Whether anything is known of the pod here.
+    /// Whether the pod is in the queue, or was requeued and has not tried since.
     pub(super) fn knows(&self, uid: &PodUid) -> bool {
         self.pods.contains_key(uid) || self.woken_at.contains_key(uid)
     }

@@ -21,7 +21,7 @@ pub fn fit(node: &Node, demand: &Demand) -> Result<GpuSet, Misfit> {
     fit_by(&NodeEvaluation::by_best_fit(&node.gpus, demand), node).map(|choice| choice.gpus)
 }
 
-/// The same, by an evaluation of this node.
+/// The choice of GPUs by an evaluation of this node, or why the demand does not fit.
 pub(crate) fn fit_by(evaluation: &NodeEvaluation<'_>, node: &Node) -> Result<GpuChoice, Misfit> {
     let demand = evaluation.demand();
     check_node_admission(node, demand)?;
@@ -37,7 +37,7 @@ pub(crate) fn fit_by(evaluation: &NodeEvaluation<'_>, node: &Node) -> Result<Gpu
     pack::choose(evaluation, &node.reusable, GpuSet::ALL).ok_or_else(|| misfit(&node.gpus, demand))
 }
 
-/// What the Node object shows that keeps pods away which request VRAM.
+/// The reason on the Node object that keeps pods away which request VRAM; `None` if there is none.
 pub fn exclusion(node: &Node) -> Option<Misfit> {
     node.warnings.iter().find_map(excluded_by)
 }
@@ -153,7 +153,7 @@ pub fn misfit(gpus: &[Gpu], demand: &Demand) -> Misfit {
     }
 }
 
-/// The same where some of the GPUs can never serve it.
+/// Why too few GPUs of the node can ever serve the demand.
 fn too_few(gpus: &[Gpu], demand: &Demand, usable: u32) -> Misfit {
     let asked = demand.gpus;
     let wanted = gpus.iter().filter(|gpu| gpu.is_wanted_by(demand)).count() as u32;
@@ -172,7 +172,7 @@ fn too_few(gpus: &[Gpu], demand: &Demand, usable: u32) -> Misfit {
     Misfit::TooFewGpus { usable, asked }
 }
 
-/// The same for a demand that may not take the last free GPUs: whether these are what it lacks.
+/// Why a demand that may not take the spare GPUs does not fit: because they are kept from it, or for another reason.
 fn without_spare(gpus: &[Gpu], demand: &Demand) -> Misfit {
     let freely = Demand {
         kept: SpareSet::NONE,
@@ -203,7 +203,7 @@ pub(crate) fn evictions_could_resolve(gpus: &[Gpu], demand: &Demand) -> bool {
     emptied.filter(|gpu| gpu.admits(demand)).count() >= demand.gpus as usize
 }
 
-/// What keeps the demand out beside other pods' VRAM: what was measured, what is under way, and which classes share a GPU.
+/// Why the demand does not fit beside other pods' VRAM: measured use, an engine that starts, or the classes on a GPU.
 fn in_the_way(gpus: &[Gpu], demand: &Demand) -> Option<Misfit> {
     let (per_gpu, asked) = (demand.per_gpu, demand.gpus);
     let spacious = |gpu: &&Gpu| usable(gpu, demand) && gpu.has_free_vram(demand);
@@ -305,7 +305,7 @@ pub fn usable(gpu: &Gpu, demand: &Demand) -> bool {
         && gpu.is_wanted_by(demand)
 }
 
-/// What a demand takes of these GPUs, as its tenant is charged for it.
+/// The usage of a demand on these GPUs, as its tenant is charged for it.
 pub fn used_on(gpus: &[Gpu], demand: &Demand, chosen: GpuSet) -> TenantUsage {
     if chosen.is_empty() {
         return TenantUsage {

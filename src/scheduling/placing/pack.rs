@@ -1,9 +1,9 @@
 //! Which GPUs of one node a demand gets.
 //!
-//! A pod goes to the very GPUs on which an engine of its model sleeps that it may wake, if there is room, and is ready after the wake
-//! ([`choose`]). Otherwise, of those that fit, it gets the ones with the least packing cost, so that free VRAM stays useful for later
-//! pods ([`choose_by`]): by the trait [`Packing`], of which [`learned`](super::learned) is one implementation, and best fit, which
-//! needs no model, the other. [`NodeEvaluation::of`] alone decides which of the two counts.
+//! A pod goes to the very GPUs on which an engine of its model sleeps that it may wake, if there is free VRAM, and is ready after the
+//! wake ([`choose`]). Otherwise, of those that fit, it gets the ones with the least packing cost, so that free VRAM stays useful for
+//! later pods ([`choose_by_cost`]): by the trait [`Packing`], of which [`learned`](super::learned) is one implementation, and best
+//! fit, which needs no model, the other. [`NodeEvaluation::by_model`] alone decides which of the two counts.
 
 use super::fit::usable;
 use super::learned::{GpuGroup, LearnedPacking, NodeGpus, NodeSummary, PackingModel};
@@ -24,7 +24,7 @@ struct Preference {
     contended: bool,
     /// [`EngineLoadCost::step`]
     load_step: u8,
-    /// As if it were the only one.
+    /// The packing cost of this GPU as if the demand requested only one.
     packing_cost: PackingCost,
     engine_load: EngineLoadCost,
     place: u8,
@@ -38,16 +38,16 @@ pub struct GpuChoice {
     pub packing_cost: PackingCost,
     /// One of them is softly reserved for another pod that would not fit beside this demand.
     pub contended: bool,
-    /// Of the busiest.
+    /// The load of the busiest of these GPUs.
     pub engine_load: EngineLoadCost,
-    /// On the fullest.
+    /// Pods and reservations on the fullest of these GPUs.
     pub tenants: u16,
-    /// They do not all reach each other over NVLink, as far as is known.
+    /// Whether they do not all reach each other over NVLink, as far as is known.
     pub apart: bool,
 }
 
 impl GpuChoice {
-    /// These GPUs of an evaluated node.
+    /// The choice of these GPUs of an evaluated node, with their packing cost.
     pub fn of(evaluation: &NodeEvaluation<'_>, gpus: GpuSet) -> Self {
         Self::at_cost(evaluation, gpus, evaluation.packing_cost(gpus))
     }
@@ -142,7 +142,7 @@ fn choose_among<'a>(
     ))
 }
 
-/// Of equal GPUs the cost of one is computed; of such as are worse anyway, none.
+/// The best GPU for a demand on one GPU. The packing cost is computed once for equal GPUs, and not for GPUs that lose before it counts.
 fn best_one<'a>(
     packing: &impl Packing,
     demand: &Demand,
@@ -179,7 +179,7 @@ fn best_one<'a>(
     })
 }
 
-/// What counts of equal GPUs beside their packing cost, with the lowest index; `None` if the demand does not fit.
+/// The preference for the lowest-indexed of these equal GPUs, without its packing cost; `None` if the demand does not fit.
 #[inline]
 fn preference(EqualGpus { gpu, places, .. }: EqualGpus<'_>, demand: &Demand) -> Option<Preference> {
     let can_take = !places.is_empty() && takes(gpu, demand);
@@ -255,7 +255,7 @@ pub struct PackingCost(pub i64);
 
 /// The packing cost of every choice of GPUs on one node.
 pub trait Packing {
-    /// What all choices of a demand have in common. It is computed once, and only for a node that has a choice: many have none.
+    /// The part of the cost that all choices of a demand share. It is computed once, and only for a node that has a choice: many have none.
     type Base;
 
     fn base(&self, demand: &Demand) -> Self::Base;
@@ -269,7 +269,7 @@ pub trait Packing {
     /// The cost of these GPUs on a scale from 0 to 1,000.
     fn part(&self, chosen: GpuSet, packing_cost: PackingCost) -> u32;
 
-    /// The part of what the demand leaves of these GPUs that recent pods cannot use; `None` if nothing was learned.
+    /// The VRAM that the demand leaves on these GPUs and that recent pods cannot use; `None` if nothing was learned.
     fn useless(&self, demand: &Demand, chosen: GpuSet) -> Option<Bytes>;
 }
 
@@ -328,7 +328,7 @@ impl<'a> NodeEvaluation<'a> {
         }
     }
 
-    /// GPUs without a model.
+    /// The evaluation of GPUs without a packing model.
     pub(crate) fn by_best_fit(gpus: &'a [Gpu], demand: &'a Demand) -> Self {
         let gpus = EvaluatedGpus::Alone(gpus);
         Self {
@@ -351,7 +351,7 @@ impl<'a> NodeEvaluation<'a> {
         &self.packing
     }
 
-    /// The packing cost if the demand gets these GPUs.
+    /// The packing cost if the demand gets the `chosen` GPUs.
     pub(crate) fn packing_cost(&self, chosen: GpuSet) -> PackingCost {
         fn again(packing: &impl Packing, demand: &Demand, chosen: GpuSet) -> PackingCost {
             packing.cost(&packing.base(demand), demand, chosen)
@@ -362,7 +362,7 @@ impl<'a> NodeEvaluation<'a> {
         }
     }
 
-    /// [`Packing::part`]
+    /// [`Packing::scaled_cost`]
     pub fn part(&self, chosen: GpuSet, packing_cost: PackingCost) -> u32 {
         match &self.packing {
             NodePacking::BestFit(packing) => packing.part(chosen, packing_cost),
@@ -370,7 +370,7 @@ impl<'a> NodeEvaluation<'a> {
         }
     }
 
-    /// [`Packing::useless`]
+    /// [`Packing::unusable_leftover`]
     pub fn useless(&self, chosen: GpuSet) -> Option<Bytes> {
         match &self.packing {
             NodePacking::BestFit(packing) => packing.useless(self.demand, chosen),
@@ -460,8 +460,8 @@ fn left_over(bytes: Bytes) -> PackingCost {
     PackingCost(i64::try_from(bytes.0).unwrap_or(i64::MAX))
 }
 
-/// The GPUs for a demand among the `allowed` ones, or `None` if too few have enough free VRAM. A place that is softly reserved for
-/// another pod comes last; then the engine that sleeps least deep; then what [`choose_by`] compares by.
+/// The GPUs for a demand among the `allowed` ones, or `None` if too few have enough free VRAM. GPUs that are softly reserved for
+/// another pod come last; then the engine that sleeps least deep; then what [`choose_by_cost`] compares by.
 pub fn choose(
     evaluation: &NodeEvaluation<'_>,
     reusable: &ReusableEngineSet,
@@ -493,7 +493,7 @@ pub fn choose(
     }
 }
 
-/// The same with a packing model, on a node that the model has not summarized yet.
+/// The GPUs that [`choose`] takes on a node that the packing model has not summarized yet.
 pub(crate) fn choose_at(
     packing_model: &PackingModel,
     node_gpus: NodeGpus<'_>,
@@ -510,17 +510,17 @@ pub(crate) fn choose_at(
     .map(|choice| choice.gpus)
 }
 
-/// A wake in place of a start.
+/// Time until a pod answers with a sleeping engine that is woken, and with a new one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wake {
-    /// Until the woken engine answers.
+    /// Time until the woken engine answers.
     pub woken: Millis,
-    /// Until a new one would.
+    /// Time until a new engine would answer.
     pub loaded: Millis,
 }
 
-/// What a pod with this demand gains on these GPUs of a node; `None` if no engine sleeps there that it may wake, or a start takes
-/// no longer. Either way the pod's own images come first.
+/// The time that a pod with this demand gains by a wake on these GPUs; `None` if no engine sleeps there that it may wake, or a start
+/// takes no longer. Either way the pod's own images come first.
 pub(crate) fn wake_on(
     node: &Node,
     gpus: GpuSet,

@@ -6,7 +6,7 @@
 use super::fit::{Misfit, fit_by, is_allowed};
 use super::pack::{GpuChoice, NodeEvaluation, PackingCost};
 use super::score_cache::CachedScore;
-/// The place of a node that the snapshot does not have.
+/// The index of a node that the snapshot does not have.
 pub use super::snapshot::NO_PLACE as UNKNOWN_PLACE;
 use super::snapshot::Snapshot;
 use super::start_model::StartModel;
@@ -50,9 +50,9 @@ pub(crate) const WHOLE_PART: u32 = 1000;
 /// A node that fits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Candidate {
-    /// Its place among the names that were asked about.
+    /// The index of its name in the request.
     pub asked: usize,
-    /// Its place in the snapshot.
+    /// Its index in the snapshot.
     pub node: usize,
     pub gpus: GpuSet,
     /// The pod has a reservation, for which others may have been evicted, on another node than this.
@@ -63,7 +63,7 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// Less is better. Nodes stand in order of name in a snapshot, so their places break ties by name.
+    /// Less is better. A snapshot's nodes are in order of name, so their indices break ties by name.
     fn order(&self) -> (bool, bool, Score, usize) {
         (
             self.outside_reserved_placement,
@@ -74,19 +74,19 @@ impl Candidate {
     }
 }
 
-/// What a filter found.
+/// The result of a filter.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Shortlist {
     /// The best candidates, best first.
     pub best: Vec<Candidate>,
-    /// Why each other node does not fit, by its place among the names that were asked about.
+    /// Why each other node does not fit, by the index of its name in the request.
     pub refused: Vec<(usize, Misfit)>,
-    /// The place in the snapshot of each name that was asked about, in the order of the names; [`UNKNOWN_PLACE`] if it has none.
+    /// The index in the snapshot of each requested name, in the order of the names; [`UNKNOWN_NODE`] if it has none.
     pub places: Vec<u32>,
 }
 
 impl Shortlist {
-    /// The places in the snapshot of the nodes that were asked about, of those that it has.
+    /// The indices in the snapshot of the requested nodes, of those that it has.
     pub(crate) fn known_places(&self) -> impl Iterator<Item = usize> {
         self.places
             .iter()
@@ -94,7 +94,7 @@ impl Shortlist {
             .map(|place| *place as usize)
     }
 
-    /// Why nodes do not fit: each reason's code, how many it excludes, and the first of them; in order of code.
+    /// The rejected nodes by reason: each reason's code, how many nodes it excludes, and the first of them; in order of code.
     pub fn refused_by_code(&self) -> Vec<RefusedNodes> {
         let mut all: Vec<RefusedNodes> = Vec::new();
         for (asked, misfit) in &self.refused {
@@ -115,17 +115,17 @@ impl Shortlist {
     }
 }
 
-/// Nodes that do not fit for the same reason.
+/// Nodes that are rejected for the same reason.
 #[derive(Debug, Clone, Copy)]
 pub struct RefusedNodes {
     pub code: &'static str,
     pub count: u32,
-    /// The place of the first among the names that were asked about, and what it lacks.
+    /// The index of the first node's name in the request; `misfit` is what that node lacks.
     pub first: usize,
     pub misfit: Misfit,
 }
 
-/// What the pod brings along from earlier attempts.
+/// A pod's scheduling attempt: what it brings along from earlier ones.
 #[derive(Debug, Clone, Copy)]
 pub struct ScheduleAttempt<'a> {
     /// How many candidates to keep at most.
@@ -157,7 +157,7 @@ impl<'a> ScheduleAttempt<'a> {
         }
     }
 
-    /// The same for a pod without a reservation, whose tenant has no limit.
+    /// A first attempt of a pod without a reservation, whose tenant has no limit.
     pub fn unreserved(policy: &'a Policy) -> Self {
         Self::of(policy, None, TenantLimit::default())
     }
@@ -183,7 +183,7 @@ pub fn shortlist<'a>(
     })
 }
 
-/// The same, by a function that says what [`score_node`] says of the node at an index.
+/// [`shortlist`] with another source of results: `score_node` returns what [`score_node`] returns for the node at an index.
 pub(crate) fn shortlist_by<'a>(
     snapshot: &Snapshot,
     demand: &Demand,
@@ -238,7 +238,7 @@ pub fn score_steps() -> impl Iterator<Item = u8> {
     (0..=MAX_SCORE).rev().chain(std::iter::repeat(0))
 }
 
-/// The places in a snapshot of the nodes that an attempt names.
+/// The indices in a snapshot of the nodes that an attempt names.
 #[derive(Clone, Copy)]
 struct NamedPlaces {
     reserved: Option<usize>,
@@ -257,8 +257,8 @@ impl NamedPlaces {
     }
 }
 
-/// The node itself is read only if its score is not enough: those of tens of thousands of nodes lie side by side, and the nodes do
-/// not.
+/// The candidate that a node is, or why it is none. The node itself is read only if its score is not enough: the scores of tens of
+/// thousands of nodes lie side by side in memory, the nodes do not.
 fn consider(
     snapshot: &Snapshot,
     demand: &Demand,
@@ -310,7 +310,7 @@ fn consider(
     })
 }
 
-/// The GPUs of a node, by its place, that a demand would get there, and how good a place that is.
+/// The GPUs that a demand would get on the node at `place`, and their score.
 pub fn score_node(
     snapshot: &Snapshot,
     place: usize,
@@ -367,7 +367,7 @@ fn score(
     }
 }
 
-/// What speaks against these GPUs of a node.
+/// The weighted parts of the score of these GPUs of a node: what speaks against them.
 pub fn parts(
     evaluation: &NodeEvaluation<'_>,
     node: &Node,
@@ -443,13 +443,13 @@ const AT_LIMIT: u16 = 1000;
 const STEP: u32 = WHOLE_PART / 8;
 
 impl EngineLoadCost {
-    /// Of GPUs without engines, and for classes without limits.
+    /// The cost of joining GPUs without engines, and of every GPU for classes without limits.
     pub const NONE: Self = Self(0);
 
     /// Some engine does not say how busy it is: half of the whole part, as at six sevenths of a limit.
     pub const UNKNOWN: Self = Self(854);
 
-    /// What joining the engines on the calmest of these GPUs costs, whichever it will be. Of none, nothing is known.
+    /// The cost of joining the engines on the calmest of these GPUs, whichever it will be. Without GPUs nothing is known.
     pub fn least<'a>(gpus: impl Iterator<Item = &'a Gpu>, demand: &Demand) -> Self {
         let unknown = if has_limits(demand) {
             Self::UNKNOWN
@@ -461,7 +461,7 @@ impl EngineLoadCost {
             .unwrap_or(unknown)
     }
 
-    /// What joining the engines on `gpu` costs. The fuller of KV cache and queue counts.
+    /// The cost of joining the engines on `gpu`. The fuller of KV cache and queue counts.
     #[inline]
     pub fn of(gpu: &Gpu, demand: &Demand) -> Self {
         if !has_limits(demand) {

@@ -38,12 +38,12 @@ pub struct ScoreCache {
 #[derive(Debug)]
 pub struct CachedScores {
     key: ScoreKey,
-    /// A request has asked for it.
+    /// Whether a request has asked for these scores.
     is_asked_for: bool,
-    /// Whose results it has, if it has any.
+    /// The demand that the results are for; `None` while there are none.
     demand: Option<Box<Demand>>,
-    /// By the node's index in the snapshot: the generation that its result is of. Empty, as the results are, until many nodes are
-    /// asked about.
+    /// The node generation that each result was computed from, by the node's index in the snapshot. Empty, as the results are,
+    /// until a request asks about many nodes.
     generations: Vec<u64>,
     results: Vec<CachedScore>,
 }
@@ -155,7 +155,7 @@ impl CachedScores {
         page
     }
 
-    /// The same once the ledger has given its packing model this generation.
+    /// The scores once the ledger has given their packing model this generation.
     pub fn by_model(mut self, generation: u64) -> Self {
         self.key.packing_model = generation;
         self

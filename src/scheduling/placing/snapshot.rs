@@ -4,10 +4,10 @@
 //! shares all but the changed nodes and their nearest neighbors; so a change of one node costs little, and so does a node that
 //! comes or goes.
 //!
-//! [`NodeNames`] has the names of its nodes and the place of each, side by side: a request about all nodes looks up every one of them.
-//! The names stand one behind the other in one text, in order. A table with a quarter of its rows free or more has the place of
-//! each name where the name's hash says, or in the next free row after that. Beside the place a row has eight more bits of the
-//! hash: a name that only stands in the way is hardly ever compared.
+//! [`NodeNames`] has the names of its nodes and the index of each, side by side: a request about all nodes looks up every one of them.
+//! The names stand one behind the other in one text, in order. A hash table, a quarter of it free or more, has the index of
+//! each name in the row of the name's hash, or in the next free row after that. Beside the index a row has eight more bits of the
+//! hash, so that other names in the way are hardly ever compared.
 
 use super::learned::{NodeSummary, PackingModel};
 use super::pack::NodeEvaluation;
@@ -25,11 +25,11 @@ use std::sync::{Arc, OnceLock};
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
     generation: u64,
-    /// Rises when nodes come or go, so that their places are others.
+    /// Rises when nodes come or go, because that changes their indices.
     epoch: u64,
     /// In order of name.
     nodes: PieceList<Node>,
-    /// Theirs, side by side: the score cache reads nothing else of a node that did not change.
+    /// The generation of each node, side by side: the score cache reads nothing else of a node that did not change.
     generations: Vec<u64>,
     names: Arc<NodeNames>,
     /// The value of free VRAM, as far as it was learned.
@@ -63,7 +63,7 @@ pub struct RetiredSummaries {
     _summaries: PieceList<OnceLock<NodeSummary>>,
 }
 
-/// Some of the nodes of a snapshot: a bit for each, so that five thousand take 600 bytes.
+/// A set of nodes of a snapshot: a bit for each, so that five thousand take 600 bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeSet {
     epoch: u64,
@@ -92,7 +92,7 @@ impl Snapshot {
         }
     }
 
-    /// The same with this packing model.
+    /// Sets the packing model.
     pub fn with_packing_model(mut self, packing_model: Arc<PackingModel>) -> Self {
         self.set_packing_model(self.generation, packing_model);
         self
@@ -103,7 +103,7 @@ impl Snapshot {
         &self.start_model
     }
 
-    /// Nothing that is remembered of a node follows from it.
+    /// Sets how long engines take to start. The nodes' summaries do not depend on it.
     pub(crate) fn set_start_model(&mut self, start_model: Arc<StartModel>) {
         self.start_model = start_model;
     }
@@ -144,7 +144,7 @@ impl Snapshot {
         self.generation
     }
 
-    /// A set of its nodes, by their places.
+    /// The set of the nodes at these indices.
     pub fn set_of(&self, places: impl Iterator<Item = usize>) -> NodeSet {
         let mut words = vec![0; self.nodes.len().div_ceil(64)].into_boxed_slice();
         places.for_each(|place| words[place / 64] |= 1 << (place % 64));
@@ -171,7 +171,7 @@ impl Snapshot {
         set.epoch == self.epoch
     }
 
-    /// Whether the node at this place is in a set that is current.
+    /// Whether the node at this index is in a set that is current.
     pub fn contains(&self, set: &NodeSet, place: usize) -> bool {
         set.words[place / 64] >> (place % 64) & 1 == 1
     }
@@ -181,7 +181,7 @@ impl Snapshot {
         &self.nodes
     }
 
-    /// Of each node, by its place, when it last changed.
+    /// The generation of each node, by its index.
     pub fn generations(&self) -> &[u64] {
         &self.generations
     }
@@ -190,7 +190,7 @@ impl Snapshot {
         self.names.place_of(name)
     }
 
-    /// The place of each of these nodes, or [`NO_PLACE`](NO_PLACE).
+    /// The index of each of these nodes, or [`NO_INDEX`].
     pub fn places_of<'a>(&self, names: impl Iterator<Item = &'a str>) -> Vec<u32> {
         self.names.places_of(names)
     }
@@ -214,8 +214,8 @@ impl Snapshot {
         self.node_summaries = self.nodes.iter().map(|_| OnceLock::new()).collect();
     }
 
-    /// The same with the summaries of a copy that has this model, as far as the nodes are as they were when it was made. Returns
-    /// the summaries before.
+    /// Sets a packing model, with the summaries of a copy that has it, as far as the nodes are as they were when it was made.
+    /// Returns the summaries that were in force before.
     pub(crate) fn take_packing_model(
         &mut self,
         generation: u64,
@@ -223,7 +223,7 @@ impl Snapshot {
         summarized: Self,
     ) -> RetiredSummaries {
         (self.generation, self.packing_model) = (generation, packing_model);
-        // Otherwise nodes came or went, and others stand in their places.
+        // Otherwise nodes came or went, and indices have changed.
         let mut summaries = match Arc::ptr_eq(&self.names, &summarized.names) {
             true => summarized.node_summaries,
             false => self.nodes.iter().map(|_| OnceLock::new()).collect(),
@@ -243,20 +243,20 @@ impl Snapshot {
         }
     }
 
-    /// From here on the copies of it are of no use to [`Snapshot::take_packing_model`]: nodes are others under another policy, also
-    /// those of the same generation.
+    /// Makes the copies of it useless to [`Snapshot::adopt_packing_model`]: another policy changes nodes without changing their
+    /// generation.
     pub(crate) fn part_from_copies(&mut self) {
         self.names = Arc::new(NodeNames::clone(&self.names));
     }
 
-    /// What it has summarized, of a snapshot that is not taken.
+    /// The node summaries of a copy that is not adopted.
     pub(crate) fn into_summaries(self) -> RetiredSummaries {
         RetiredSummaries {
             _summaries: self.node_summaries,
         }
     }
 
-    /// Puts newer views of nodes it already has in their places.
+    /// Replaces nodes that it already has by newer views.
     pub(crate) fn update(&mut self, generation: u64, nodes: impl IntoIterator<Item = Node>) {
         self.generation = generation;
         for node in nodes {
@@ -267,7 +267,7 @@ impl Snapshot {
         }
     }
 
-    /// Brings it to nodes that changed, came, or went; those that went have a name only.
+    /// Applies nodes that changed, came, or went; `None` for those that went.
     pub(crate) fn bring_to<'a>(
         &mut self,
         generation: u64,
@@ -324,7 +324,7 @@ impl Serialize for Snapshot {
 }
 
 impl Demand {
-    /// A pod's short name of a model stands for the one that nodes have, if that is clear.
+    /// Replaces a short model name by the one that nodes hold, if that is unambiguous.
     pub fn named_by(&mut self, snapshot: &Snapshot) {
         let Some(model) = self
             .model
@@ -345,8 +345,8 @@ impl Demand {
         }
     }
 
-    /// A pod that asks a device plugin does not say what its model weighs: the cluster may know. Without that a node that must
-    /// fetch everything would look as near as one that has it.
+    /// Sets the weights of the model of a pod that asks a device plugin, which does not say them, from what nodes hold. Without that
+    /// a node that must fetch everything would look as near as one that has it.
     pub(crate) fn weighed_by(&mut self, snapshot: &Snapshot) {
         if self.asks_plugin() {
             self.weights = self
@@ -357,10 +357,10 @@ impl Demand {
     }
 }
 
-/// A row without a name, and the place of a name that is not there.
+/// An empty row of the table, and the index of a name that is not there.
 pub const NO_PLACE: u32 = u32::MAX;
 
-/// Of a row: its lower bits are the place, the others bits of the name's hash.
+/// The lower bits of a row that are the index; the others are bits of the name's hash.
 const PLACE_BITS: u32 = 24;
 
 /// Names whose rows are read side by side. Rows lie all over a table that is larger than a core's cache; read one after the other,
@@ -370,13 +370,13 @@ const AT_ONCE: usize = 32;
 #[derive(Debug, Clone, Default)]
 pub struct NodeNames {
     text: String,
-    /// Of each name, by its place, where it ends in the text.
+    /// Where each name ends in the text, by its index.
     ends: Vec<u32>,
-    /// As many as a power of two, or none at all.
+    /// The rows of the hash table: a power of two, or none at all.
     rows: Vec<u32>,
 }
 
-/// Where to look for a name first, and what its row has beside the place.
+/// The row where the search for a name begins, and the tag that its row has beside the index.
 #[derive(Debug, Clone, Copy)]
 struct Hashed {
     row: usize,
@@ -418,7 +418,7 @@ impl NodeNames {
         (place != NO_PLACE).then_some(place as usize)
     }
 
-    /// The place of each of these names, or [`NO_PLACE`].
+    /// The index of each of these names, or [`NO_INDEX`].
     pub fn places_of<'a>(&self, mut names: impl Iterator<Item = &'a str>) -> Vec<u32> {
         if self.rows.is_empty() {
             return names.map(|_| NO_PLACE).collect();
@@ -448,7 +448,7 @@ impl NodeNames {
         }
     }
 
-    /// The name's place, or [`NO_PLACE`]; `first` is what the row has where it is looked for first.
+    /// The name's index, or [`NO_INDEX`]; `first` is the content of the row where the search begins.
     #[inline]
     fn find(&self, name: &str, hashed: Hashed, first: u32) -> u32 {
         let (mut at, mut row) = (hashed.row, first);
@@ -491,7 +491,7 @@ impl NodeNames {
     }
 }
 
-/// Of a cluster with the longest names that Kubernetes allows, sixteen million nodes.
+/// A position in the text of all names: four gigabytes hold sixteen million of the longest names that Kubernetes allows.
 fn offset(length: usize) -> u32 {
     u32::try_from(length).expect("the names of all nodes are less than four gigabytes")
 }

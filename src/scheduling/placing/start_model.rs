@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// Images whose sizes are known at most. The size of one that comes when there are so many is unknown until others are gone.
 pub(crate) const MAX_IMAGES: usize = 32_768;
 
-/// What is known in the whole cluster of how long starts take. Cheap to clone.
+/// The start times that the whole cluster has learned. Cheap to clone.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartModel {
     pull: LearnedFactors<()>,
@@ -60,11 +60,11 @@ pub struct StartModelKey {
 /// When an engine would answer on a node, and what that follows from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartEstimate {
-    /// By the policy's speeds alone.
+    /// The time by the policy's speeds alone.
     pub prior: StartTime,
-    /// By what was learned.
+    /// The time corrected by what was learned.
     pub time: StartTime,
-    /// Of images that the node lacks.
+    /// The images that the node lacks.
     pub missing: MissingImages,
     /// How the engine loads; `None` for a pod that names no model: of it only the pull is known.
     pub kind: Option<StartKind>,
@@ -149,7 +149,7 @@ impl FactorsAndSource {
 }
 
 impl StartModel {
-    /// What start times of this demand follow from, beside the nodes.
+    /// The key of all that a demand's start times follow from, beside the nodes.
     pub fn key_of(&self, demand: &Demand) -> StartModelKey {
         let engine = self
             .engines
@@ -197,7 +197,7 @@ impl StartModel {
         self.engines.iter_mut().for_each(LearnedFactors::clear);
     }
 
-    /// What was learned in the whole cluster of one kind of start, on one kind of GPU.
+    /// The factors learned in the whole cluster for one kind of start, on one kind of GPU.
     pub(crate) fn cluster_factors(
         &self,
         kind: StartKind,
@@ -256,7 +256,7 @@ impl StartModel {
         &self.images
     }
 
-    /// What was learned of one kind of start: on the node itself, or else on all nodes.
+    /// The factors of one kind of start: learned on the node itself, or else on all nodes.
     fn factors(&self, node: &Node, kind: StartKind) -> FactorsAndSource {
         if let Some(factors) = node.start_factors_of(kind) {
             return FactorsAndSource {
@@ -392,7 +392,7 @@ impl ImageSizes {
     }
 }
 
-/// What is learned of an engine on a node that has `holding` of its model.
+/// The kind of start of an engine on a node that has `holding` of its model.
 fn engine_kind(engine: Engine, holding: Option<&NodeModel>) -> StartKind {
     StartKind::Engine(engine, LoadPath::of(holding.map(|holding| holding.tier)))
 }
@@ -420,7 +420,7 @@ mod tests {
         }
     }
 
-    /// Of an engine of 20 GB of weights.
+    /// The demand of an engine with 20 GB of weights.
     fn demand(images: &[&str]) -> Demand {
         Demand {
             model: ModelId::parse("m").ok(),

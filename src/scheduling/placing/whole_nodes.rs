@@ -11,7 +11,7 @@ use crate::vocabulary::device_plugin::{Ask, PluginResource};
 use crate::vocabulary::gpu::{Gpu, GpuSet, Health};
 use crate::vocabulary::node::{Node, NodeKind};
 
-/// Whether a node has `asked` devices left, if `leaving` of those in use were free.
+/// Whether a node has `asked` devices left, if `leaving` of those in use were released.
 pub fn has_devices(
     node: &Node,
     resource: &PluginResource,
@@ -71,7 +71,7 @@ pub fn plugin_parts(
     }
 }
 
-/// Of the node's devices, the part that would stay free.
+/// The part of the node's devices that would stay free.
 fn left_over(node: &Node, resource: &PluginResource, count: u32) -> u32 {
     let Some(share) = node.share_of(resource) else {
         return 0;
@@ -91,8 +91,8 @@ fn is_one_island(node: &Node) -> bool {
     first.is_some() && node.gpus.iter().all(|gpu| gpu.island == first)
 }
 
-/// The score's parts. KV headroom is that of the calmest healthy GPU: neither good nor bad where no agent reports, and none where
-/// no GPU is healthy. The packing part is the share of the node's GPUs that are not healthy.
+/// The score's parts for a pod with ResourceClaims. KV headroom is that of the calmest healthy GPU: neither good nor bad where no
+/// agent reports, the worst where no GPU is healthy. The packing part is the share of the node's GPUs that are not healthy.
 pub fn claims_parts(
     node: &Node,
     demand: &Demand,
@@ -195,7 +195,7 @@ mod claims_tests {
             .collect()
     }
 
-    /// As of a GPU whose engines do not say: a class without limits does not mind them.
+    /// A node without a report counts as a GPU whose engines do not report: a class without limits does not mind.
     #[test]
     fn a_node_without_a_report_costs_only_pods_whose_class_has_limits() {
         let unreported = Node::named(node("n"));

@@ -21,7 +21,7 @@ use crate::vocabulary::gpu::GpuSet;
 
 /// Nodes whose pods the planner tries to move, the cheapest first. If none of these works out, more rarely would.
 const TRIED: usize = 8;
-/// Steps that a close look at one node counts for.
+/// Steps that the close examination of one node counts for.
 const LOOK: u64 = 16;
 
 impl PlanningState<'_> {

@@ -23,14 +23,14 @@ use crate::vocabulary::node::Node;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-/// A group that does not declare its size consists of the pods that have existed for this long, because controllers create the
-/// pods of a group one after the other.
+/// How long a group that does not declare its size must not have grown before it counts as whole: controllers create the pods of a
+/// group one after the other.
 const SETTLES: Millis = Millis::seconds(2);
 
-/// How many pods of a group have places, and the eviction limit that kept the next one from a place.
+/// How many pods of a group have placements, and the eviction limit that kept the next one from one.
 type GroupShortfall = (usize, Option<EvictionLimit>);
 
-/// Where some of a group's pods are placed on one node: which pods, and on which GPUs.
+/// The pods of a group that are placed on one node, by index, with their GPUs.
 type NodeGpuCandidates = Vec<(usize, GpuSet)>;
 
 impl PlanningState<'_> {
@@ -42,7 +42,7 @@ impl PlanningState<'_> {
             .cloned()
     }
 
-    /// The group with which the pod is planned, if it is.
+    /// The group with which the pod is planned, if it is planned with one.
     pub(super) fn planned_with(&self, pod: &PendingPod) -> Option<GroupKey> {
         let key = self.group_of(&pod.uid)?;
         let is_planned = match pod.way {
@@ -54,7 +54,7 @@ impl PlanningState<'_> {
         is_planned.then_some(key)
     }
 
-    /// What to do about the pending pods of the group; `None` if each is planned by itself.
+    /// The plan for the pending pods of the group; `None` if each is planned by itself.
     pub(super) fn group(&mut self, key: &GroupKey, reach: PlanReach) -> Option<PodResult> {
         let group = self.ledger.group(key);
         if self.is_planned_apart(&group) {
@@ -64,8 +64,8 @@ impl PlanningState<'_> {
         Some(self.whole_group(group, reach))
     }
 
-    /// Without the gate, a group is planned whole only if it says its size, and its missing pods are not waited for longer than
-    /// the policy keeps a pod behind the gate: a leader may have to be ready before its workers are created.
+    /// Whether the group's pods are planned one by one. Without the gate a group is planned whole only if it says its size, and its
+    /// missing pods are waited for no longer than the policy keeps a pod behind the gate: a leader may have to be ready first.
     fn is_planned_apart(&self, group: &PodGroup) -> bool {
         if group
             .pending
@@ -176,8 +176,8 @@ impl PlanningState<'_> {
         (places, None)
     }
 
-    /// Uses the node that takes most of the pods, then the node that takes most of the rest, as long as all pods find free
-    /// places.
+    /// Uses the node that takes most of the pods, then the node that takes most of the remaining ones, as long as all pods find
+    /// free GPUs.
     fn on_fewest_nodes(&mut self, pods: &[PendingPod]) -> Vec<PlannedPlacement> {
         let mut places = Vec::new();
         let mut rest: Vec<&PendingPod> = pods.iter().collect();
@@ -289,8 +289,8 @@ fn count_woken(node: &Node, pods: &[&PendingPod], chosen: &NodeGpuCandidates) ->
         .count()
 }
 
-/// Places for as many of the pods as possible on these GPUs, one after the other. Each takes the engine that it may wake there,
-/// and leaves the GPUs that are kept free.
+/// GPUs of one node for as many of the pods as possible, one after the other. Each takes the engine that it may wake there, and
+/// leaves the GPUs that are kept free.
 fn gpu_candidates(
     node: &Node,
     ledger: &Ledger,

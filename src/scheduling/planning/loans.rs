@@ -18,7 +18,7 @@ pub struct LoanEviction {
     /// A pod that needs the VRAM.
     pub lender: PodKey,
     pub gpu: GpuUuid,
-    /// That pod has not asked, and will be needed soon.
+    /// Whether the eviction is early: the lender has not asked yet, and will be needed soon.
     pub is_early: bool,
 }
 
@@ -46,7 +46,7 @@ pub fn loans_to_end(
     evictions
 }
 
-/// Whether a GPU of the borrower is still owed more than there is: its eviction may have been ordered a while ago.
+/// Whether a GPU of the borrower still owes its lenders more VRAM than it has: the eviction may have been ordered a while ago.
 pub fn is_vram_owed(ledger: &Ledger, borrower: &PodUid) -> bool {
     let node_state = ledger
         .pod_state(borrower)

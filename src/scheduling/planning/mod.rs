@@ -1,7 +1,7 @@
 //! The planner: finds places for pending pods, one after the other, on a scratch copy of the ledger. A place is free now, or
 //! needs evictions.
 //!
-//! The queue is processed in its order, twice: first every pod that needs no eviction gets its place or is woken, then pods are
+//! The queue is processed in its order, twice: first every pod that needs no eviction is placed or requeued, then pods are
 //! evicted for the rest. Within one priority the tenants have their [`turns`]. After the first pod that may evict, those of lower
 //! priority wait until it has its place: what they would take may be what it evicts least for. Each pod is placed beside those
 //! before it: of ten that wait for one GPU, one gets it. The steps are data; nothing takes effect before the ledger itself has
@@ -45,12 +45,12 @@ use serde::{Deserialize, Serialize};
 use state::{PassedPods, PlanReach, PlanningState};
 use step_budget::StepBudget;
 
-/// What to do about one pod of the queue, or about a group.
+/// A step of a plan: the result for one pod of the queue, or for a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PlanStep {
     /// Places for one pod, or for a whole group: all are reserved, or none.
     Place(Vec<PlannedPlacement>),
-    /// A device plugin has what the pod requests; the scheduler must find the node itself.
+    /// A device plugin has what the pod requests, or only kube-scheduler can judge the node: the scheduler tries the pod again.
     Wake { uid: PodUid, key: PodKey },
     /// There is no place for it now.
     Wait {
@@ -101,7 +101,7 @@ impl PlannedPlacement {
     }
 }
 
-/// What a look at a node needs.
+/// The ledger and its snapshot, as the planner examines a node.
 struct PlanView<'a> {
     ledger: &'a Ledger,
     snapshot: &'a Snapshot,
@@ -111,11 +111,11 @@ struct PlanView<'a> {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
     pub steps: Vec<PlanStep>,
-    /// Pods that were not looked at at all, and pods that would need evictions.
+    /// Pods that were not examined at all, and pods that would need evictions.
     pub left_over: Vec<PodUid>,
     /// Pods that need more evictions at once than a limit allows, and in which scope: [`Ledger::reserve_scope`].
     pub reserved: Vec<(ScopeKey, PodUid)>,
-    /// Steps spent.
+    /// Steps that the plan took of its budget.
     pub spent: u64,
 }
 
@@ -124,7 +124,7 @@ pub fn plan(scratch: Ledger, kube_filters: &FilterSnapshot, queue: &[PendingPod]
     plan_within(scratch, kube_filters, queue, PlanBounds::NONE).steps
 }
 
-/// As above, within bounds. Whatever the bounds, the first pod of the queue is looked at, and so is the first that would need
+/// [`plan`] within bounds. Whatever the bounds, the first pod of the queue is examined, and so is the first that would need
 /// evictions: each plan makes progress.
 pub fn plan_within(
     scratch: Ledger,

@@ -21,9 +21,9 @@ use std::sync::Arc;
 #[derive(Debug, Clone)]
 pub(crate) struct PodSignature {
     key: DemandKey,
-    /// Of any of the pods: only what the key, the tenant, the priority and the right to preempt say of it counts.
+    /// The demand of any of the pods: only what the key, the tenant, the priority and the right to preempt say of it counts.
     demand: Demand,
-    /// What kube-scheduler's filters require.
+    /// The requirements that kube-scheduler's filters check.
     wants: Option<Arc<Requirements>>,
     /// The nodes that the latest filter request named.
     asked: Option<Arc<NodeSet>>,
@@ -35,7 +35,7 @@ pub(crate) enum NodeFit {
     Free(Score, GpuSet),
     /// The node would fit, but has not enough free now.
     Full(Misfit),
-    /// Kube-scheduler's filters refuse the node, or the filter request did not name it.
+    /// Kube-scheduler's filters reject the node, or the filter request did not name it.
     Shut,
     /// It is unknown what kube-scheduler's filters would answer.
     Unsupported(UnsupportedRule),
@@ -44,7 +44,7 @@ pub(crate) enum NodeFit {
 #[derive(Debug)]
 pub(crate) struct NodeRanking {
     signature: PodSignature,
-    /// By index in the snapshot.
+    /// How each node suits the pods, by its index in the snapshot.
     gpu_candidates: Vec<NodeFit>,
     free: BTreeSet<(Score, usize)>,
     full: BTreeSet<usize>,

@@ -24,7 +24,7 @@ use std::rc::Rc;
 #[derive(Debug, Default)]
 pub(super) struct CandidateCache {
     signature: Option<PodSignature>,
-    /// As of the first search for such a pod. Later reservations make no node cheaper.
+    /// Lower bounds as of the first search for such a pod. Later reservations make no node cheaper.
     cost_bounds: Vec<NodeCostBound>,
     candidates: KnownCandidates,
 }
@@ -42,7 +42,7 @@ pub(super) struct CandidateFinder<'l> {
     survey: CandidateSurvey<'l>,
 }
 
-/// The same for one pod, without repeating known results.
+/// The candidates for one pod: each node is examined once, and then taken from the cache.
 struct CachedCandidates<'l, 'k> {
     looking: CandidateFinder<'l>,
     pod: &'l PendingPod,
@@ -75,7 +75,7 @@ impl CandidateCache {
             .is_some_and(|known| known.is_like(signature))
     }
 
-    /// The part of it that holds for this pod.
+    /// The cache, without what does not hold for a pod of this signature.
     fn for_signature(
         self,
         signature: &PodSignature,

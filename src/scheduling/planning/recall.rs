@@ -18,7 +18,7 @@ use crate::vocabulary::node_reading::{EngineLoad, Freshness, NodeReading};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Which models are under pressure, and since when: the state between two looks.
+/// Which models are under pressure, and since when: the state between two checks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RecallWatch {
     pressed: BTreeMap<ModelId, Moment>,
@@ -64,7 +64,7 @@ impl RecallWatch {
             })
             .collect();
         for node in lending() {
-            // What is unknown takes nothing back, and gives nothing up.
+            // Unknown load neither begins nor ends a recall.
             let Some(reading) = node.believed_reading() else {
                 continue;
             };
@@ -85,8 +85,8 @@ impl RecallWatch {
         recalls
     }
 
-    /// Looks at the engines that serve these models: of pods on their agent's node, and of namespaces that may serve the model.
-    /// Unknown load is neither pressure nor room.
+    /// Marks which of these models are busy, by the engines that serve them: of pods on their agent's node, and of namespaces that may
+    /// serve the model. Unknown load is neither pressure nor free capacity.
     fn weigh(
         &self,
         ledger: &Ledger,

@@ -14,7 +14,7 @@ use crate::vocabulary::node_reading::{EngineLoad, Freshness};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Which GPUs are under pressure, and since when: the state between two looks.
+/// Which GPUs are under pressure, and since when: the state between two checks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PressureWatch {
     pressed: BTreeMap<(NodeName, GpuUuid), Moment>,
@@ -93,7 +93,7 @@ impl PressureWatch {
     }
 }
 
-/// Unknown load is no pressure.
+/// Whether an engine is under pressure, which ends at a lower figure than it begins. Unknown load is no pressure.
 pub(super) fn is_pressed(
     engine_load: EngineLoad,
     rules: &PressureRules,

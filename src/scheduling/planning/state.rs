@@ -30,12 +30,12 @@ pub(super) struct PlanningState<'a> {
     pub ledger: Ledger,
     pub kube_filters: &'a FilterSnapshot,
     pub pace: &'a StepBudget<'a>,
-    /// The latest first.
+    /// Rankings by pod signature, the latest first.
     rankings: Vec<NodeRanking>,
     pub known: CandidateCache,
     /// Demands for which there is no free place, and why; as of the first such pod. Later reservations only make it harder.
     full: Vec<(PodSignature, WaitReason)>,
-    /// Those of them for which no eviction helps, or none is allowed now.
+    /// The signatures among them for which no eviction helps, or none is allowed now.
     hopeless: Vec<(PodSignature, Option<EvictionLimit>)>,
     /// Demands that would not fit even on nodes with an unknown verdict.
     unfit: Vec<PodSignature>,
@@ -45,22 +45,22 @@ pub(super) struct PlanningState<'a> {
     pub done: BTreeSet<PodUid>,
     /// Groups without the gate whose pods are planned one by one.
     pub apart: BTreeSet<GroupKey>,
-    /// By pod for which others are moved: the pods that will replace those, which have reservations, too.
+    /// Pods that will replace moved ones, by the pod for which those are moved. They have reservations, too.
     pub successors: BTreeMap<PodUid, Vec<PodUid>>,
-    /// How many pods have a place, or are woken for one.
+    /// The number of pods that are placed, or requeued for a placement.
     pub places: usize,
     /// The first pods of the queue have been looked at: past the bounds no other is.
     pub is_begun: bool,
-    /// Of the first pod that was left over.
+    /// The rank of the first pod that the plan did not reach.
     passed_over: Option<Rank>,
-    /// For each model, its nearest tier to a GPU: no plan changes that.
+    /// The nearest tier of each model to a GPU: no plan changes that.
     pub nearest_models: Option<NearestModels>,
 }
 
-/// How far a look at a pod may go.
+/// How far the planner may go to place a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PlanReach {
-    /// Free places, and waking.
+    /// Free GPUs, and requeues.
     Free,
     /// Evictions, too.
     Evictions,
@@ -69,17 +69,17 @@ pub(super) enum PlanReach {
 /// Pods for which a pass has made no step.
 #[derive(Default)]
 pub(super) struct PassedPods<'p> {
-    /// Others must be evicted for them: none, if the pass may evict.
+    /// Pods that need evictions; empty if the pass may evict.
     pub rest: Vec<&'p PendingPod>,
-    /// They have a lower priority than one of those that may evict, and their turn comes after it.
+    /// Pods of a lower priority than one that may evict: they are placed after it.
     pub below: Vec<&'p PendingPod>,
 }
 
-/// The result of a look at one pod, or at its group.
+/// The result of planning one pod, or its group.
 pub(super) enum PodResult {
     /// No step, if the result was given with another member of the group.
     Done(Vec<PlanStep>),
-    /// There is no free place: the pod is looked at again after all others.
+    /// There are no free GPUs for it: the pod is planned again after all others.
     NeedsOthersToLeave,
 }
 
@@ -160,7 +160,7 @@ impl<'a> PlanningState<'a> {
         PassedPods { rest, below }
     }
 
-    /// What to do about a pod, or about its group; `None` if the plan was stopped meanwhile.
+    /// The plan for a pod, or for its group; `None` if the plan was stopped meanwhile.
     fn look(
         &mut self,
         pod: &PendingPod,
@@ -191,7 +191,7 @@ impl<'a> PlanningState<'a> {
                 .any(|ranking| ranking.is_for(signature))
     }
 
-    /// Whether a look at the pod would only repeat that equal pods have no place.
+    /// Whether planning the pod would only repeat that equal pods cannot be placed.
     fn is_known_to_wait(
         &self,
         pod: &PendingPod,

@@ -1,18 +1,18 @@
 //! The step budget of one plan, and whether it has been told to stop.
 //!
-//! The budget counts steps, not time: the same ledger, queue and bounds give the same plan. One step is about a microsecond: a
-//! look at one node, or at one branch of a search.
+//! The budget counts steps, not time: the same ledger, queue and bounds give the same plan. One step is about a microsecond: the
+//! examination of one node, or of one branch of a search.
 
 use std::cell::Cell;
 
 /// The bounds of a plan. The two kinds of work have separate bounds, so that neither is left out because of the other.
 #[derive(Clone, Copy)]
 pub struct PlanBounds<'a> {
-    /// Steps for free places and for pods to wake; they come first.
+    /// Steps for free GPUs and for pods to requeue; they come first.
     pub free: u64,
     /// Steps for evictions.
     pub evictions: u64,
-    /// Pods that get a place, or are woken for one.
+    /// Pods that are placed, or requeued for a placement.
     pub places: usize,
     /// Checked at every node and every candidate. Once it returns true, the plan ends with what it has.
     pub is_stopped: &'a dyn Fn() -> bool,
@@ -39,7 +39,7 @@ const STEPS_PER_NODE: u64 = 10;
 
 /// Cost of a placement: the reservation is checked and taken, and its node examined again.
 pub(super) const PLACEMENT: u64 = 150;
-/// Cost of a look at a pod, whatever the result.
+/// Cost of planning a pod, whatever the result.
 pub(super) const POD: u64 = 2;
 
 pub(super) struct StepBudget<'a> {
@@ -61,7 +61,7 @@ impl<'a> StepBudget<'a> {
         self.spent.set(self.spent.get().saturating_add(steps));
     }
 
-    /// The same, and whether to continue with the current pod: only a stop ends it, a bound does not.
+    /// Spends these steps, and says whether to continue with the current pod: only a stop ends it, a bound does not.
     pub fn goes_on(&self, steps: u64) -> bool {
         self.spend(steps);
         if !self.is_stopped.get() && (self.bounds.is_stopped)() {

@@ -31,7 +31,7 @@ fn shared(gib: u64, priority: i32) -> Demand {
     demand_of(gib << 30, 1, Sharing::Shared, priority)
 }
 
-/// Of a class whose start excludes no pod.
+/// The demand of a class whose start excludes no pod.
 fn job(gib: u64) -> Demand {
     shared(gib, -10)
 }

@@ -12,14 +12,14 @@ use crate::vocabulary::classification::TenantId;
 use crate::vocabulary::cluster_share::TenantUsage;
 use std::collections::{BTreeMap, VecDeque};
 
-/// One tenant spends one in so many of a run's steps before it is the turn of one that borrows more.
+/// The parts of a run's steps: one tenant spends one part before it is the turn of one that borrows more.
 const PARTS: u64 = 16;
 
 pub(super) struct Turns<'p> {
     bands: VecDeque<Band<'p>>,
-    /// What the cluster has, if tenants have shares of it.
+    /// The capacity of the cluster, if tenants have shares of it.
     whole: TenantUsage,
-    /// Steps at once.
+    /// Steps that one tenant spends at once.
     part: u64,
     /// Steps spent when the last pod had its turn.
     before: u64,
@@ -29,7 +29,7 @@ pub(super) struct Turns<'p> {
 struct Band<'p> {
     rank: Rank,
     lines: BTreeMap<LineKey<'p>, Line<'p>>,
-    /// Whose pod had the last turn.
+    /// The queue whose pod had the last turn.
     last: Option<LineKey<'p>>,
 }
 
@@ -42,7 +42,7 @@ struct Line<'p> {
     pods: VecDeque<&'p PendingPod>,
 }
 
-/// Whether they are on their way, and their priority.
+/// Whether the pod is on its way, and its priority.
 pub(super) type Rank = (bool, i32);
 
 pub(super) fn rank(pod: &PendingPod) -> Rank {
@@ -87,7 +87,7 @@ impl<'p> Turns<'p> {
         None
     }
 
-    /// Those whose turn has not come.
+    /// The pods whose turn has not come.
     pub fn rest(&self) -> impl Iterator<Item = &'p PodUid> {
         let lines = self.bands.iter().flat_map(|band| band.lines.values());
         lines.flat_map(|line| line.pods.iter().map(|pod| &pod.uid))

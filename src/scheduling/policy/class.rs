@@ -17,7 +17,7 @@ use std::ops::RangeInclusive;
 /// Pods that are treated alike.
 ///
 /// A class in a policy file may leave out any field but its name: it then has that of the class that it changes or, if it is new,
-/// of [`Class::named`]. `#[serde(default)]` is for the schema, in which such a field is not required.
+/// of [`Class::new`]. `#[serde(default)]` is for the schema, in which such a field is not required.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[schemars(description = "Pods that are treated alike.")]
@@ -326,8 +326,8 @@ impl Class {
             .is_none_or(|names| pool.is_some_and(|pool| names.iter().any(|name| name == pool)))
     }
 
-    /// With which grace period a pod of it is evicted that has this one of its own. Never with none: the API server would delete
-    /// the object at once, and its containers might go on.
+    /// The grace period with which a pod is evicted whose own is `own`, from 1 s to the class's maximum. Never 0: the API server
+    /// would delete the object at once, and its containers might go on.
     pub fn grace_period(&self, own: Millis) -> Millis {
         own.min(self.max_grace_period).max(Millis::seconds(1))
     }

@@ -62,11 +62,11 @@ pub struct Expression {
     cost: Cost,
 }
 
-/// What is wrong with an expression, and where in its text.
+/// A mistake in an expression, and where in its text it is.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct ExpressionError {
-    /// Bytes of the text.
+    /// Where in the text, in bytes.
     pub at: Range<usize>,
     pub message: String,
     pub help: String,
@@ -94,10 +94,10 @@ impl From<ExpressionError> for Malformed {
     }
 }
 
-/// A pod as expressions see it; made at the first one that looks.
+/// A pod as CEL expressions see it; its context is built by the first expression that is evaluated.
 pub struct ExpressionPod<'a> {
     pub traits: &'a PodTraits,
-    /// With `pod` in it; nothing for a pod beyond the bounds that costs are counted by.
+    /// The CEL context, in which `pod` is set; `None` for a pod beyond the bounds that costs are counted by.
     context: OnceCell<Option<Context<'static, 'static>>>,
 }
 

@@ -67,21 +67,21 @@ use stored::StoredPolicy;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "StoredPolicy", into = "StoredPolicy")]
 pub struct Policy {
-    /// Which policy of this process it is; rises with every change. A pod that was classified under another is classified again.
+    /// Sequence number of the policy in this process; rises with every change. A pod that was classified under another is classified again.
     pub version: u64,
     /// Identifies its content, for people: equal policies have equal digests.
     pub digest: Digest,
     pub settings: Settings,
     classes: Vec<Class>,
-    /// Of each class, what decisions read.
+    /// The terms of each class, as decisions read them.
     terms: Vec<ClassTerms>,
     tenants: Vec<Tenant>,
-    /// By the names of namespaces.
+    /// The tenant of each namespace that a tenant lists by name.
     tenant_of: BTreeMap<String, TenantId>,
-    /// By patterns of them, in order of tenants.
+    /// The tenants' patterns of namespace names, in order of tenants.
     patterns: Vec<(String, TenantId)>,
     pools: Vec<Pool>,
-    /// Of each pool, the classes that may be placed there.
+    /// The classes that may be placed in each pool.
     admitted: Vec<ClassSet>,
     /// The classes that may be placed on nodes of no pool.
     unconfined: ClassSet,
@@ -286,12 +286,12 @@ impl Policy {
         Ok(named.without(kept_out(&self.classes, Some(&pool.name))))
     }
 
-    /// In the order in which they are tried.
+    /// The classes, in the order in which they are tried.
     pub fn classes(&self) -> &[Class] {
         &self.classes
     }
 
-    /// Of each class, what decisions read.
+    /// The terms of each class, as decisions read them.
     pub fn terms(&self) -> &[ClassTerms] {
         &self.terms
     }
@@ -406,13 +406,13 @@ impl Policy {
         rule.when.is_empty() || self.open_window(&rule.when).is_some()
     }
 
-    /// The rules of `planning.spare` that hold now, by their places.
+    /// The rules of `planning.spare` that are in force now, with their indices.
     pub(crate) fn spare_rules_now(&self) -> impl Iterator<Item = (usize, &SpareRule)> {
         let rules = self.planning.spare.iter().enumerate().take(MAX_SPARE_RULES);
         rules.filter(|(_, rule)| self.holds_now(rule))
     }
 
-    /// Of these, the ones for which GPUs of that model on nodes of that pool count.
+    /// The rules of `planning.spare` in force for which GPUs of that model on nodes of that pool count.
     pub(crate) fn spare_of(&self, pool: Option<PoolId>, model: &GpuModel) -> SpareSet {
         let pool = pool
             .and_then(|id| self.pool(id))

@@ -1,4 +1,4 @@
-//! What namespaces are to a policy by their labels: of which classes its selectors take them, and of which tenant.
+//! The classes and the tenant whose selectors match a namespace by its labels.
 //!
 //! The labels themselves are the ledger's. A policy keeps only what follows from them, so that a label that no selector asks for
 //! changes nothing, and pods are classified by one look at their namespace.
@@ -92,7 +92,7 @@ impl Policy {
         self.selected.get(namespace).copied().unwrap_or_default()
     }
 
-    /// From now on they say this of the namespace. The caller gives the policy another version.
+    /// Sets what the selectors say of a namespace. The caller gives the policy another version.
     pub(crate) fn select(&mut self, namespace: &str, selection: NamespaceSelection) {
         let selected = Arc::make_mut(&mut self.selected);
         match selection == NamespaceSelection::default() {
@@ -101,7 +101,7 @@ impl Policy {
         };
     }
 
-    /// A name first, then patterns and selectors, in order of tenants.
+    /// The tenant of a namespace: by name first, then by patterns and selectors, in order of tenants.
     pub(super) fn tenant_of(&self, namespace: &str) -> Option<TenantId> {
         let named = self.tenant_of.get(namespace).copied();
         named.or_else(|| {

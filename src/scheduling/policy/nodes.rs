@@ -24,7 +24,7 @@ pub struct NodeRules {
 }
 
 impl NodeRules {
-    /// What is remarkable about a node with these devices, first what keeps pods away.
+    /// The warnings about a node with these devices, first those that keep pods away.
     pub fn warnings(
         &self,
         signs: &NodeSigns,

@@ -21,7 +21,7 @@ pub struct Pool {
     pub capacity: Option<TenantUsage>,
 }
 
-/// A pool by its place in its policy.
+/// A pool, by its index in its policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PoolId(pub(super) u16);
 
@@ -39,7 +39,7 @@ pub struct PoolAdmission {
 }
 
 impl Default for PoolAdmission {
-    /// Of a node of which no policy has said anything: all classes.
+    /// The admission of a node before any policy was applied to it: all classes.
     fn default() -> Self {
         Self {
             pool: None,

@@ -42,7 +42,7 @@ pub struct Weights {
     pub spread: u16,
 }
 
-/// What speaks against a place, for each weight: from 0 to 1,000 (`WHOLE_PART`). The place with the least weighted sum wins.
+/// Penalties of a placement, one for each weight, from 0 to 1,000 (`WHOLE_PART`). The lowest weighted sum wins.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ScoreParts {
     /// The VRAM that the placement makes useless for expected demand; as long as none is known, what of the GPUs stays free.
@@ -51,11 +51,11 @@ pub struct ScoreParts {
     pub kv_headroom: u32,
     /// How long until the pod's model answers there, in steps of a factor of two.
     pub time_to_ready: u32,
-    /// Of n other pods on the fullest of the GPUs, n ÷ (n + 1).
+    /// n ÷ (n + 1) for n other pods on the GPU with most pods.
     pub interference: u32,
-    /// All, if several GPUs do not reach each other over NVLink, or no agent reports that they do.
+    /// The maximum, if several GPUs do not reach each other over NVLink, or no agent reports that they do; otherwise 0.
     pub topology: u32,
-    /// Of n pods of the same model on the node, n ÷ (n + 1).
+    /// n ÷ (n + 1) for n pods of the same model on the node.
     pub spread: u32,
 }
 

@@ -157,7 +157,7 @@ impl NamespaceSelector {
     }
 }
 
-/// Whether each of `wanted` is among `labels`.
+/// Whether each of the `required` labels is among `labels`.
 pub(crate) fn has_all(
     wanted: &BTreeMap<String, String>,
     labels: &BTreeMap<String, String>,
@@ -190,7 +190,7 @@ mod tests {
         all
     }
 
-    /// By trying every length of what each `*` takes.
+    /// Whether the pattern matches, by trying every length of what each `*` takes.
     fn takes_slowly(pattern: &str, name: &str) -> bool {
         match pattern.strip_prefix('*') {
             Some(rest) => (0..=name.len()).any(|cut| takes_slowly(rest, &name[cut..])),

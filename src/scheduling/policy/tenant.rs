@@ -75,7 +75,7 @@ impl Tenant {
         }
     }
 
-    /// The weighted dominant share of what it borrows, in millionths of a cluster that has `whole`.
+    /// The weighted dominant share of what it borrows, in millionths of the capacity of the `cluster`.
     pub(crate) fn dominant_share(&self, used: TenantUsage, whole: TenantUsage) -> u64 {
         let borrowed = used.minus(self.guarantee);
         let millionths = |part: u64, whole: u64| match whole {

@@ -40,7 +40,7 @@ pub struct Window {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Weekdays(u8);
 
-/// Whole minutes since midnight, by a wall clock: 0 to [`DAY`].
+/// Whole minutes since midnight, by a wall clock: 0 to [`MINUTES_PER_DAY`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TimeOfDay(u16);
 

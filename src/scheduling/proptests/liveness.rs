@@ -147,7 +147,7 @@ impl World {
         Self { cluster, victims }
     }
 
-    /// By sizes and conduct alone.
+    /// Whether the needed VRAM could become free, by the sizes and the behavior of the victims alone.
     fn could_be_free(&self, needed: u64) -> bool {
         let free = |name| {
             let good = self

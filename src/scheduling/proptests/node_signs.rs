@@ -63,7 +63,7 @@ fn label(key: &str) -> NodeLabel {
     }
 }
 
-/// What is shown and in force, and what follows from it, told plainly.
+/// The state of a node that is shown and in force, and what is expected to follow from it.
 #[derive(Default)]
 struct Shown {
     resources: BTreeSet<usize>,

@@ -33,7 +33,7 @@ pub enum LimitedBecause {
 }
 
 impl EvictionLimit {
-    /// Of it more will be left within the minute, whatever the set.
+    /// Whether it must wait for a minute without other evictions: the set is larger than the limit.
     pub(crate) fn needs_an_empty_minute(&self) -> bool {
         self.because == LimitedBecause::SetIsLarger
     }

@@ -11,7 +11,7 @@ use crate::vocabulary::node_reading::EngineLoad;
 /// The change that takes a reason away.
 #[derive(Debug)]
 pub(crate) struct Lift {
-    /// By the role that has to act: see the efforts of all remedies.
+    /// The effort, by the role that has to act: see the efforts of all remedies.
     pub effort: u8,
     pub names: Named,
     /// The node and the demand without it; `None` where it is no obstacle.
@@ -36,12 +36,12 @@ impl Lift {
     }
 }
 
-/// Which pods on the GPUs the action names.
+/// The pods on the GPUs that the action names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Named {
     Nobody,
     Residents,
-    /// Those whose classes do not share a GPU with the pod's.
+    /// Pods whose classes do not share a GPU with the class of the pod.
     Excluding,
 }
 
@@ -54,11 +54,11 @@ pub(crate) struct LiftedPlace<'a> {
     /// `node GPUs 0 and 1 fit`.
     pub fits: &'a str,
     pub are_several: bool,
-    /// Of the pod.
+    /// The pod's class.
     pub class: &'a str,
     pub pool: Option<&'a str>,
     pub by: &'a [String],
-    /// What GPUs are that are not healthy.
+    /// The health, in words, of GPUs that are not healthy.
     pub state: &'static str,
 }
 
@@ -80,7 +80,7 @@ pub(crate) fn lifted_from_gpus(
     })
 }
 
-/// If the reason `stands` there.
+/// A copy of node and demand, edited, if the reason `is_obstacle` there.
 pub(crate) fn lifted_if(
     stands: bool,
     node: &Node,
@@ -92,7 +92,7 @@ pub(crate) fn lifted_if(
     Some(lifted)
 }
 
-/// A GPU without its pods.
+/// Removes all pods and reservations from a GPU.
 pub(super) fn empty(gpu: &mut Gpu) {
     *gpu = Gpu {
         charged: Bytes::ZERO,

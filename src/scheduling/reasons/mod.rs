@@ -29,14 +29,14 @@ use declaration::reasons;
 use serde::{Deserialize, Serialize};
 use words::{each_of, in_pool, left_of, matching, none_healthy, opens, pods_have, state};
 
-/// What is answered where a node does not fit. Without figures: the scheduler writes the text into the pod's condition, and a text
-/// that changed with the free VRAM would wake the pod each time (1,415 filter calls in 10 s were measured).
+/// Texts that are answered where a node does not fit. Without figures: the scheduler writes the text into the pod's condition, and a text
+/// that changed with the free VRAM would requeue the pod each time (1,415 filter calls in 10 s were measured).
 #[derive(Debug, Clone, Copy)]
 pub struct NodeAnswers {
     pub filter: &'static str,
-    /// If it came up after `filter` had accepted the node.
+    /// The answer of `bind`, if the reason came up after `filter` had accepted the node.
     pub conflict: &'static str,
-    /// In a plan of how many nodes there are to be.
+    /// The advice of `plan capacity`.
     pub plan: &'static str,
     /// Whether more nodes of the kind help in such a plan.
     pub by_count: bool,
@@ -84,14 +84,14 @@ impl AssumeConflict {
 }
 
 impl WaitReason {
-    /// Without figures, because what is written to a pod must not change with each run.
+    /// The text of the pod's condition. Without figures, because it must not change with each run.
     pub fn condition(&self) -> String {
         self.entry().unwrap_or_else(|| self.to_string())
     }
 }
 
-/// One phrase for all that comes and goes: the scheduler counts nodes by phrase, and a count that changed would wake the pod as a
-/// figure would.
+/// The one phrase of all temporary reasons: the scheduler counts nodes by phrase, and a count that changed would requeue the pod
+/// as a figure would.
 const NOW: &str = "no GPU can take the pod now";
 const TAKEN: &str = "conflict: another pod took the GPU in the meantime";
 const REPORTED: &str = "conflict: what the node's agent reports has changed";

@@ -11,9 +11,9 @@ const MOST: usize = 128;
 
 #[derive(Debug, Clone)]
 pub struct PieceList<T> {
-    /// None is empty.
+    /// The pieces, none of which is empty.
     pieces: Vec<Arc<Vec<T>>>,
-    /// Of each piece, the index of its first element.
+    /// The index of the first element of each piece.
     starts: Vec<usize>,
     len: usize,
 }
@@ -64,7 +64,7 @@ impl<T> PieceList<T> {
             .map_err(|place| self.starts[piece] + place)
     }
 
-    /// The elements of pieces that another list does not share, each with its place.
+    /// The elements of pieces that another list does not share, each with its index.
     pub(crate) fn unshared_with<'a>(
         &'a self,
         other: &'a Self,
@@ -154,7 +154,7 @@ impl<T: Clone> PieceList<T> {
 #[derive(Debug)]
 pub struct Iter<'a, T> {
     pieces: std::slice::Iter<'a, Arc<Vec<T>>>,
-    /// What is left of the piece before those.
+    /// The remaining elements of the piece before those.
     piece: std::slice::Iter<'a, T>,
     left: usize,
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 /// A copy counts the groups, and the first change of a shard afterwards copies its group, which counts shards, and the shard,
 /// which has some hundreds of a million pods: microseconds each.
 const GROUPS: usize = 64;
-/// In each group.
+/// Shards in each group.
 const SHARDS: usize = 64;
 
 type Shard<K, V> = Arc<FxHashMap<K, V>>;
@@ -164,7 +164,7 @@ impl<K: Clone + Eq + Hash, V: Clone> FromIterator<(K, V)> for ShardedMap<K, V> {
     }
 }
 
-/// By bits of the hash that the shard itself does not go by.
+/// The group and shard of a key, by bits of the hash that the shard itself does not go by.
 fn place_of<Q: Hash + ?Sized>(key: &Q) -> (usize, usize) {
     let bits = (FxBuildHasher.hash_one(key) >> 40) as usize;
     (bits / SHARDS % GROUPS, bits % SHARDS)

@@ -28,7 +28,7 @@ impl LedgerCluster {
         Self::by(Policy::default(), nodes)
     }
 
-    /// The same under this policy. The GPUs of a node form two islands.
+    /// A cluster of nodes with 80 GiB GPUs under this policy. The GPUs of a node form two NVLink islands.
     pub fn by(policy: Policy, nodes: &[(&str, u32)]) -> Self {
         nodes
             .iter()
@@ -41,14 +41,14 @@ impl LedgerCluster {
             })
     }
 
-    /// Without a node.
+    /// A cluster without nodes.
     pub fn empty(policy: Policy) -> Self {
         let mut cluster = Cluster::new(Arc::new(policy));
         cluster.apply(ClockAdvanced(START));
         Self(cluster)
     }
 
-    /// The same with a node whose agent has reported these GPUs.
+    /// Adds a node whose agent has reported these GPUs, and returns the cluster.
     pub fn with_node(mut self, name: &str, devices: Vec<Device>) -> Self {
         self.add_node(name, devices);
         self

@@ -9,7 +9,7 @@ use crate::vocabulary::device_plugin::Ask;
 use crate::vocabulary::spare::SpareSet;
 use std::sync::Arc;
 
-/// Of so many bytes on each of so many GPUs. The default policy classifies it, by its priority alone.
+/// A demand of `per_gpu` bytes on each of `gpus` GPUs, classified by the default policy, by its priority alone.
 pub fn demand_of(per_gpu: u64, gpus: u32, sharing: Sharing, priority: i32) -> Demand {
     let traits = PodTraits {
         priority,
@@ -48,7 +48,7 @@ pub fn demand_of(per_gpu: u64, gpus: u32, sharing: Sharing, priority: i32) -> De
     }
 }
 
-/// The same demand of a pod with these traits, as the policy classifies it.
+/// The demand with these traits, as the policy classifies it.
 pub fn classified(mut demand: Demand, traits: PodTraits, policy: &Policy) -> Demand {
     demand.take(policy.classify(&traits));
     Demand {
@@ -57,7 +57,7 @@ pub fn classified(mut demand: Demand, traits: PodTraits, policy: &Policy) -> Dem
     }
 }
 
-/// The same demand of a pod of that namespace.
+/// The demand of a pod of that namespace, as the policy classifies it.
 pub fn in_namespace(demand: Demand, namespace: &str, policy: &Policy) -> Demand {
     let traits = PodTraits {
         namespace: namespace.into(),

@@ -38,7 +38,7 @@ pub fn steps(ledger: &mut Ledger, limit: usize) -> Vec<PlanStep> {
     steps_beside(ledger, &seen, limit)
 }
 
-/// The same, by what these filters say.
+/// What the planner would do for the pods that are due, by the verdicts of these filters.
 pub fn steps_beside(ledger: &mut Ledger, seen: &FilterSnapshot, limit: usize) -> Vec<PlanStep> {
     let pending = ledger.pending(limit);
     plan(ledger.clone(), seen, &pending)

@@ -129,7 +129,7 @@ fn selecting() -> Policy {
 }
 
 impl OutsideEvent {
-    /// One that this word chooses: with every word, each kind of event comes with all its values.
+    /// The event that a random word chooses: over all words, each kind of event comes with all its values.
     pub fn drawn(word: u64) -> Self {
         let mut random = Random::seeded(word, 0);
         let mut below = |bound: u8| u8::try_from(random.below(bound.into())).expect("below a u8");
@@ -191,7 +191,7 @@ fn image(n: u8) -> ImageId {
     ImageId::of(&format!("engine:{n}")).unwrap()
 }
 
-/// Inputs that the core took, as text, from a cluster of [`lending()`]'s policy on, to which what these words choose has happened.
+/// The inputs, as text, of a cluster under [`lending_policy()`] to which the events that these words choose were applied.
 pub fn taken_inputs(words: &[u64]) -> Vec<String> {
     let mut recorded = RecordedCluster::of_three_nodes();
     words

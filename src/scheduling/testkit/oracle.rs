@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Debug, Clone, Default)]
 pub struct Oracle {
     nodes: BTreeMap<NodeName, KnownNode>,
-    /// By pod, the node that it is on.
+    /// The node of each pod.
     of: BTreeMap<PodUid, NodeName>,
 }
 
@@ -49,7 +49,7 @@ pub struct VictimFacts {
     pub is_protected: bool,
 }
 
-/// A promise that a decision breaks.
+/// An invariant that a decision breaks.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BrokenPromise {
     #[error("{0}")]
@@ -137,7 +137,7 @@ impl Oracle {
         broken
     }
 
-    /// The same of a pod as its object shows it.
+    /// Records a bound pod as its object shows it; returns the invariants that it breaks.
     pub fn see(&mut self, pod: &PodUid, bound: AuditedPod) -> Vec<BrokenPromise> {
         let node = bound.node.clone();
         let is_moved = |place: &(&NodeName, &[GpuUuid])| *place != (&node, &*bound.gpus);

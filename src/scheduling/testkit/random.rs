@@ -54,7 +54,7 @@ impl Random {
     }
 }
 
-/// A bijection of words.
+/// The SplitMix64 finalizer: a bijection of 64-bit words.
 pub fn mixed(word: u64) -> u64 {
     let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

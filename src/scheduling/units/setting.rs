@@ -133,7 +133,7 @@ with_quantity! {
     [] Speed: Bytes;
 }
 
-/// A text through its grammar; its mistake as an error.
+/// Deserializes a text with `parse`; a [`Malformed`] text becomes a serde error.
 pub fn parsed<'de, T, D: Deserializer<'de>>(
     deserializer: D,
     parse: impl Fn(&str) -> Result<T, Malformed>,
@@ -165,7 +165,7 @@ impl<'de> de::Visitor<'de> for TextVisitor {
     }
 }
 
-/// The same for a field that holds an optional quantity: `#[serde(with = "setting::Optional::<setting::Duration>", default)]`.
+/// Serde adapter of a field with an optional quantity: `#[serde(with = "setting::Optional::<setting::Duration>", default)]`.
 pub(crate) struct Optional<T>(PhantomData<T>);
 
 impl<T: QuantityText> Optional<T> {

@@ -6,7 +6,7 @@
 use super::{Bytes, Millis, Percent, QuantityError};
 use std::ops::Range;
 
-/// What is wrong with a text.
+/// A mistake in a text, and its fix.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{is}: {help}")]
 pub struct Malformed {
@@ -178,7 +178,7 @@ fn is_whole(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// Renders what [`duration`] parses.
+/// Renders what [`parse_duration`] parses.
 pub fn duration_text(length: Millis) -> String {
     let mut left = length.0;
     // Days are parsed but not rendered: 36 hours are clearer than a day and a half.
@@ -193,7 +193,7 @@ pub fn duration_text(length: Millis) -> String {
     if parts.is_empty() { "0s".into() } else { parts }
 }
 
-/// Renders what [`quantity`] parses: in the largest binary unit that leaves a whole number.
+/// Renders what [`parse_quantity`] parses: in the largest binary unit that leaves a whole number.
 pub fn quantity_text(amount: Bytes) -> String {
     with_unit(
         amount.0,
@@ -206,7 +206,7 @@ pub fn quantity_text(amount: Bytes) -> String {
     )
 }
 
-/// Renders what [`speed`] parses: in decimal units if they fit, as in data sheets.
+/// Renders what [`parse_speed`] parses: in decimal units if they fit, as in data sheets.
 pub fn speed_text(speed: Bytes) -> String {
     let decimal = [("G", 1_000_000_000), ("M", 1_000_000), ("k", 1000)];
     let binary = [("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)];

@@ -24,7 +24,7 @@ impl Cluster {
         })
     }
 
-    /// Of the named nodes the one that filter ranks first. A pod that fits on none has been refused, and is the planner's.
+    /// The named node that filter ranks first. A pod that fits on none has been refused, and is the planner's.
     pub fn best_node<'a>(
         &mut self,
         request: VerbRequest,
@@ -43,7 +43,7 @@ impl Cluster {
         Some(view.snapshot.nodes()[best.node].name.clone())
     }
 
-    /// What the pod gets on the node, as a bind request is answered; `None` if it does not fit, or is bound. The Binding is still
+    /// The decision of a bind request for the pod on the node; `None` if it does not fit, or is bound. The Binding is still
     /// to be written.
     pub fn allocate(&mut self, uid: &PodUid, node: &NodeName) -> Option<BindDecision> {
         let asked = BindAsked::of(self.ledger(), uid, node)?;

@@ -50,7 +50,7 @@ pub enum BindAnswer {
 }
 
 impl BindAsked {
-    /// For a pod of the ledger; `None` if it is not there.
+    /// The request for a pod of the ledger; `None` if it is not there.
     pub fn of(ledger: &Ledger, uid: &PodUid, node: &NodeName) -> Option<Self> {
         let key = ledger.pod_state(uid)?.key.clone();
         Some(Self {

@@ -31,7 +31,7 @@ use crate::vocabulary::placement::Placement;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// What the edge does next.
+/// The next step of the caller that writes and reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BindingStep {
     /// Write the Binding.

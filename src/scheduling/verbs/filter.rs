@@ -44,7 +44,7 @@ pub fn filter<'a>(
     scores.shortlist(&view.snapshot, &view.request.demand, names, view.attempt())
 }
 
-/// What the ledger has to know of a filter answer. With one node in it kube-scheduler skips prioritize, so the soft reservation
+/// The input that records a filter answer. With one node in it kube-scheduler skips prioritize, so the soft reservation
 /// is made here; with more, prioritize makes it.
 pub fn decided(view: &DecisionView, list: &Shortlist) -> Option<FilterDecided> {
     match list.best[..] {

@@ -77,7 +77,7 @@ macro_rules! inputs {
 impl Input {
     /// Roughly how much memory it takes.
     pub fn bytes(&self) -> usize {
-        /// Of a change that names few objects.
+        /// The memory of a change that names few objects.
         const SMALL: usize = 1 << 10;
         let offered = |offered: &[OfferedNode]| offered.iter().map(OfferedNode::bytes).sum();
         let beyond: usize = match self {

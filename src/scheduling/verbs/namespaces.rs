@@ -31,7 +31,7 @@ pub trait NamespaceChange: Change<Output = Option<RetiredPolicy>> {
     fn edits(&self, known: &NamespaceLabels) -> NamespaceEdits;
 }
 
-/// The same, prepared beside the lock. It is recorded as the change itself.
+/// A change of namespaces, prepared beside the lock. It is recorded as the change itself.
 #[derive(Debug)]
 pub struct NamespacesPrepared<C> {
     pub change: C,
@@ -53,7 +53,7 @@ impl<C: NamespaceChange> NamespacesPrepared<C> {
         self.prepared.is_some()
     }
 
-    /// The same, made of a later copy: less has changed since then.
+    /// Prepares the change again with a later copy: less has changed since then.
     pub fn caught_up(self, copy: Ledger) -> Self {
         let edits = self.change.edits(copy.namespaces());
         let prepared = self

@@ -71,7 +71,7 @@ pub enum FilterPod {
     Irrelevant,
 }
 
-/// The pod as a member of a group that needs no place; `None` if it is none.
+/// A pod as a member of a group that needs no GPUs; `None` if it is no such member.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlacelessMemberObserved {
     pub uid: PodUid,
@@ -294,7 +294,7 @@ pub struct SliceDeleted(pub Arc<str>);
 /// An object of storage as the API server shows it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StorageObserved {
-    /// Of a claim `namespace/name`.
+    /// The object's name; `namespace/name` for a PersistentVolumeClaim.
     pub name: Arc<str>,
     pub object: StorageObject,
 }

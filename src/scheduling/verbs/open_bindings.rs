@@ -20,7 +20,7 @@ pub(crate) struct OpenBindings {
     open: FxHashMap<PodUid, OpenBinding>,
 }
 
-/// What is known of one pod's Bindings.
+/// The open Bindings of one pod.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct OpenBinding {
     /// Writes that have not been answered yet.
@@ -51,7 +51,7 @@ impl OpenBindings {
         self.drop_if_done(uid);
     }
 
-    /// Whether none of the pod's Bindings could land any more then.
+    /// Whether none of the pod's Bindings could be committed any more at `then`.
     pub(crate) fn have_landed(&self, uid: &PodUid, then: Moment, latest_landing: Millis) -> bool {
         self.open.get(uid).is_none_or(|record| {
             record.under_way == 0

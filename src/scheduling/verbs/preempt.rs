@@ -75,7 +75,7 @@ pub struct PreemptView {
     kube_filters: FilterSnapshot,
 }
 
-/// What to answer kube-scheduler.
+/// The answer to kube-scheduler.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PreemptDecision {
     /// These pods leave.
@@ -137,22 +137,22 @@ enum VictimChoice {
     KubeSchedulers,
 }
 
-/// The offered nodes, of which only those are looked at that could be cheapest; and the state that they are assessed by.
+/// The offered nodes, of which only those are examined that could be cheapest; and the state that they are assessed by.
 struct OfferedCandidates<'a> {
     ledger: &'a Ledger,
-    /// Of the preempting pod.
+    /// The demand of the preempting pod.
     demand: &'a Demand,
-    /// The same beside GPUs that stay free.
+    /// That demand beside GPUs that are kept free.
     searched: &'a Demand,
-    /// What the nodes have in common is looked at once.
+    /// The survey of all offered nodes, so that what they have in common is read once.
     survey: CandidateSurvey<'a>,
     /// CPU, memory and other resources that it requests besides GPUs.
     query: FilterQuery<'a>,
     offered: BTreeMap<NodeName, OfferedNode>,
     choice: VictimChoice,
-    /// Those that were looked at.
+    /// The nodes that were examined, with their candidates.
     known: BTreeMap<NodeName, Option<ExaminedCandidate<Rc<PreemptionCandidate>>>>,
-    /// Of each candidate, those victims of kube-scheduler that request no VRAM: their CPU or memory is needed.
+    /// The victims that kube-scheduler proposes and that request no VRAM, by node: their CPU or memory is needed.
     others: BTreeMap<NodeName, Vec<String>>,
 }
 
@@ -166,7 +166,7 @@ pub fn preempt(view: PreemptView) -> PreemptDecision {
     })
 }
 
-/// The same, with every offered node looked at.
+/// [`preempt`] with every offered node examined.
 #[cfg(any(test, feature = "testkit"))]
 pub(crate) fn preempt_in_full(view: PreemptView) -> PreemptDecision {
     decide(view, |candidates, _, _| {
@@ -327,14 +327,14 @@ fn pods<'u>(uids: impl Iterator<Item = &'u String>) -> impl Iterator<Item = PodU
 }
 
 impl OfferedCandidates<'_> {
-    /// What kube-scheduler's own filters say of the node once these pods are gone.
+    /// The verdict of kube-scheduler's own filters on the node once these pods are gone.
     fn verdict(&self, node: &NodeName, leaving: &[PodUid]) -> FilterVerdict {
         let coming = self.ledger.coming_to(node);
         self.query
             .verdict(node, &AssumedNodeChange { leaving, coming })
     }
 
-    /// Forgets what was looked at for another choice.
+    /// Sets the choice, and forgets what was examined for another one.
     fn choose(&mut self, choice: VictimChoice) {
         self.choice = choice;
         self.known.clear();
@@ -416,7 +416,7 @@ impl OfferedCandidates<'_> {
     }
 }
 
-/// By how much the known disruption budgets are exceeded if these pods are evicted.
+/// The number of pods by which the known disruption budgets are exceeded if these pods are evicted.
 fn known_violations(candidate: &PreemptionCandidate, residents: &[PotentialVictim]) -> u32 {
     let leaves =
         |victim: &&PotentialVictim| residents.iter().any(|resident| resident.uid == victim.uid);

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PrioritizeAsked(pub VerbRequest);
 
-/// The decision: all nodes that fit, best first. [`filter::offered`](super::filter::offered) records the first of them.
+/// The decision: all nodes that fit, best first. [`filter::offer_of`](super::filter::offer_of) records the first of them.
 pub fn prioritize<'a>(
     view: &DecisionView,
     names: impl ExactSizeIterator<Item = &'a str>,

@@ -61,7 +61,7 @@ impl ShadowOutcome {
         !matches!(self, Self::Same | Self::WouldRank | Self::NotAsked)
     }
 
-    /// Of a filter decision. A pod that requests VRAM is refused: without Stowage's allocation it would get none.
+    /// The outcome of a filter decision. A pod that requests VRAM is refused: without Stowage's allocation it would get none.
     pub fn of_filter(view: &DecisionView, list: &Shortlist) -> Self {
         match (
             &view.request.demand.ask,
@@ -83,7 +83,7 @@ impl ShadowOutcome {
         }
     }
 
-    /// Of a choice among `offered` candidates.
+    /// The outcome of a choice among `offered` candidates.
     pub fn of_preempt(
         request: &VerbRequest,
         narrowed: &NarrowedCandidates,
@@ -127,7 +127,7 @@ impl Expected {
     }
 }
 
-/// What the ledger has to know of a filter decision. If a pod that requests VRAM is refused, and the policy changes to
+/// The input that records a filter decision. If a pod that requests VRAM is refused, and the policy changes to
 /// enforcing, nothing else would requeue it.
 pub fn decided(view: &DecisionView, list: &Shortlist) -> FilterDecided {
     match list

@@ -89,7 +89,7 @@ impl ClusterState {
         &self.policy
     }
 
-    /// The same state under a policy that says the same by other names.
+    /// The state under a policy that says the same by other names.
     pub fn with_policy(self, policy: Policy) -> Self {
         Self {
             policy: Arc::new(policy),

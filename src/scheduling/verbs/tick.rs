@@ -40,7 +40,7 @@ pub struct LeadershipEnded;
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PolicySet {
     pub policy: Policy,
-    /// What was computed beforehand of it. It follows from the rest, so it is not stored.
+    /// The prepared form of the policy. It follows from the rest, so it is not stored.
     #[serde(skip)]
     pub prepared: Option<PreparedPolicy>,
 }
@@ -54,12 +54,12 @@ impl From<PreparedPolicy> for PolicySet {
     }
 }
 
-/// What free VRAM is worth was learned again from the demand history.
+/// The packing model was learned again from the demand history.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PackingModelLearned(pub PackingModel);
 
-/// The same, prepared: a snapshot with that model, by which its nodes are summarized beside the lock. It is recorded as
-/// [`PackingModelLearned`].
+/// A learned packing model, prepared: a snapshot with that model, by which its nodes are summarized beside the lock. It is
+/// recorded as [`PackingModelLearned`].
 #[derive(Debug)]
 pub struct PackingModelPrepared(pub Snapshot);
 

@@ -59,8 +59,8 @@ pub enum StepRefusal {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AllMayBeRefused;
 
-/// A previous leader or process may have refused these pods, which [`Ledger::may_be_refused`] found in a copy. A request waits for
-/// a few of them and not for all.
+/// Pods that a previous leader or process may have refused, as [`Ledger::possibly_refused_pods`] found them in a copy. A request
+/// waits for a few of them and not for all.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MayBeRefused {
     pub pods: Vec<PodUid>,
@@ -108,7 +108,7 @@ pub struct EvictionRefused {
 }
 
 impl EvictionRefused {
-    /// Of the message so much counts as a person reads: a webhook writes what it likes.
+    /// An eviction that was refused with this message, cut to what a person reads: a webhook writes what it likes.
     pub fn new(uid: PodUid, why: &str) -> Self {
         const LONGEST: usize = 256;
         Self {

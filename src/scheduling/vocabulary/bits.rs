@@ -1,6 +1,6 @@
-//! Sets of up to 64 places as text: hexadecimal digits, the lowest place last.
+//! Serde of 64-bit masks as text: hexadecimal digits, the lowest bit last.
 //!
-//! As a JSON number a set that has the places beyond the 53rd would be rounded by whatever reads numbers as JavaScript does.
+//! As a JSON number a mask with bits beyond the 53rd would be rounded by whatever reads numbers as JavaScript does.
 
 use serde::{Deserialize, Deserializer, Serializer, de};
 use std::borrow::Cow;

@@ -105,7 +105,7 @@ fn above<T: PartialOrd>(measured: Option<T>, limit: Option<T>) -> bool {
         .is_some_and(|(measured, limit)| measured > limit)
 }
 
-/// A class by its place in its policy.
+/// A class, by its index in its policy.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -117,7 +117,7 @@ pub struct ClassId(u8);
 #[error("class {0}: a policy has at most {MAX_CLASSES}")]
 pub struct NoSuchClass(u8);
 
-/// Some of a policy's classes.
+/// A set of a policy's classes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ClassSet(#[serde(with = "super::bits")] u64);
 
@@ -134,7 +134,7 @@ impl TryFrom<u8> for ClassId {
 }
 
 impl ClassId {
-    /// The class at this place of its policy, of which there are at most [`MAX_CLASSES`].
+    /// The class at this index of its policy, of which there are at most [`MAX_CLASSES`].
     pub fn at(place: usize) -> Self {
         debug_assert!(place < MAX_CLASSES);
         Self(place as u8)
@@ -172,12 +172,12 @@ impl FromIterator<ClassId> for ClassSet {
     }
 }
 
-/// A tenant by its place in its policy.
+/// A tenant, by its index in its policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TenantId(u16);
 
 impl TenantId {
-    /// The tenant at this place of its policy, of which there are at most [`MAX_TENANTS`].
+    /// The tenant at this index of its policy, of which there are at most [`MAX_TENANTS`].
     pub fn at(place: usize) -> Self {
         debug_assert!(place < MAX_TENANTS);
         Self(place as u16)

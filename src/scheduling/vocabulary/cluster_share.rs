@@ -68,7 +68,7 @@ impl TenantLimit {
             && self.milli_gpus.is_none_or(|limit| used.milli_gpus <= limit)
     }
 
-    /// What is left of it beside `used`.
+    /// What of the limit remains beside `used`.
     pub fn left(self, used: TenantUsage) -> Self {
         Self {
             vram: self.vram.map(|limit| limit.minus(used.vram)),

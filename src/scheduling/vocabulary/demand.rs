@@ -39,7 +39,7 @@ pub const MAX_ANNOTATIONS: usize = 256 << 10;
 /// The longest grace period that counts, and that a class may give: Kubernetes lets a pod's owner ask for any.
 pub const LONGEST_GRACE: Millis = Millis::seconds(3600);
 
-/// No lender waits for a borrower that may take longer to leave.
+/// The longest grace period of a pod that may borrow: an engine that wakes waits no longer for its VRAM.
 pub const LONGEST_WAIT: Millis = Millis::seconds(600);
 
 /// A pod's manifest, as far as placing it is concerned, in its own words.
@@ -130,7 +130,7 @@ pub struct Demand {
     /// Its class's.
     pub terms: ClassTerms,
     pub tenant: Option<TenantId>,
-    /// Which policy says so.
+    /// `Policy::version` of the policy that classified it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub classified_by: u64,
     pub priority: i32,
@@ -147,8 +147,8 @@ pub struct Demand {
     /// The rules of `planning.spare` whose last free GPUs it may not take, at the moment of a decision; none in what is stored.
     #[serde(default, skip_serializing_if = "is_default")]
     pub kept: SpareSet,
-    /// GPU models that it may run on, as far as it names them; none named means any. The stock scheduler sees to it that it comes
-    /// to no other.
+    /// GPU models that it may run on, as far as it names them; none named means any. kube-scheduler filters out
+    /// nodes with others.
     #[serde(default, skip_serializing_if = "is_default")]
     pub models: Arc<[GpuModel]>,
     /// What it asks of its GPUs by labels of nodes.
@@ -176,7 +176,7 @@ pub struct HostResources {
 }
 
 impl Demand {
-    /// What a pod asks for; `classify` says which class and tenant it is.
+    /// The demand of a pod that can be understood; `classify` says its class and tenant.
     pub fn classified(
         pod: &PodRequest<'_>,
         classify: impl FnOnce(&PodTraits) -> Classification,
@@ -204,8 +204,8 @@ impl Demand {
         })
     }
 
-    /// What a pod asks for whose devices kube-scheduler allocates by its claims: nothing that is counted here. A model's name
-    /// that cannot be read is none.
+    /// The demand of a pod whose devices kube-scheduler allocates for its ResourceClaims: no VRAM and no GPUs. A model's name that
+    /// cannot be read counts as none.
     pub fn of_claims(
         pod: &PodRequest<'_>,
         classify: impl FnOnce(&PodTraits) -> Classification,
@@ -300,7 +300,7 @@ impl Demand {
         }
     }
 
-    /// What another policy makes of it.
+    /// Replaces class, terms and tenant by those that another policy gives the pod.
     pub fn take(&mut self, classification: Classification) {
         let Classification {
             class,
@@ -328,12 +328,12 @@ impl Demand {
                 }
     }
 
-    /// Whether something else hands out its GPUs: a device plugin, or kube-scheduler to its claims.
+    /// Whether something other than Stowage allocates its GPUs: a device plugin, or kube-scheduler for its ResourceClaims.
     pub fn asks_plugin(&self) -> bool {
         self.ask != Ask::Vram
     }
 
-    /// Over all its GPUs.
+    /// VRAM over all its GPUs.
     pub fn vram(&self) -> Bytes {
         self.per_gpu.times(u64::from(self.gpus))
     }

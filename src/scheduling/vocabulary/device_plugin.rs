@@ -52,7 +52,7 @@ impl fmt::Display for PluginResource {
     }
 }
 
-/// In which of the ways a pod asks for its GPUs.
+/// From what a pod requests its GPUs: Stowage, a device plugin or ResourceClaims.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Ask {
@@ -73,7 +73,7 @@ pub enum Ask {
 pub struct PluginShare {
     pub resource: PluginResource,
     pub allocatable: u32,
-    /// By pods that are bound there or about to be. May be more than is allocatable, while a plugin restarts.
+    /// Devices of pods that are bound there or about to be. May be more than is allocatable, while a plugin restarts.
     pub used: u32,
 }
 

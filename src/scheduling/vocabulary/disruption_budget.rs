@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 pub struct DisruptionBudget {
     pub namespace: String,
     pub name: String,
-    /// Of pods in its namespace. [`Selector::Nothing`] covers none, [`Selector::EVERYTHING`] all of them.
+    /// Selects pods of its namespace. [`Selector::Nothing`] covers none, [`Selector::EVERYTHING`] all of them.
     pub selector: Selector,
     /// How many of those it covers may be evicted now (`status.disruptionsAllowed`); none while that was computed for an
     /// older version of the budget.

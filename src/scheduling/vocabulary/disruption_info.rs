@@ -31,7 +31,7 @@ pub struct DisruptionInfo {
     pub group_size: Option<u32>,
     /// Its controller: what makes a new pod when this one is evicted.
     pub owner: Option<OwnerUid>,
-    /// Which of its owner's pods it is, if they are numbered: a pod that is made again has the number of the one before.
+    /// Index among its owner's pods, if they are numbered: a pod that is recreated has the index of the one before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub index: Option<u32>,
     /// Kueue counts its quota: Stowage does not evict it, unless the policy says so.
@@ -88,11 +88,11 @@ pub struct GroupKey {
     pub name: Arc<str>,
 }
 
-/// A member of a group that needs no place: it is there and asks for no GPU, or it has succeeded.
+/// A member of a group that needs no placement: it is there and asks for no GPU, or it has succeeded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlacelessMember {
     pub group: GroupKey,
-    /// As [`DisruptionInfo`] has them.
+    /// Its controller, as in [`DisruptionInfo::owner`].
     pub owner: Option<OwnerUid>,
     pub index: Option<u32>,
     pub has_ended: bool,

@@ -141,7 +141,7 @@ impl ReusableEngineSet {
             .min_by_key(|engine| engine.level)
     }
 
-    /// The same set without the engine that a pod with this demand wakes on these GPUs, if it wakes one: it is that pod's.
+    /// This set without the engine that a pod with this demand wakes on these GPUs, if it wakes one.
     pub(crate) fn without_one_on(self, gpus: GpuSet, demand: &Demand) -> Self {
         let woken = self
             .on(gpus, demand)

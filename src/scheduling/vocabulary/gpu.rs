@@ -43,7 +43,7 @@ impl Device {
     }
 }
 
-/// What is left of one GPU. Small and flat: a decision reads thousands of them.
+/// Allocations and load of one GPU. Small and flat: a decision reads thousands of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gpu {
     /// VRAM that pods may be allocated, all together.
@@ -153,7 +153,7 @@ impl Gpu {
             .minus(self.unaccounted_vram)
     }
 
-    /// VRAM that would be free if every pod left.
+    /// VRAM that would be free if every pod left: capacity − unaccounted VRAM.
     pub fn most(&self) -> Bytes {
         self.capacity.minus(self.unaccounted_vram)
     }
@@ -166,7 +166,7 @@ impl Gpu {
         }
     }
 
-    /// What part of the cluster a demand uses here.
+    /// What a pod with this demand adds to its tenant's usage if it runs on this GPU.
     pub fn part_of(&self, demand: &Demand) -> TenantUsage {
         let vram = self.charge_for(demand.per_gpu, demand.sharing);
         let thousandths = (u128::from(vram.0) * 1000).div_ceil(u128::from(self.capacity.0.max(1)));
@@ -235,7 +235,7 @@ impl Gpu {
     }
 }
 
-/// A set of GPUs of one node, by their place in the node's list.
+/// A set of GPUs of one node, by their index in the node's list.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct GpuSet(#[serde(with = "super::bits")] u64);
 
@@ -270,17 +270,17 @@ impl GpuSet {
         !self.and(other).is_empty()
     }
 
-    /// What is in both.
+    /// The GPUs that are in both sets.
     pub fn and(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
-    /// What is in this one only.
+    /// The GPUs that are in this set only.
     pub fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 
-    /// The lowest place in it alone.
+    /// The set of its lowest GPU alone.
     pub fn lowest(self) -> Self {
         Self(self.0 & self.0.wrapping_neg())
     }
@@ -293,7 +293,7 @@ impl GpuSet {
         self.0 == 0
     }
 
-    /// The places in it, lowest first.
+    /// The indices in it, lowest first.
     pub fn iter(self) -> impl Iterator<Item = usize> {
         let mut rest = self.0;
         std::iter::from_fn(move || {

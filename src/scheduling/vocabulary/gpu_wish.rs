@@ -1,5 +1,5 @@
 //! What a pod asks of its GPUs by labels of nodes, checked on each GPU of a node whose GPUs are not alike: there a label describes
-//! one of them. Where all are alike, the node's labels say it all, and the stock scheduler has compared them.
+//! one of them. Where all are alike, the node's labels say it all, and kube-scheduler has compared them.
 //!
 //! The labels are those of GPU feature discovery. What is not known of a GPU is not held against it.
 
@@ -13,7 +13,7 @@ const MEMORY_MIB: &str = "nvidia.com/gpu.memory";
 const FAMILY: &str = "nvidia.com/gpu.family";
 const MAJOR: &str = "nvidia.com/gpu.compute.major";
 const MINOR: &str = "nvidia.com/gpu.compute.minor";
-/// Before the MIG profile in the labels of its slices: `nvidia.com/mig-1g.10gb.count`.
+/// Prefix of the labels of a MIG profile: `nvidia.com/mig-1g.10gb.count`.
 const SLICES: &str = "nvidia.com/mig-";
 
 /// Architectures as GPU feature discovery names them, with CUDA's compute capability and words of their products.
@@ -42,12 +42,12 @@ pub struct GpuTraits {
     /// The MIG profile, of a slice.
     profile: Option<u32>,
     mib: u32,
-    /// In [`FAMILIES`].
+    /// Index in [`FAMILIES`].
     family: Option<u8>,
 }
 
 impl GpuWish {
-    /// Of terms of which a node must match one; `None` if one of them requires nothing of GPUs.
+    /// The selector of node-selector terms, of which a node must match one; `None` if one of them requires nothing of GPUs.
     pub fn of(terms: impl IntoIterator<Item = Vec<Requirement>>) -> Option<Self> {
         let is_of_gpus = |one: &Requirement| {
             [PRODUCT, MEMORY_MIB, FAMILY, MAJOR, MINOR].contains(&&*one.key)
@@ -71,7 +71,7 @@ impl GpuWish {
 }
 
 impl GpuTraits {
-    /// Tells the node's GPUs apart, if they are not alike.
+    /// Sets each GPU's traits, if the node's GPUs are not alike.
     pub(crate) fn tell_apart(devices: &[Device], gpus: &mut [Gpu]) {
         if devices
             .windows(2)

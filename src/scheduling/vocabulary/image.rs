@@ -100,7 +100,7 @@ pub fn largest_images(mut images: Vec<NodeImage>) -> Vec<NodeImage> {
     images
 }
 
-/// Which images a node has. Cheap to clone.
+/// The set of images that a node has. Cheap to clone.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(from = "Option<Vec<ImageId>>")]
 pub struct NodeImageSet {

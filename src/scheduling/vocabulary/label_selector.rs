@@ -1,6 +1,6 @@
 //! Label selectors: which labels a set of requirements takes.
 //!
-//! What the stock scheduler, budgets and affinities ask of labels, once. The rules are Kubernetes' `labels.Requirement`; how a
+//! What kube-scheduler, disruption budgets and affinities require of labels, once. The rules are Kubernetes' `labels.Requirement`; how a
 //! null or unreadable selector counts is decided by the code that reads one, because it differs by use. Nothing here knows
 //! whose labels they are.
 
@@ -57,7 +57,7 @@ pub enum UnreadableRule {
 impl Selector {
     pub const EVERYTHING: Self = Self::All(Vec::new());
 
-    /// What `matchLabels` asks.
+    /// The selector of `matchLabels`.
     pub fn of_labels(labels: &BTreeMap<String, String>) -> Self {
         Self::All(
             labels

@@ -23,7 +23,7 @@ pub struct MemoryFraction(u16);
 /// What a container's process takes of each GPU before it computes anything: whoever opens a GPU pays for that.
 pub(crate) const LEAST_PER_GPU: Bytes = Bytes::mib(256);
 
-/// Of one.
+/// The fraction that is a whole GPU.
 const PARTS: u16 = 10_000;
 
 impl MemoryFraction {
@@ -59,7 +59,7 @@ impl MemoryFraction {
         self.0
     }
 
-    /// The part of it that is one container's, which asks for `vram` of `all`.
+    /// The fraction of one container, which requests `vram` of the pod's `all`.
     pub fn part(self, vram: Bytes, all: Bytes) -> Self {
         let parts = (u128::from(vram.0) * u128::from(self.0)).checked_div(u128::from(all.0));
         Self(

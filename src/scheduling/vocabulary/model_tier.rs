@@ -47,7 +47,7 @@ pub struct NodeModelSet {
     /// A bit for each model. A decision asks thousands of nodes for one model, and most do not have it: there the list, which
     /// is far away in memory, is not looked at.
     marks: u64,
-    /// The same for [short names](ModelId::among).
+    /// A bit for each [short name](ModelId::resolve_among).
     short_marks: u64,
     list: Arc<[NodeModel]>,
 }
@@ -74,7 +74,7 @@ impl NodeModelSet {
         self.list.iter()
     }
 
-    /// The models, unless none has one of these [marks](ModelId::marks_among).
+    /// All models, or none if no model has one of these [bits](ModelId::short_name_bits).
     pub fn marked(&self, marks: u64) -> impl Iterator<Item = &ModelId> {
         let list = if self.short_marks & marks == 0 {
             &[]
@@ -175,7 +175,7 @@ pub fn time_to_ready(
     engine_start(holding, weights, speeds).total()
 }
 
-/// The same in parts, without a pull.
+/// The parts of [`time_to_ready`], without pulling images.
 pub(crate) fn engine_start(
     holding: Option<&NodeModel>,
     weights: Bytes,
@@ -229,7 +229,7 @@ pub(crate) fn time_to_wake(
     }
 }
 
-/// A length of time as a step of a factor of two, so that near equals are told apart by something that matters more.
+/// Logarithm (base 2) of a time in seconds, so that times that are nearly equal compare as equal.
 pub fn step(time: Millis) -> u8 {
     (time.0 / 1000 + 1).ilog2() as u8
 }

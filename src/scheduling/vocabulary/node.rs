@@ -31,8 +31,8 @@ pub enum NodeKind {
     Dra,
 }
 
-/// Which Node object bears a name, and which machine it stands for. A name is used again: by another machine, or by the
-/// same one that has registered again.
+/// Identity of the Node object behind a name and of its machine. A name is reused: by another machine, or by the same one that
+/// has registered again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeIdentity {
     /// The Node object's UID.
@@ -68,7 +68,7 @@ pub struct Node {
     pub closed: bool,
     /// Its GPUs are not cut as its pool expects.
     pub miscut: bool,
-    /// What is remarkable about its GPUs by its Node object, first what keeps pods away that request VRAM.
+    /// Warnings about its GPUs that follow from its Node object, first those that keep pods away that request VRAM.
     #[serde(default)]
     pub warnings: Arc<[NodeWarning]>,
     /// Classes that its pool takes.
@@ -78,7 +78,7 @@ pub struct Node {
     /// Engines that sleep on its GPUs and that new pods may wake.
     #[serde(default, skip_serializing_if = "is_default")]
     pub reusable: ReusableEngineSet,
-    /// Which images are here, as far as the node lists them.
+    /// Images that are here, as far as the node lists them.
     #[serde(default, skip_serializing_if = "is_default")]
     pub images: NodeImageSet,
     /// How far the policy's speeds are off here, as far as engines have started here.
@@ -92,7 +92,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// The UUIDs of the GPUs at these places, without those that the node does not have.
+    /// The UUIDs of these GPUs; indices that the node does not have are skipped.
     pub fn uuids(&self, gpus: GpuSet) -> Arc<[GpuUuid]> {
         gpus.iter()
             .filter_map(|place| self.devices.get(place))
@@ -100,7 +100,7 @@ impl Node {
             .collect()
     }
 
-    /// A node of which nothing but its name is known; it takes all classes.
+    /// A node of which only the name is known; it admits all classes.
     pub fn named(name: NodeName) -> Self {
         Self {
             name,
@@ -128,7 +128,7 @@ impl Node {
         self.gpus.iter().map(Gpu::free).sum()
     }
 
-    /// What is here of a model.
+    /// The tier and size in which the node has a model; `None` if it has nothing of it.
     pub fn holding(&self, model: &ModelId) -> Option<&NodeModel> {
         self.holdings.of(model)
     }
@@ -159,8 +159,8 @@ impl Node {
         self.plugin.iter().find(|share| share.resource == *resource)
     }
 
-    /// What it adds to the cluster, as tenants' parts are counted. A device counts as a GPU, whatever part of one it is: so do
-    /// those that pods ask for.
+    /// What the node adds to the cluster that tenants share, in the units of their usage. A device counts as a GPU, whatever
+    /// part of one it is: so do those that pods ask for.
     pub fn whole(&self) -> TenantUsage {
         let gpus = match self.kind {
             NodeKind::Stowage => self.gpus.len() as u64,

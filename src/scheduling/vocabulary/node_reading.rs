@@ -67,7 +67,7 @@ pub struct OverGrant {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuReading {
     pub uuid: GpuUuid,
-    /// What is allocated on it, without the driver's reserve; `None` if the driver does not say.
+    /// VRAM in use on it, without the driver's reserve; `None` if the driver does not say.
     pub used: Option<Bytes>,
     /// What the processes of each pod have, in order of UID.
     pub attributed: Vec<(PodUid, Bytes)>,
@@ -77,13 +77,13 @@ pub struct GpuReading {
 /// How busy the engines on a GPU are.
 ///
 /// **Unknown is never zero.** A GPU reads as idle only if it is known that no engine serves there, or if each that does says that
-/// it is idle. An engine that is silent, a page that is not recognised, a figure that is impossible or missing, and a pod that may
+/// it is idle. An engine that is silent, a metrics page that is not recognised, a figure that is impossible or missing, and a pod that may
 /// run an engine of which nothing can be read make its load unknown: `partial`, beside what is known.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EngineLoad {
     /// KV cache in use, of the fullest engine serving there; rounded up.
     pub kv_cache: Option<Percent>,
-    /// Requests that wait for room, over all engines serving there.
+    /// Requests waiting in the engines' queues, over all engines serving there.
     pub queue: Option<u32>,
     /// Some engine there does not say: the figures are the least that it is.
     pub partial: bool,
@@ -109,7 +109,7 @@ impl EngineLoad {
         preempting: false,
     };
 
-    /// What one engine says.
+    /// The load that one engine reports; partial if it lacks either figure.
     pub fn of(kv_cache: Option<Percent>, queue: Option<u32>) -> Self {
         Self {
             kv_cache,
@@ -171,7 +171,7 @@ pub enum Freshness {
 impl NodeReading {
     /// Roughly how much memory it takes.
     pub fn bytes(&self) -> usize {
-        /// Of a UID, or of a model's name.
+        /// Bytes of a UID, or of a model's name.
         const TEXT: usize = 64;
         let attributed: usize = self.gpus.iter().map(|gpu| gpu.attributed.len()).sum();
         let per_pod = attributed

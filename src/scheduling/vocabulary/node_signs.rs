@@ -58,7 +58,7 @@ coded! {
 }
 
 impl NodeSigns {
-    /// What is remarkable about the labels of GPU feature discovery, beside what an agent has reported.
+    /// A warning about the labels of GPU feature discovery, compared with what an agent has reported.
     pub fn of_labels(&self, devices: &[Device], is_reported: bool) -> Option<NodeWarning> {
         match (self.unreadable.clone(), self.labelled) {
             (Some(label), _) if is_reported => Some(NodeWarning::IgnoredLabel { label }),

@@ -28,7 +28,7 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// One of which the kubelet picks the GPUs.
+    /// The placement of a pod whose GPUs the kubelet picks.
     pub fn by_plugin(node: NodeName) -> Self {
         Self {
             node,

@@ -44,7 +44,7 @@ const UNIT: i64 = 1000;
 const OUTLIERS: i8 = 3;
 /// A reading so many points of KV cache from the average is far from it.
 const KV_FAR: i64 = 20 * UNIT;
-/// The same of a queue: so many requests and half of the average.
+/// A reading so many requests and half of the average from a queue's average is far from it.
 const QUEUE_FAR: i64 = 8 * UNIT;
 /// A lag behind the trend of no more than this is noise.
 const KV_NOISE: i64 = 2 * UNIT;
@@ -131,7 +131,7 @@ impl SmoothedLoad {
         self.kv_cache.map(|average| percent(average.now(KV_NOISE)))
     }
 
-    /// By how many points of KV cache the average changes in a minute.
+    /// Change of the average a minute, in points of KV cache.
     pub(crate) fn kv_cache_trend(&self, time_constant: Millis) -> Option<i32> {
         let average = self.kv_cache?;
         let minute = i128::from(average.once - average.twice) * 60_000;
@@ -148,7 +148,7 @@ struct Weight {
 }
 
 impl Weight {
-    /// Away from zero, so that an average arrives where its readings stay.
+    /// The part of `difference` by which an average moves, rounded away from zero, so that it arrives where its readings stay.
     fn of(self, difference: i64) -> i64 {
         let (elapsed, constant) = (
             self.elapsed.0.min(LONGEST),

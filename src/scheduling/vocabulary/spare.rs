@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 /// The most rules that a policy may have: sets of them are masks on every GPU.
 pub const MAX_SPARE_RULES: usize = 16;
 
-/// Some of a policy's rules, by their places.
+/// A set of a policy's rules, by their index.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SpareSet(u16);
 
-/// Of each rule, by its place, the wholly free GPUs that count for it.
+/// Number of wholly free GPUs that count for each rule, by its index.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct SpareCounts([u32; MAX_SPARE_RULES]);
 
@@ -31,7 +31,7 @@ impl SpareSet {
 }
 
 impl FromIterator<usize> for SpareSet {
-    /// Places beyond [`MAX_SPARE_RULES`] are left out.
+    /// Indices beyond [`MAX_SPARE_RULES`] are left out.
     fn from_iter<I: IntoIterator<Item = usize>>(rules: I) -> Self {
         let rules = rules.into_iter().filter(|rule| *rule < MAX_SPARE_RULES);
         Self(rules.fold(0, |set, rule| set | 1 << rule))
@@ -50,7 +50,7 @@ impl SpareCounts {
         }
     }
 
-    /// Counts a free GPU for these rules no more.
+    /// Stops counting a free GPU for these rules.
     pub(crate) fn discount(&mut self, rules: SpareSet) {
         for (rule, count) in self.0.iter_mut().enumerate() {
             *count = count.saturating_sub(u32::from(rules.contains(rule)));

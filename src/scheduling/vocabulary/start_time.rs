@@ -37,7 +37,7 @@ impl StartTime {
         self.fetch + self.load
     }
 
-    /// The same start where images are pulled as `pull` says and engines start as `engine` says.
+    /// This start, with pulls corrected by the factors `pull` and the engine by the factors `engine`.
     pub fn corrected(&self, pull: &StartFactors, engine: &StartFactors) -> Self {
         Self {
             pull: pull.transfer.of(self.pull),
@@ -54,7 +54,7 @@ impl StartTime {
 pub struct TimeFactor(pub u32);
 
 impl TimeFactor {
-    /// As the policy says.
+    /// The policy's own figure: factor 1.
     pub(crate) const PRIOR: Self = Self(1000);
     /// No speed in a policy is further off than by this: what seems to be is an accident.
     pub const LIMITS: (Self, Self) = (Self(100), Self(10_000));
@@ -78,11 +78,11 @@ impl TimeFactor {
 /// What was learned of one kind of start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartFactors {
-    /// Of the part that depends on the bytes to be moved.
+    /// Factor of the part that depends on the bytes to be moved.
     pub transfer: TimeFactor,
-    /// Of the rest.
+    /// Factor of [`StartTime::init`].
     pub init: TimeFactor,
-    /// From how many observed starts; 0 for the policy's own figures.
+    /// Number of observed starts behind it; 0 for the policy's own figures.
     pub samples: u16,
 }
 
@@ -123,7 +123,7 @@ impl LoadPath {
     }
 }
 
-/// What is calibrated on its own.
+/// A kind of start whose factors are learned on their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StartKind {

@@ -24,9 +24,9 @@ use tokio::time::MissedTickBehavior;
 
 pub const PATH: &str = "/v1/models/desired-replicas";
 
-/// As often as an HPA reads it (`--horizontal-pod-autoscaler-sync-period`).
+/// Time between two evaluations: as often as an HPA reads them (`--horizontal-pod-autoscaler-sync-period`).
 pub const EVERY: Duration = Duration::from_secs(15);
-/// Until the watches have synced, there is nothing to evaluate.
+/// Time between two checks whether the watches have synced: before that there is nothing to evaluate.
 const UNTIL_SYNCED: Duration = Duration::from_millis(500);
 
 /// What is remembered of every model, and the latest answers.

@@ -34,7 +34,7 @@ pub async fn bind(extender: &Extender, args: &BindingArgs) -> Result<BindingResu
     bind_since(extender, args, extender.service.traces().arrival()).await
 }
 
-/// The same for a call that arrived then, for its span.
+/// Binds for a call that arrived at that time, which is the start of its span.
 pub(super) async fn bind_since(
     extender: &Extender,
     args: &BindingArgs,
@@ -80,7 +80,7 @@ pub(super) async fn bind_since(
 struct BindTask {
     extender: Extender,
     asked: BindAsked,
-    /// How long the pod had no place, if this request is the one that placed it.
+    /// How long the pod was without an allocation, if this request is the one that allocated its GPUs.
     unplaced: Option<Millis>,
 }
 
@@ -154,14 +154,14 @@ impl BindTask {
         Ok(())
     }
 
-    /// Does what each step says, until the pod is bound or is not.
+    /// Carries out step after step until the pod is bound or its binding has failed.
     async fn carry_out(
         &self,
         order: BindOrder,
         mut step: BindingStep,
         stage: BindingStage,
     ) -> Result<(), AssumeConflict> {
-        // A settling loop's turn is a read, and a write that follows from it: what was decided by the read waits for nothing more.
+        // A permit covers one read of a settling loop and the write that follows from it.
         let mut turn = None;
         loop {
             step = match step {
@@ -190,7 +190,7 @@ impl BindTask {
         }
     }
 
-    /// A write or a read that panics has no answer: without a step that follows, the Binding would stay open for good.
+    /// Writes the Binding. A write that panics counts as unanswered: otherwise the Binding would stay open for good.
     async fn write(&self, order: &BindOrder, stage: BindingStage) -> BindingStep {
         let Extender {
             service,

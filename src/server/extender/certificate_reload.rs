@@ -10,7 +10,7 @@ use std::time::Duration;
 use stowage_telemetry::EdgeMetrics;
 use tracing::{error, info};
 
-/// Reading three small files is cheap. A kubelet brings a renewed Secret to a pod within a minute or two.
+/// Time between two reads of the files: three small files are cheap, and a kubelet brings a renewed Secret within a minute or two.
 pub const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// The certificate files of one address.

@@ -145,7 +145,7 @@ async fn explained(
     explained.ok_or(ExplainError::UnknownPod(key))
 }
 
-/// What kube-scheduler asked, and what was decided on it, is the leader's to know: this replica's next step would be a guess.
+/// The explanation as a standby gives it: without the next step, because only the leader knows what kube-scheduler asked.
 fn on_standby(mut explanation: Explanation, service: &Service) -> Explanation {
     let leader = service.leadership.leader();
     let ask = match &leader {

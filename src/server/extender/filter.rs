@@ -97,7 +97,7 @@ pub fn filter<'a>(
         }
     };
     if request.demand.ask == Ask::Claims {
-        // The ledger takes note of it, for its Binding.
+        // The ledger records the pod, for its Binding.
         ask(extender, request);
         return Ok(pass_all("no-gpu"));
     }
@@ -191,7 +191,7 @@ fn refuse_invalid<'a>(
     )
 }
 
-/// Indices of the nodes that pass, and of those that are rejected.
+/// The answer in the request's own form, from the indices of the nodes that pass and of those that are rejected.
 pub fn answer<'a>(
     nodes: &'a AskedNodes<'a>,
     places: impl Iterator<Item = usize>,

@@ -26,7 +26,7 @@ pub(super) fn at_present(service: &Service) -> Fleet {
     Fleet::of(&ledger, MOST_PENDING)
 }
 
-/// Its sums, for when nobody looks at the rest.
+/// The sums of the cluster at this moment, for the history while no client watches.
 fn sums_at_present(service: &Service) -> FleetSums {
     let ledger = service.ledger_to_read();
     FleetSums::of_ledger(&ledger)

@@ -56,7 +56,7 @@ pub struct Extender {
     pub writes: TaskTracker,
     /// Open Bindings that are read or written again at one time.
     pub settling: Arc<Semaphore>,
-    /// What was recorded, if anything is.
+    /// The source of bundles, if there is a flight recorder.
     pub bundles: Option<Arc<dyn BundleSource>>,
     pub limits: request::RequestLimits,
 }
@@ -87,22 +87,22 @@ impl Extender {
         }
     }
 
-    /// The same, with reports only from authenticated agents.
+    /// Takes reports only from authenticated agents.
     pub fn with_agent_auth(self, agent_auth: reports::AgentAuth) -> Self {
         Self { agent_auth, ..self }
     }
 
-    /// The same, with or without metrics of each GPU.
+    /// Sets whether the metrics name each GPU.
     pub(crate) fn with_gpu_series(self, gpu_series: GpuSeries) -> Self {
         Self { gpu_series, ..self }
     }
 
-    /// The same, with bundles of what is recorded.
+    /// Serves bundles from this source.
     pub(crate) fn with_bundles(self, bundles: Option<Arc<dyn BundleSource>>) -> Self {
         Self { bundles, ..self }
     }
 
-    /// The same, with pages only for clients that may see them.
+    /// Serves pages only to clients that may see them.
     pub fn with_page_auth(self, page_auth: page_auth::PageAuth) -> Self {
         Self { page_auth, ..self }
     }

@@ -59,7 +59,7 @@ impl IntoResponse for ModelsError {
     }
 }
 
-/// What is asked for, understood.
+/// A parsed query.
 #[derive(Debug)]
 enum Asked {
     All(Page<ModelId>),

@@ -124,7 +124,7 @@ impl Extender {
         self.slot(turns).await
     }
 
-    /// The same for a client that was admitted already.
+    /// Waits for a slot to render a page for a client that was admitted already.
     pub(super) async fn slot(
         &self,
         turns: &Arc<Semaphore>,
@@ -236,7 +236,7 @@ fn refused_policy(service: &Service) -> String {
     )
 }
 
-/// Whole seconds, for readability.
+/// The wall time of a moment as text, in whole seconds for readability.
 fn at(service: &Service, moment: Moment) -> String {
     service
         .clock

@@ -36,8 +36,8 @@ const BOUNDS: ReviewBounds = ReviewBounds {
     },
 };
 
-/// Without it nobody would be alerted that the API server is silent: a client that was admitted a short time ago may still read
-/// it.
+/// The path of the metrics page. While the API server is silent, a client that was admitted a short time ago may still read it, so
+/// that somebody is alerted.
 pub const METRICS: &str = "/metrics";
 
 /// Which clients are admitted.
@@ -106,8 +106,8 @@ impl PageAuth {
         }
     }
 
-    /// Which pods the client may see, if this is one of them. The most is asked first: most clients are operators, and who may
-    /// see a namespace is not reviewed again for each of its pods.
+    /// The pods that the client may see, if this is one of them. The widest access is reviewed first: most clients are operators,
+    /// and a client that may see a namespace is not reviewed again for each of its pods.
     pub async fn pod_access(
         &self,
         headers: &HeaderMap,

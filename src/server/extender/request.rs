@@ -167,7 +167,7 @@ pub fn json(status: StatusCode, answer: &impl Serialize) -> Response {
     )
 }
 
-/// The same of JSON that is written already.
+/// A JSON answer of bytes that are serialized already, with its length in the head.
 pub(crate) fn json_text(status: StatusCode, body: Vec<u8>) -> Response {
     (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
 }

@@ -40,7 +40,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 /// How long connections and writes in progress may take to end after shutdown begins.
 pub(crate) const SHUTDOWN_TIME: Duration = Duration::from_secs(10);
 
-/// More than an agent that keeps to the limits of a report ever needs.
+/// Maximum bytes of a body with reports: more than an agent that keeps to a report's limits ever needs.
 const REPORTS_BODY: usize = stowage_report::limits::MAX_BYTES;
 
 /// Read buffer of the scheduler's address: its bodies can be tens of megabytes.
@@ -83,7 +83,7 @@ pub struct Endpoints {
     pub operators: Endpoint,
 }
 
-/// The verbs.
+/// The router of the scheduler's address: kube-scheduler's verbs.
 pub fn scheduler_router(extender: Extender) -> Router {
     Router::new()
         .route("/scheduler/filter", post(filter_verb))
@@ -105,7 +105,7 @@ pub fn scheduler_router(extender: Extender) -> Router {
         .with_state(extender)
 }
 
-/// The agents' address.
+/// The router of the agents' address.
 pub fn agents_router(extender: Extender) -> Router {
     Router::new()
         .route("/v1/reports", post(reports_in))
@@ -295,7 +295,7 @@ async fn bind_verb(State(extender): State<Extender>, headers: HeaderMap, body: B
     .await
 }
 
-/// Every replica takes reports, whether it leads or not. The sender is authenticated before the body is read.
+/// Takes the reports of one request, whether this replica leads or not. The sender is authenticated before the body is read.
 async fn reports_in(
     State(extender): State<Extender>,
     source: Option<Extension<PeerAddress>>,
@@ -348,7 +348,7 @@ fn traced(
     }
 }
 
-/// What all verbs share: the leadership check, the body, the timing, and the count of malformed requests.
+/// Answers a verb: reads the body, checks leadership, measures the time, and counts malformed requests.
 async fn verb<F>(
     extender: &Extender,
     name: &'static str,
@@ -388,7 +388,7 @@ fn answer(extender: &Extender, name: &str, outcome: Result<Response, BadRequest>
     })
 }
 
-/// What filter and prioritize share: a pod, nodes, and a span with their number.
+/// Parses the pod and the nodes of filter or prioritize, and decides within a span that has their number.
 fn about_nodes(
     extender: &Extender,
     verb: &'static str,

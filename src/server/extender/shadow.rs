@@ -101,7 +101,7 @@ pub fn filter<'a>(
     pass_all(nodes)
 }
 
-/// The same for a pod with an invalid request; `None` if it is rejected in this mode too.
+/// Passes all nodes for a pod with an invalid request; `None` if it is rejected in this mode too.
 pub(crate) fn filter_invalid<'a>(
     extender: &Extender,
     nodes: &'a AskedNodes<'a>,
@@ -187,7 +187,7 @@ pub fn preempt(
     as_offered(offered)
 }
 
-/// The same for a pod with an invalid request; `None` if it gets no answer in this mode either.
+/// Answers the candidates as offered for a pod with an invalid request; `None` if it gets no answer in this mode either.
 pub(crate) fn preempt_invalid(
     extender: &Extender,
     offered: &[OfferedNode],
@@ -212,7 +212,7 @@ pub(crate) fn preempt_invalid(
     Some(as_offered(offered))
 }
 
-/// The pod is bound to kube-scheduler's node.
+/// Records that the pod is bound to kube-scheduler's node, and how that compares with Stowage's choice.
 pub fn bound(
     extender: &Extender,
     uid: &PodUid,

@@ -29,12 +29,12 @@ impl Tls {
         from_pem(&made.cert.pem(), &made.signing_key.serialize_pem())
     }
 
-    /// For a handshake that begins now.
+    /// The configuration for a handshake that begins now.
     pub fn current(&self) -> Arc<ServerConfig> {
         self.0.read().clone()
     }
 
-    /// Used for every handshake from now on. Existing connections continue, and earlier sessions are not resumed.
+    /// Uses another configuration for every handshake from now on. Existing connections continue; earlier sessions are not resumed.
     pub fn replace(&self, by: &Self) {
         *self.0.write() = by.current();
     }

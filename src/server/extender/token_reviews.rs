@@ -23,11 +23,11 @@ use stowage_scheduling::units::{Millis, Moment};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 
-/// How long a good answer is cached: a token that was revoked, or whose pod is gone, is accepted for as long.
+/// How long an acceptance is cached: a token that was revoked, or whose pod is gone, is accepted for as long.
 pub(crate) const GOOD_FOR: Millis = Millis::seconds(60);
-/// How long a bad answer is cached: an agent tries every second, and the cause may be fixed meanwhile.
+/// How long a rejection is cached: an agent tries every second, and the cause may be fixed meanwhile.
 pub(crate) const BAD_FOR: Millis = Millis::seconds(5);
-/// For this long after it was good, a token is reviewed before unknown ones, and is [known to have been good](Reviews::last_good).
+/// How long after an acceptance expired its token is reviewed before new ones, and [counts as accepted](Reviews::last_accepted).
 const GOOD_BEFORE: Millis = Millis::seconds(15 * 60);
 
 /// The limits of one address.

@@ -25,10 +25,10 @@ pub struct ExtenderArgs<'a> {
     pub node_names: Option<Vec<WireName<'a>>>,
 }
 
-/// A pod of so many bytes is decoded at once, which takes less time: none that an API server accepts is beyond its bound.
+/// The size up to which a pod is decoded whole, which takes less time than pruning: so few bytes exceed no bound.
 const SMALL_POD: usize = 2 << 10;
 
-/// A tenant's pod may be megabytes of what no verb reads.
+/// Decodes the fields of a pod that a verb reads. A tenant's pod may have megabytes of others.
 fn used_of_pod<'a, D: Deserializer<'a>>(whole: D) -> Result<Pod, D::Error> {
     let whole = <&RawValue>::deserialize(whole)?.get();
     let used = match whole.len() <= SMALL_POD {
@@ -62,7 +62,7 @@ impl WireName<'_> {
     }
 }
 
-/// The nodes of a request, in either form.
+/// The nodes of a request, as names or as whole objects.
 pub enum AskedNodes<'a> {
     Names(&'a [WireName<'a>]),
     Whole(Vec<(WireName<'a>, &'a RawValue)>),

@@ -45,7 +45,7 @@ impl BundleSource for Recordings {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeftOut {
     pub path: PathBuf,
-    /// What is left out begins here.
+    /// Where the part that is left out begins.
     pub end: CopyEnd,
     /// How many bytes are left out, from there on; `None` of a pipe.
     pub bytes: Option<u64>,

@@ -48,7 +48,7 @@ impl FlightRecorder {
         Ok(Self::record_to(ring, service))
     }
 
-    /// The same, into other segments.
+    /// Starts a recorder that writes into these segments.
     pub(crate) fn record_to(segments: impl Segments + 'static, service: &Arc<Service>) -> Self {
         let (tap, queue) = RecordingTap::new(service.metrics.recording.clone());
         service.record_with(tap);
@@ -85,7 +85,7 @@ impl FlightRecorder {
 }
 
 impl Drop for FlightRecorder {
-    /// The same, but a disk that hangs does not keep the process from ending.
+    /// Stops the recorder as [`Self::stop`] does, but a disk that hangs does not keep the process from ending.
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
         let Some(thread) = self.thread.take() else {
@@ -105,7 +105,7 @@ impl Drop for FlightRecorder {
     }
 }
 
-/// What is left to write takes a fraction of a second.
+/// How long a dropped recorder may take to write the rest, which usually takes a fraction of a second.
 const LEFT_TO_THE_DISK: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 

@@ -18,7 +18,7 @@ const LOCK: &str = ".lock";
 /// How much is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingLimits {
-    /// Of all segments together, but for the one that is being written and the one before it.
+    /// Bytes of all segments together, without the one that is being written and the one before it.
     pub bytes: u64,
     pub age: Duration,
 }
@@ -53,7 +53,7 @@ pub(crate) trait Segments: Send {
     /// Whether the segment that was begun last is still where a reader finds it.
     fn is_there(&self) -> bool;
 
-    /// Brings a finished segment to the disk.
+    /// Syncs a finished segment to the disk.
     fn finish(&mut self, segment: &Self::Segment) -> io::Result<()>;
 
     /// Removes the oldest segments beyond the limits, never the latest. Called before a new one is begun.
@@ -62,7 +62,7 @@ pub(crate) trait Segments: Send {
     /// A segment ends once it has grown by this since its checkpoint.
     fn segment_bytes(&self) -> u64;
 
-    /// Where that is, for the log.
+    /// Where the segments are, as text for the log.
     fn place(&self) -> String;
 }
 
@@ -73,7 +73,7 @@ pub struct Ring {
     limits: RingLimits,
     /// The segment that was begun last.
     latest: Option<PathBuf>,
-    /// How old segments were at some moment. From there on their time passes whatever the wall clock does.
+    /// The age of each segment at some moment, from which a monotonic clock measures on.
     ages: BTreeMap<PathBuf, (Duration, Instant)>,
     /// Locked as long as this records there; none where that is not possible.
     lock: Option<File>,
@@ -135,7 +135,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Somebody may have removed the directory, and another service may record in a new one by now.
+    /// Makes and locks the directory again if it was removed: another service may record in a new one by now.
     fn lock_again_if_removed(&mut self) -> io::Result<()> {
         let of_path = fs::metadata(self.directory.join(LOCK)).ok();
         let held = self.lock.as_ref().and_then(|lock| lock.metadata().ok());
@@ -149,7 +149,7 @@ impl Ring {
         Ok(())
     }
 
-    /// By the wall clock only where nothing else is known: of a segment that is seen for the first time.
+    /// The age of a segment. The wall clock counts only for one that is found for the first time.
     fn age(&mut self, segment: &SegmentFile) -> Duration {
         let seen = || {
             (

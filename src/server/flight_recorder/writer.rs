@@ -24,11 +24,11 @@ const FLUSH_EVERY: Duration = Duration::from_secs(1);
 const FLUSH_BYTES: usize = 256 << 10;
 /// How often the recorder looks whether there is something to do.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// It sleeps for so long when the queue is empty; the queue has room for sixteen thousand entries in this time.
+/// The sleep while the queue is empty; the queue has room for sixteen thousand entries in this time.
 const IDLE: Duration = Duration::from_millis(50);
 /// A segment lasts for this long, or this many times as long as its checkpoint took, whichever is more.
 const SEGMENT_LASTS: (Duration, u32) = (Duration::from_secs(60), 200);
-/// The same for the time between two checkpoints if entries were dropped or are many.
+/// The time between two checkpoints if entries were dropped or are many: at least this long, or this many times what one took.
 const CHECKPOINTS_APART: (Duration, u32) = (Duration::from_secs(1), 100);
 /// A checkpoint may take long because the disk was slow once: the next one waits no longer than this.
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
@@ -38,22 +38,22 @@ const RETRY_AFTER: Duration = Duration::from_secs(15);
 pub struct Writer<S: Segments> {
     segments: S,
     queue: Receiver<Tapped>,
-    /// The service ends without asking the recorder.
+    /// Weak: the service may end without waiting for the recorder.
     service: Weak<Service>,
     metrics: RecordingMetrics,
     build: &'static str,
     segment: Option<OpenSegment<S::Segment>>,
     look_at: Instant,
-    /// There is no checkpoint before this.
+    /// The earliest time of the next checkpoint.
     checkpoint_at: Instant,
-    /// Writing has failed.
+    /// Whether the last write failed.
     is_failing: bool,
 }
 
 struct OpenSegment<W> {
     writer: SegmentWriter<W>,
     ends_at: Instant,
-    /// Its length when it ends whatever the time.
+    /// The length in bytes at which it ends, whatever the time.
     ends_with: u64,
     flush_at: Instant,
     /// Bytes that were counted.
@@ -85,7 +85,7 @@ impl<S: Segments> Writer<S> {
         }
     }
 
-    /// Until it is stopped, or the service is gone; then it writes what is left in the queue.
+    /// Runs until it is stopped or the service is gone; then writes what is left in the queue.
     pub fn run(mut self, is_stopped: &dyn Fn() -> bool) {
         // The first segment begins at once.
         self.look(Instant::now(), true);
@@ -117,14 +117,14 @@ impl<S: Segments> Writer<S> {
         self.metrics.is_recording.set(0);
     }
 
-    /// What is in the queue by now.
+    /// Processes what is in the queue by now.
     fn take_all(&mut self) {
         while let Ok(tapped) = self.queue.try_recv() {
             self.take(tapped);
         }
     }
 
-    /// What is due by the time.
+    /// Does what is due: flushes, updates the metrics, requests a checkpoint that ends the segment.
     fn look(&mut self, now: Instant, is_empty: bool) {
         self.look_at = now + LOOK_EVERY;
         if let Some(segment) = self
@@ -250,7 +250,7 @@ impl<S: Segments> Writer<S> {
         })
     }
 
-    /// What is written to a file that was removed, no reader finds: another segment begins, as soon as a checkpoint is due.
+    /// Abandons a segment whose file was removed, because no reader finds it: another begins as soon as a checkpoint is due.
     fn end_if_removed(&mut self) {
         if self.segment.is_none() || self.segments.is_there() {
             return;
@@ -262,7 +262,7 @@ impl<S: Segments> Writer<S> {
         self.give_up();
     }
 
-    /// Answers whether all of it is written.
+    /// Ends the open segment. Returns whether all of it is written.
     fn end_segment(&mut self) -> bool {
         self.end_if_removed();
         let Some(mut segment) = self.segment.take() else {
@@ -279,7 +279,7 @@ impl<S: Segments> Writer<S> {
         ended.is_ok()
     }
 
-    /// Counts what was written, or gives the segment up.
+    /// Counts what was written, or abandons the segment after an error.
     fn note(&mut self, written: io::Result<()>) {
         if let Some(segment) = &mut self.segment {
             self.metrics.bytes.inc_by(segment.uncounted());
@@ -289,7 +289,7 @@ impl<S: Segments> Writer<S> {
         }
     }
 
-    /// Gives the segment up, and pauses.
+    /// Abandons the segment, and pauses before the next attempt.
     fn fail(&mut self, error: &io::Error) {
         if !std::mem::replace(&mut self.is_failing, true) {
             warn!(
@@ -301,7 +301,7 @@ impl<S: Segments> Writer<S> {
         self.give_up();
     }
 
-    /// What was recorded since the last flush is lost; recording starts again with the next checkpoint.
+    /// Abandons the segment: what was recorded since the last flush is lost, and recording starts again with the next checkpoint.
     fn give_up(&mut self) {
         self.segment = None;
         if let Some(service) = self.service.upgrade()
@@ -314,7 +314,7 @@ impl<S: Segments> Writer<S> {
     }
 }
 
-/// What somebody can do about it.
+/// What an operator can do about a failed write.
 fn way_out(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
@@ -324,7 +324,7 @@ fn way_out(error: &io::Error) -> &'static str {
     }
 }
 
-/// How long to wait after a checkpoint that took so long.
+/// The pause after a checkpoint that took `took`.
 fn pause((least, times): (Duration, u32), took: Duration) -> Duration {
     least.max(took.saturating_mul(times).min(LONGEST_PAUSE))
 }

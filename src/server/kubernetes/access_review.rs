@@ -117,7 +117,7 @@ fn question_about(user: UserInfo, page: &OperatorPage) -> SubjectAccessReview {
     }
 }
 
-/// Without a name, of all pods there; without a namespace, everywhere.
+/// Attributes of reading one pod; without a name, all pods of the namespace; without a namespace, all pods.
 fn get_pods(namespace: Option<&str>, name: Option<&str>) -> ResourceAttributes {
     ResourceAttributes {
         namespace: namespace.map(str::to_owned),

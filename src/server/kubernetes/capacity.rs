@@ -25,6 +25,7 @@ use stowage_scheduling::ledger::{CapacityBasis, Ledger, NodesAtOneTime};
 use stowage_scheduling::policy::Mode;
 use stowage_scheduling::units::{Bytes, Millis, Moment};
 
+/// How often due figures are written: a figure that pods wait for is late by about this much.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long a different figure must last before it replaces the advertised one. After a restart, labels are read before agents
 /// report, and both are nearly right: a figure that goes down and up again helps no client.
@@ -35,12 +36,12 @@ const SHOWS_WITHIN: Backoff = Backoff {
     first: Millis::seconds(5),
     longest: Millis::seconds(60),
 };
-/// After a failed write.
+/// Pauses after failed writes of one node: others go first.
 const PAUSES: Backoff = Backoff {
     first: Millis::seconds(1),
     longest: Millis::seconds(60),
 };
-/// The largest amount of an extended resource that the API knows.
+/// The largest quantity of an extended resource that the API can express.
 const LARGEST: Bytes = Bytes(i64::MAX as u64);
 /// Concurrent writes: a thousand new nodes take seconds, and the load on the API server stays small.
 const WRITES: usize = 8;
@@ -84,15 +85,15 @@ pub async fn run(
     }
 }
 
-/// What a node should advertise, and what it advertises.
+/// Inputs to the VRAM that a node should advertise, and the VRAM that it advertises.
 #[derive(Debug, Clone, Copy)]
 struct NodeCapacityState {
     /// From its labels and capacity, and its pool in the policy.
     kind: NodeKind,
     advertised: Option<Bytes>,
-    /// Sum over its GPUs, healthy or not.
+    /// Total VRAM of its GPUs, healthy or not.
     gpus: Bytes,
-    /// What its sleeping engines lend: pods that borrow come beside their grants.
+    /// VRAM that its sleeping engines lend, in addition to `gpu_vram`: borrowing pods count beside the lenders' grants.
     lent: Bytes,
     /// VRAM of pods that are bound or assumed there.
     reserved: Bytes,
@@ -103,7 +104,7 @@ enum CapacityAction {
     /// It advertises the right figure, or the right figure is unknown.
     Right,
     Advertise(Bytes),
-    /// An agent reports GPUs that a device plugin or a DRA driver allocates.
+    /// A device plugin or a DRA driver allocates its GPUs: it is left alone.
     ByAnother,
 }
 
@@ -137,25 +138,25 @@ struct CapacityWriter {
     pending: BTreeMap<NodeName, PendingPatch>,
     /// Nodes whose GPUs something else allocates, reported already.
     reported: BTreeSet<NodeName>,
-    /// The nodes at the last look: only those that have changed since are looked at again.
+    /// The nodes at the last check: only those that have changed since are checked again.
     looked_at: Option<NodesAtOneTime>,
 }
 
-/// A difference, and when to write it.
+/// A node that advertises the wrong figure: what to write, and when.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct PendingPatch {
     wanted: Bytes,
-    /// What the watch shows in its place.
+    /// The figure that the watch shows now.
     advertised: Option<Bytes>,
     not_before: Moment,
-    /// Writes that failed, one after the other.
+    /// Consecutive failed writes.
     failures: u32,
-    /// Writes that succeeded, and the watch has shown none of them.
+    /// Successful writes that the watch has not shown yet.
     unshown: u32,
 }
 
 impl PendingPatch {
-    /// Notes a write; answers the pause before the next one.
+    /// Counts a write, and returns the pause before the next one.
     fn pause_after(&mut self, is_written: bool) -> Millis {
         if is_written {
             self.failures = 0;
@@ -207,7 +208,7 @@ impl CapacityWriter {
         due
     }
 
-    /// The nodes that have changed since the last look, and those that still advertise the wrong figure. Forgets nodes that are
+    /// The nodes that have changed since the last check, and those that still advertise the wrong figure. Forgets nodes that are
     /// gone.
     fn nodes_to_look_at(
         &mut self,

@@ -34,7 +34,7 @@ const REPORTED_AT_ONCE: usize = 20;
 const UNREPORTED_LIMIT: usize = 1024;
 /// Concurrent evictions.
 const EVICTIONS: usize = 8;
-/// After a failed eviction.
+/// Pauses before another eviction of the same pod; they grow with each attempt.
 const PAUSES: Backoff = Backoff {
     first: Millis::seconds(20),
     longest: Millis::seconds(600),
@@ -68,12 +68,12 @@ struct ConflictAudit {
     unreported: VecDeque<Arc<GpuConflict>>,
     /// Pods whose eviction was requested.
     tries: BTreeMap<PodUid, RetryState>,
-    /// Pods whose eviction a limit puts off, which is reported once.
+    /// Pods whose eviction waits for `evictionsPerMinute`, reported once each.
     limited: BTreeSet<PodUid>,
     evictions: JoinSet<(ConflictVictim, AuditEvictionOutcome)>,
 }
 
-/// The outcome of an eviction, or why there was none.
+/// Outcome of an eviction that the audit decided on, or why none was requested.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum AuditEvictionOutcome {
     Tried(EvictionOutcome),
@@ -107,7 +107,7 @@ impl ConflictAudit {
         }
     }
 
-    /// A round of a large cluster takes longer than a request should wait.
+    /// Runs one round in the background: in a large cluster it takes longer than a request should wait.
     async fn look(&self) -> AuditRound {
         let service = self.service.clone();
         let looking = self
@@ -201,7 +201,7 @@ impl ConflictAudit {
         self.tries.get(uid).is_none_or(|retry| retry.is_due(now))
     }
 
-    /// It counts towards `evictionsPerMinute`: even if the audit itself were wrong, it could not empty a cluster.
+    /// Evicts a victim within `evictionsPerMinute`, so that even a wrong audit could not empty a cluster.
     fn evict_for(&mut self, victim: ConflictVictim, now: Moment) {
         let one = std::slice::from_ref(&victim.uid);
         let mut ledger = self.service.cluster();
@@ -312,7 +312,7 @@ async fn is_due(
     Ok(leaves.is_some_and(|pod| pod.uid == victim.uid && !pod.has_started))
 }
 
-/// Checks the nodes that are due, a few under each lock: watches wait for it.
+/// Audits the nodes that are due, a few under each lock, because watches wait for that lock.
 fn look(service: &Service, now: Moment) -> AuditRound {
     let due = service.conflicts().due(now);
     let nodes = with_devices(service, due);
@@ -361,7 +361,7 @@ fn log(look: &AuditRound) {
     }
 }
 
-/// As a label of metrics.
+/// Label of an outcome in metrics.
 fn code(outcome: &AuditEvictionOutcome) -> &'static str {
     match outcome {
         AuditEvictionOutcome::Tried(outcome) => outcome.code(),

@@ -84,7 +84,7 @@ pub struct Dump {
     text: String,
 }
 
-/// What a dump shows to a plan of capacity.
+/// Objects of a dump that `plan capacity` reads.
 #[derive(Debug, Default)]
 pub struct DumpContents {
     pub pods: Vec<Pod>,
@@ -119,7 +119,7 @@ impl Dump {
         }
     }
 
-    /// `path` is only named in errors.
+    /// Makes a dump of `text`; `path` appears only in errors.
     pub fn of(text: String, path: &Path) -> Self {
         Self {
             path: path.into(),
@@ -212,7 +212,7 @@ impl Dump {
         Ok(())
     }
 
-    /// `None` for other kinds: a dump with more kinds than needed is fine.
+    /// Parses one item; `None` for kinds that are not needed.
     fn object(
         &self,
         item: usize,
@@ -257,7 +257,7 @@ impl DumpItem<'_> {
     }
 }
 
-/// The copy in memory: which pod is on which node.
+/// In-memory control plane of a dump: which pod is on which node.
 pub struct DumpControlPlane {
     pods: Mutex<BTreeMap<PodKey, PodOnRecord>>,
     left_out: Vec<LeftOutPod>,
@@ -298,7 +298,7 @@ impl LeftOutPod {
     }
 }
 
-/// How many pods a warning names; the others are counted.
+/// Maximum number of pods that a warning names; the others are counted.
 const NAMED: usize = 10;
 
 /// `2 pods of the dump cannot be understood and are left out`, and a line for each; `None` without any.

@@ -21,12 +21,12 @@ use stowage_scheduling::policy::namespaces::{SEES_ALL_GPUS, SEES_ALL_GPUS_UNLABE
 use stowage_scheduling::units::{Millis, Moment};
 use tokio::sync::mpsc;
 
-/// How long the same kind of Event is suppressed for a pod.
+/// How long another Event of the same kind is suppressed for a pod.
 const QUIET: Millis = Millis::seconds(600);
-/// How many pods are remembered for each kind, in a few megabytes. What is told beyond them in that time is dropped: forgotten
-/// pods would have a new Event at each of their attempts, and there may be tens of thousands.
+/// Maximum number of pods remembered for each kind, a few megabytes. Events of further pods are dropped in that time: forgotten
+/// pods would get a new Event at each attempt, and there may be tens of thousands.
 const REMEMBERED: usize = 32_768;
-/// Events waiting to be written. Beyond these the API server is too slow for them to be useful.
+/// Maximum number of Events waiting to be written. Beyond it the API server is too slow for them to be useful.
 const WAITING: usize = 1024;
 /// A write that takes longer is given up, so that others get their turn.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -45,7 +45,7 @@ pub struct EventRecorder {
 }
 
 impl EventRecorder {
-    /// Both ends.
+    /// Makes a recorder, and the receiving end of its queue for [`publish`].
     pub fn new(service: Arc<Service>) -> (Self, mpsc::Receiver<PodEvent>) {
         let (queue, receiver) = mpsc::channel(WAITING);
         (
@@ -90,7 +90,7 @@ struct RecentEvents(FxHashMap<PodEventReason, RecentPods>);
 #[derive(Debug, Default)]
 struct RecentPods {
     told: FxHashSet<PodUid>,
-    /// The same, in order of time.
+    /// The pods with the time of their latest Event, oldest first.
     order: VecDeque<(Moment, PodUid)>,
 }
 
@@ -109,7 +109,7 @@ impl RecentEvents {
             .is_some_and(|pods| pods.order.len() >= REMEMBERED)
     }
 
-    /// The pod has such an Event from now on, and had none.
+    /// Remembers an Event of a pod that had none of this kind.
     fn note(&mut self, uid: PodUid, kind: PodEventReason, now: Moment) {
         let pods = self.0.entry(kind).or_default();
         pods.told.insert(uid.clone());
@@ -155,7 +155,7 @@ pub async fn publish(
     }
 }
 
-/// Why a pod that an agent found gets no Event. That its UID is of the agent's node is known; what it is called says the agent alone.
+/// Why a pod that an agent reported gets no Event. Its UID is known to be on the agent's node; only the agent vouches for its name.
 async fn withheld(client: &Client, PodEvent { key, uid, .. }: &PodEvent) -> Option<&'static str> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), &key.namespace);
     let found = tokio::time::timeout(WRITE_TIMEOUT, pods.get_metadata(&key.name)).await;

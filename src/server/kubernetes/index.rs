@@ -5,8 +5,8 @@
 //! pod objects would be most of this process' memory.
 //!
 //! ```text
-//!  begin_pods ─► apply_pod* ─► end_pods      a list: what was known before and is not in it is gone
-//!  apply_pod · delete_pod                    what changes after it
+//!  begin_pod_list ─► apply_pod* ─► end_pod_list      a list: pods known before and absent from it are gone
+//!  apply_pod · delete_pod                            changes after the list
 //! ```
 
 mod budgets;
@@ -67,7 +67,7 @@ pub struct ClusterIndex {
     unlisted_storage: BTreeMap<StorageKind, BTreeSet<Arc<str>>>,
     pods_list: ListProgress,
     pods_shown: PodsShown,
-    /// What is applied comes from a list, not from a change that was just made.
+    /// Whether a list of pods is in progress: pods that it shows may have changed long ago.
     is_listing_pods: bool,
     nodes_list: ListProgress,
     budgets_list: ListProgress,
@@ -97,7 +97,7 @@ struct ListProgress {
 }
 
 impl ListProgress {
-    /// Lists of an earlier term do not count any more.
+    /// Marks the list incomplete if it was begun in an earlier term.
     fn expect(&mut self, term: u64) {
         if self.term < term {
             *self = Self {
@@ -108,7 +108,7 @@ impl ListProgress {
     }
 }
 
-/// A node's GPUs and capacity, as its status shows them.
+/// A node's allocator of GPUs and advertised VRAM, as its status shows them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeOnRecord {
     pub kind: NodeKind,
@@ -180,7 +180,7 @@ impl ClusterIndex {
         self.note_pod_shown(pod);
     }
 
-    /// Expects a new list, which belongs to this term.
+    /// Marks the pod list incomplete unless it was begun in this term of leadership or later.
     pub(crate) fn expect_pods(&mut self, term: u64) {
         self.pods_list.expect(term);
     }
@@ -272,7 +272,7 @@ impl ClusterIndex {
         index.unwatched_pods = unwatched_pods;
     }
 
-    /// Events for all current warnings, for a replica that has become leader.
+    /// Events for all current warnings, which a new leader records.
     pub fn standing(&self, service: &Service) -> Vec<PodEvent> {
         let ledger = service.scratch_ledger();
         let warnings = self
@@ -332,7 +332,7 @@ impl ClusterIndex {
         }
     }
 
-    /// The same for nodes.
+    /// Marks the node list incomplete unless it was begun in this term of leadership or later.
     pub(crate) fn expect_nodes(&mut self, term: u64) {
         self.nodes_list.expect(term);
     }
@@ -366,8 +366,8 @@ impl ClusterIndex {
         &self.nodes
     }
 
-    /// The term since which every pod, node, disruption budget and ResourceSlice has been seen once, as far as they may be read;
-    /// `None` during a list.
+    /// The oldest leadership term among complete lists of pods, nodes, budgets and ResourceSlices; `None` while one is incomplete.
+    /// A kind that may not be read counts as complete.
     pub(crate) fn complete_since(&self) -> Option<u64> {
         let lists = [
             self.pods_list,
@@ -445,7 +445,7 @@ impl ClusterIndex {
         is_bound && !lacks_successor(&cluster)
     }
 
-    /// Counts a warning when it is new, not each time the pod is seen again.
+    /// Records the pod's current warning and counts it when it is new, not each time the watch shows the pod again.
     fn note(&mut self, service: &Service, uid: &PodUid, warning: PodWarning) {
         let Some(code) = pod_warnings::code(warning) else {
             self.warnings.remove(uid);
@@ -481,16 +481,16 @@ fn waits_without_reservation(pod_state: &PodState) -> bool {
     matches!(pod_state.phase, PodPhase::Waiting(_)) && pod_state.reservation().is_none()
 }
 
-/// What the ledger makes of a pod's present state.
+/// Result of applying a pod's present state to the ledger.
 struct PodSeen {
     warning: PodWarning,
     is_known: bool,
     event: Option<PodEvent>,
-    /// Its start, if it is over by that.
+    /// Its engine's start, if this observation completes it.
     start: Option<TimedStart>,
 }
 
-/// Brings the pod into the cluster, under one lock. Everything is read before: a filter may be waiting for it.
+/// Applies the pod's state to the cluster under one lock. The object is parsed before, because filter requests wait for that lock.
 fn see(
     service: &Service,
     pod: &Pod,
@@ -548,7 +548,7 @@ fn see(
     }
 }
 
-/// Few pods are members of a group that need no place: nothing is applied of the others.
+/// Applies a pod that is a member of a group and needs no placement. All other pods change nothing here.
 fn note_placeless(service: &Service, uid: &PodUid, pod: &Pod) {
     let member = objects::placeless_member(pod);
     let mut cluster = service.cluster();
@@ -560,7 +560,7 @@ fn note_placeless(service: &Service, uid: &PodUid, pod: &Pod) {
     }
 }
 
-/// Two objects of one UID and one version are the same.
+/// The resourceVersion: two objects with the same UID and resourceVersion are equal.
 fn version(pod: &Pod) -> Option<u64> {
     pod.metadata.resource_version.as_ref()?.parse().ok()
 }

@@ -11,9 +11,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use stowage_scheduling::units::Millis;
 
+/// How often the silence is checked: a probe is this much late at most.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// A third of the time after which it counts as unreachable: two probes may be lost.
+/// Silence after which the API server is probed: a third of that after which it counts as unreachable, so two probes may be lost.
 const QUIET: Millis = Millis::seconds(4);
+/// Time limit of a probe; with the check interval it is as long as the silence before the first probe.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Probes until it is dropped.

@@ -66,7 +66,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use watch::WatchFeed;
 
-/// The vendor and class in CDI names, unless `--cdi-kind` says otherwise.
+/// Vendor and class in CDI names, unless `--cdi-kind` sets another.
 pub const CDI_KIND: &str = stowage_kubernetes_objects::IN_MEMORY_CDI_KIND;
 
 #[derive(Debug, Clone)]

@@ -1,4 +1,4 @@
-//! A control plane that notes what is written through it in the service's recent activity. It changes, refuses and delays
+//! A control plane that records each write through it in the service's recent activity. It changes, refuses and delays
 //! nothing.
 
 use crate::service::{Activity, ActivityKind, Service};

@@ -7,17 +7,17 @@ use stowage_scheduling::units::{Millis, Moment};
 use stowage_scheduling::vocabulary::node::Node;
 use tokio::task::JoinHandle;
 
-/// With tens of thousands of nodes and a hundred new pods a second it would always be due. After a run learning rests so many
-/// times as long as the run took: it takes a tenth of a core at most.
+/// Rest after a run, as a multiple of the run's time, so that learning takes a tenth of a core at most. With tens of thousands of
+/// nodes and a hundred new pods a second it would otherwise run all the time.
 const RESTS_TIMES_AS_LONG: u64 = 9;
-/// A machine that was suspended during a run is no reason to rest for hours.
+/// Longest rest after a run, because a machine may have been suspended during the run.
 const LONGEST_REST: Millis = Millis::seconds(60);
 
 pub(crate) struct PackingLearner {
     service: Arc<Service>,
     at_work: Option<JoinHandle<()>>,
     began: Moment,
-    /// Before this moment no other run begins.
+    /// The earliest start of the next run.
     rests_until: Moment,
 }
 

@@ -10,10 +10,11 @@ use std::time::Duration;
 use tokio::time::Sleep;
 use tower::retry::Policy;
 
-/// Tries beside the first one.
+/// Retries of one request: with the doubling pause these are about four seconds.
 const TRIES: u32 = 4;
+/// Pause before the first retry, unless `Retry-After` asks for a longer one; doubles with each retry.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
-/// Of a pause that the server asks for.
+/// Longest pause before a retry, whatever `Retry-After` asks for.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone)]
@@ -59,14 +60,14 @@ impl<B, E> Policy<Request<Body>, Response<B>, E> for PageRetry {
     }
 }
 
-/// Whether the request asks for a page behind the first one. A first page that fails costs no other page, and a command reports
-/// the failure at once.
+/// Whether the request is for a page of a list after the first. A first page is not retried: its failure loses no other page, and a
+/// command reports it at once.
 fn is_later_page(request: &Request<Body>) -> bool {
     let mut parameters = request.uri().query().unwrap_or_default().split('&');
     request.method() == Method::GET && parameters.any(|one| one.starts_with("continue="))
 }
 
-/// Whether the same request may be answered otherwise in a moment. An etcd that changes its leader is a 500.
+/// Whether a retry may succeed. While etcd changes its leader, the API server answers 500.
 fn may_pass(status: StatusCode) -> bool {
     matches!(status.as_u16(), 429 | 500 | 502 | 503 | 504)
 }

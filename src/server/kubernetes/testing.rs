@@ -14,12 +14,12 @@ use tokio::sync::oneshot;
 
 #[derive(Default)]
 pub(crate) struct Recorder {
-    /// In words, in order: `a: hold n`, `b: evict Preempted`, `a: nominate n, touch`, `a: lift`.
+    /// Writes in order, as text: `a: hold n`, `b: evict Preempted`, `a: nominate n, touch`, `a: lift`.
     written: Mutex<Vec<String>>,
     told: Mutex<Vec<PodEvent>>,
     /// The outcome of evictions by pod; those of all others succeed.
     pub evictions: Mutex<BTreeMap<String, EvictionOutcome>>,
-    /// Happens while the condition of the next pod to be evicted is written.
+    /// Runs while the condition of the next pod to be evicted is written.
     pub while_marking: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     /// What a read of a pod shows; all others are gone.
     pub records: Mutex<BTreeMap<String, PodOnRecord>>,

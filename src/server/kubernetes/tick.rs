@@ -16,7 +16,7 @@ use stowage_scheduling::units::{Millis, Moment};
 
 /// A tenth of a soft reservation's lifetime: an expired one is soon gone for the next pod.
 const TICK: Duration = Duration::from_millis(200);
-/// Far longer than a watch lags behind a request.
+/// Interval of the sweep of unwatched pods: far longer than a watch lags behind a request.
 const SWEEP_EVERY: Millis = Millis::seconds(60);
 
 /// Runs until it is dropped.

@@ -19,7 +19,7 @@ use stowage_scheduling::units::Millis;
 /// The API server's extra fields for the node of the pod that a token was issued for; Kubernetes 1.30 and newer.
 const NODE_CLAIM: &str = "authentication.kubernetes.io/node-name";
 const NODE_UID_CLAIM: &str = "authentication.kubernetes.io/node-uid";
-/// Agents retry every second, so a review that takes longer is given up.
+/// Time limit of a review. Agents retry every second, so a slower review is abandoned.
 pub(super) const LIMIT: Duration = Duration::from_secs(5);
 
 /// The properties of an agent's token.

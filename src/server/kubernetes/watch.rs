@@ -43,7 +43,7 @@ const WATCH_SECONDS: u32 = 60;
 /// Permissions are restored by people; asking every few seconds is often enough.
 const REFUSED_PAUSE: Duration = Duration::from_secs(10);
 
-/// Objects beyond their bound that the log names, of one watch.
+/// Maximum number of oversized objects that the log names for one watch.
 const MOST_NAMED: usize = 100;
 
 /// What every watch feeds.
@@ -133,18 +133,18 @@ pub async fn namespaces(client: Client, feed: WatchFeed) {
     }
 }
 
-/// What to do with what a watch of one kind of object shows, and with its errors.
+/// Callbacks for the events and errors of the watch of one kind of object.
 struct WatchHandler<K> {
     take: fn(&WatchFeed, Event<K>),
     fails: fn(&WatchFeed, &watcher::Error) -> WatchEnd,
-    /// What follows while they may not be read.
+    /// What happens while these objects may not be read, for the log.
     unread: &'static str,
     expect_list: fn(&mut ClusterIndex, u64),
     /// Objects in one page of a list.
     page: u32,
 }
 
-/// What to do with a watch.
+/// Why a watch ended or failed, and how it continues.
 enum WatchEnd {
     /// It resumes where it was, after a pause of its own.
     Retry,
@@ -159,7 +159,7 @@ enum WatchEnd {
 
 const UNPLACED: &str = "nothing is placed before they have been listed";
 
-/// Without pods and nodes there is nothing to do but to wait for them.
+/// Retries after every error: without pods and nodes nothing can be placed.
 fn wait_for_it(_: &WatchFeed, _: &watcher::Error) -> WatchEnd {
     WatchEnd::Retry
 }
@@ -346,7 +346,7 @@ impl WatchFeed {
         }
     }
 
-    /// `named` are those of this watch that the log has named.
+    /// Counts an object that is larger than Stowage reads, and logs it unless it is in `logged` already.
     fn note_bound_reached(
         &self,
         what: &'static str,
@@ -408,7 +408,7 @@ impl WatchFeed {
         }
     }
 
-    /// All replicas see the same; only the leader records Events.
+    /// Records an Event if this replica leads: every replica sees the same objects.
     fn tell(&self, notice: PodEvent) {
         if self.service.leadership.is_open() {
             self.control_plane.record_event(notice);
@@ -416,7 +416,7 @@ impl WatchFeed {
     }
 }
 
-/// Computes for a while in a task, whose thread leaves its other tasks to another one. A simulation has one thread.
+/// Runs a long computation in a task; the runtime moves other tasks off its thread. A simulation has one thread and just runs it.
 fn beside_other_tasks(work: impl FnOnce()) {
     match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
         Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),
@@ -460,7 +460,7 @@ fn after_refusal(error: &watcher::Error) -> Option<WatchEnd> {
     })
 }
 
-/// With which status the API server refuses to show the resource, if that is the failure.
+/// HTTP status of a refusal to show the resource (401, 403 or 404); `None` for any other failure.
 fn refusal_code(error: &watcher::Error) -> Option<u16> {
     use kube::Error::Api;
     let code = match error {
@@ -557,7 +557,7 @@ mod tests {
             assert_eq!(
                 feed.service.cluster().ledger().leader(),
                 None,
-                "b5: holds are taken over from the new lists"
+                "reservations are adopted only from the new lists"
             );
             expect(&mut feed.index.lock(), term);
             list(&feed, kind);
@@ -609,7 +609,7 @@ mod tests {
         }
     }
 
-    /// It takes seconds on a large cluster. If pods and the upkeep waited for it, the replica would lose contact with the API server.
+    /// Applying labels takes seconds on a large cluster. If the pod watch waited, the replica would lose contact with the API server.
     #[test]
     fn pods_are_shown_while_what_follows_from_the_labels_of_a_namespace_is_prepared() {
         let service = Service::new(Policy::default());

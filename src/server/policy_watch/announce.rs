@@ -39,7 +39,7 @@ impl Announcer {
         }
     }
 
-    /// Another policy than `before` is current.
+    /// Announces that a policy replaced `before`.
     pub fn in_force(&self, before: &Policy, warnings: Option<&str>) {
         let digest = self.digest();
         info!(policy = %digest, before = %before.digest, "policy applied");
@@ -50,14 +50,14 @@ impl Announcer {
         self.good("applied", warnings);
     }
 
-    /// The files changed, and their meaning did not.
+    /// Announces that the files changed, and their meaning did not.
     pub fn unchanged(&self, warnings: Option<&str>) {
         let digest = self.digest();
         info!(policy = %digest, "the policy files changed, and the policy did not");
         self.good("unchanged", warnings);
     }
 
-    /// The files are no valid policy now.
+    /// Announces that the files are no valid policy now.
     pub fn refused(&self, problems: &Problems) {
         self.refused_for(
             problems,
@@ -66,7 +66,7 @@ impl Announcer {
         );
     }
 
-    /// They were none when this process began. `acting` says what decides instead.
+    /// The files were no valid policy when this process began. `acting` says which policy decides instead.
     pub(crate) fn refused_at_start(&self, problems: &Problems, acting: &str) {
         self.refused_for(
             problems,
@@ -94,7 +94,7 @@ impl Announcer {
         self.count("rejected");
     }
 
-    /// The files have the current policy's content.
+    /// Records that the files contain the policy in force: an earlier rejection is cleared.
     fn good(&self, outcome: &str, warnings: Option<&str>) {
         if let Some(warnings) = warnings {
             warn!("the policy's files:\n{}", warnings.trim_end());
@@ -113,7 +113,7 @@ impl Announcer {
             .inc();
     }
 
-    /// For the current policy.
+    /// The digest of the policy in force.
     fn digest(&self) -> Digest {
         self.service.cluster().ledger().policy().digest
     }

@@ -2,7 +2,7 @@
 //! effect and is announced.
 //!
 //! ```text
-//!  path ─► read ─► step ─► load ─┬─► Service::set_policy ─► announce   (one step: no decision sees half a policy)
+//!  path ─► read ─► step ─► load ─┬─► ServerState::set_policy ─► announce   (one step: no decision sees half a policy)
 //!    twice a second              └─► refused: the last good one stays ─► announce
 //! ```
 //!
@@ -46,7 +46,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How long a change must be stable. An editor writes a file in a few milliseconds, and a kubelet swaps one link.
 const SETTLES_IN: Duration = Duration::from_millis(250);
 
-/// After so many looks, ten seconds, it is announced that a policy still waits for the labels of namespaces.
+/// After this many reads, ten seconds, it is announced that a policy still waits for the labels of namespaces.
 const LOOKS_IN_VAIN: u32 = 20;
 
 /// There is no policy to start with: nothing at its path, and no last good one.
@@ -75,7 +75,7 @@ pub struct PolicyWatch {
     path: PathBuf,
     watching: Watching,
     last_good: Option<LastGood>,
-    /// What was wrong with them at the start, and which policy is used.
+    /// The problems of the files at the start, and which policy is used instead.
     refused: Option<(Problems, String)>,
     awaiting: Option<AwaitingPolicy>,
 }
@@ -84,7 +84,7 @@ pub struct PolicyWatch {
 #[derive(Debug)]
 struct AwaitingPolicy {
     texts: Vec<SourceText>,
-    /// How often they were looked for and not found.
+    /// How often the files were read while the labels were unknown.
     looks: u32,
 }
 
@@ -191,7 +191,7 @@ fn instead_of(texts: &[SourceText]) -> Policy {
     policy.unwrap_or_else(built_in)
 }
 
-/// Without the copy the next start may find no good policy; this process has it in memory.
+/// Stores the policy as the last good one. A failure is only logged: this process has the policy in memory.
 fn keep(last_good: Option<&LastGood>, path: &Path, texts: &[SourceText]) {
     if let Some(Err(error)) = last_good.map(|last_good| last_good.keep(path, texts)) {
         tracing::warn!(
@@ -273,7 +273,7 @@ impl PolicyWatch {
         }
     }
 
-    /// In the background: classifying every pod of a large cluster takes a while.
+    /// Applies the texts in the background: classifying every pod of a large cluster takes a while.
     async fn take_over(
         &mut self,
         service: &Arc<Service>,
@@ -314,7 +314,7 @@ impl PolicyWatch {
 }
 
 impl AwaitingPolicy {
-    /// Once, after a time in which every list of namespaces that is allowed has come.
+    /// Counts a read. Returns `true` once, after a time in which every permitted list of namespaces has arrived.
     fn is_overdue(&mut self) -> bool {
         self.looks = self.looks.saturating_add(1);
         self.looks == LOOKS_IN_VAIN
@@ -410,7 +410,7 @@ fn headline(diagnostics: &[Diagnostic], texts: &[SourceText]) -> String {
 }
 
 impl Problems {
-    /// It is about to be taken over, unless namespaces may not be read.
+    /// The problem that namespaces could not be listed for ten seconds; usually Stowage may not read them.
     fn of_unknown_namespaces() -> Self {
         let text = "it selects namespaces by label (namespaceSelector), and these could not be listed for ten seconds; it comes \
                     into force when they can. May Stowage's service account list and watch namespaces?";
@@ -420,7 +420,7 @@ impl Problems {
         }
     }
 
-    /// A defect of Stowage's own. Serving the last good policy is better than ending the process.
+    /// The problem that Stowage panicked on this policy. Serving the last good policy is better than ending the process.
     fn of_a_panic() -> Self {
         let text =
             "Stowage failed on this policy, which is a defect of its own; its log says where";

@@ -48,7 +48,7 @@ pub fn read(path: &Path) -> Result<Vec<SourceText>, ReadError> {
     }
 }
 
-/// As [`read`], where a command line says `-` for standard input.
+/// Reads the policy at a path of the command line: as [`read`], and `-` is standard input.
 pub fn given(path: &Path) -> Result<Vec<SourceText>, ReadError> {
     match path == Path::new(STANDARD_INPUT) {
         true => Ok(vec![read_to_the_end(
@@ -60,7 +60,7 @@ pub fn given(path: &Path) -> Result<Vec<SourceText>, ReadError> {
     }
 }
 
-/// As [`read`]; without any file it is the empty policy.
+/// Reads the YAML files directly in a directory, as [`read`] does; a directory without any is the empty policy.
 pub fn read_dir(path: &Path) -> Result<Vec<SourceText>, ReadError> {
     let files: Vec<PathBuf> = entries(path)?
         .into_iter()
@@ -104,7 +104,7 @@ pub fn policies(path: &Path) -> Result<Vec<(PathBuf, Vec<SourceText>)>, ReadErro
     }
 }
 
-/// In order of name.
+/// The paths directly in a directory in order of name, without hidden ones.
 fn entries(path: &Path) -> Result<Vec<PathBuf>, ReadError> {
     let listed = std::fs::read_dir(path).and_then(Iterator::collect::<io::Result<Vec<_>>>);
     let listed = listed.map_err(|error| unreadable(path, &error))?;

@@ -37,7 +37,7 @@ pub(crate) enum ReloadStep {
 }
 
 impl Watching {
-    /// The state after the start.
+    /// A detector for which `settled`, found at the start, has been handled.
     pub fn from(settled: PolicyTexts) -> Self {
         Self {
             settled,

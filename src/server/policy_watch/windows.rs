@@ -2,12 +2,12 @@
 //!
 //! ```text
 //!  wall clock ─► TimeZones::open_at ─┬─► the same windows: nothing
-//!    twice a second                  └─► others ─► Service::set_policy   (as a reload: one step, all pods reclassified)
+//!    twice a second                  └─► others ─► ServerState::set_policy   (as a reload: one step, all pods reclassified)
 //! ```
 //!
 //! Which windows are open follows from the wall clock alone, at each look: a clock that is set, a machine that was suspended and a
 //! process that starts in the middle of a window all come to what the clock says. A clock that jumps to and fro changes the policy
-//! once in [`AFTER_A_CHANGE`] at most. Two replicas go by their own clocks, and only the leader's decisions count.
+//! once in [`PAUSE_AFTER_CHANGE`] at most. Two replicas go by their own clocks, and only the leader's decisions count.
 
 use crate::service::{Service, WorkKind};
 use parking_lot::Mutex;
@@ -20,10 +20,10 @@ use tracing::{error, info};
 
 /// A window opens this late at most, beside the time that classifying all pods takes.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// Classifying all pods of a large cluster takes a second, and windows differ by minutes.
+/// The pause after a change, so that a jumping clock costs little: classifying a large cluster takes a second, windows differ by minutes.
 const AFTER_A_CHANGE: Duration = Duration::from_secs(10);
 
-/// Held while another policy is worked out from the one in force and set: of two changes, the later one builds on the earlier.
+/// The lock held while a new policy is computed from the one in force and set: of two changes, the later builds on the earlier.
 pub(crate) type ChangeOfPolicy = Arc<Mutex<()>>;
 
 /// Runs until it is dropped.
@@ -57,10 +57,10 @@ pub(crate) fn open_now(
     zones.open_at(policy, service.clock.to_wall(service.now()))
 }
 
-/// Brings the policy in force to the wall clock.
+/// Sets the windows that are open by the wall clock, if they differ from those of the policy in force.
 fn step(service: &Service, change: &ChangeOfPolicy) {
     let _whole = change.lock();
-    // Its files may have changed since the look.
+    // The policy's files may have changed since the check.
     let before = service.cluster().ledger().policy().clone();
     let open = open_now(service, &mut TimeZones::default(), &before);
     if open == *before.open_windows() {
@@ -79,7 +79,7 @@ fn step(service: &Service, change: &ChangeOfPolicy) {
     );
     let (opened, closed) = (listed(opened), listed(closed));
     if !service.set_policy(Policy::clone(&before).with_open_windows(open)) {
-        // What it asks of namespaces is not known yet: the next look tries again.
+        // The namespaces that it selects by are not listed yet: the next check tries again.
         return;
     }
     service.metrics.policy.window_changes.inc();

@@ -11,9 +11,9 @@ use std::sync::Arc;
 use stowage_scheduling::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use stowage_scheduling::units::Moment;
 
-/// Several minutes of a busy cluster; some hundred kilobytes.
+/// Maximum number of entries: several minutes of a busy cluster; some hundred kilobytes.
 const KEPT: usize = 500;
-/// Of an entry's text: as much as an Event has.
+/// Maximum bytes of an entry's text: as many as an Event has.
 const TEXT_BYTES: usize = 1024;
 
 /// What happened.
@@ -69,7 +69,7 @@ pub struct Activity {
 }
 
 impl Activity {
-    /// With nothing said but what happened to which pod.
+    /// An activity without node, GPUs, reason and text.
     pub fn of(kind: ActivityKind, pod: &PodKey, uid: &PodUid) -> Self {
         let (pod, uid) = (pod.clone(), uid.clone());
         Self {
@@ -103,7 +103,7 @@ struct LatestOfPod {
     kind: ActivityKind,
     /// The reasons of its entries since one of another kind.
     reasons: Vec<&'static str>,
-    /// How many of the entries are its.
+    /// The number of entries about this pod.
     entries: usize,
 }
 
@@ -166,7 +166,7 @@ impl ActivityEntries {
 }
 
 impl LatestOfPod {
-    /// Whether it differs from what happened before. It counts as happened from now on.
+    /// Records `what` as the pod's latest activity. Returns whether it differs from what was recorded before.
     fn is_news(&mut self, what: &Activity) -> bool {
         if self.kind != what.kind {
             (self.kind, self.reasons) = (what.kind, Vec::new());

@@ -28,7 +28,7 @@ impl ApiServerContact {
         (last != NEVER).then(|| now.since(Moment(last)))
     }
 
-    /// The same, if it is long enough to call the API server unreachable.
+    /// How long the API server has been silent, if that is long enough to call it unreachable.
     pub(crate) fn lost_for(&self, now: Moment) -> Option<Millis> {
         self.silence(now).filter(|silence| *silence > LOST_AFTER)
     }

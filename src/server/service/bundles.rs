@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
-/// What a bundle calls pods, nodes and all else that has a name.
+/// The names in a bundle: of pods, nodes and everything else that has one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BundleNames {
     AsRecorded,
@@ -11,7 +11,7 @@ pub enum BundleNames {
 }
 
 pub trait BundleSource: Send + Sync {
-    /// Writes the segments of the last time, whole entries only. May take a while: not on a thread that answers requests.
+    /// Writes the recording's segments of the last `period`, whole entries only. May take a while: not on a thread that answers requests.
     fn write_bundle(
         &self,
         last: Duration,

@@ -27,7 +27,7 @@ impl ChangeCount {
         self.0.grown.notify_waiters();
     }
 
-    /// The number as one task knows it: it has seen the present one.
+    /// A receiver that has seen the present number.
     pub fn seen(&self) -> SeenCount {
         SeenCount {
             count: self.clone(),
@@ -36,7 +36,7 @@ impl ChangeCount {
     }
 }
 
-/// The number as one task has last seen it.
+/// A receiver of changes, with the number that it saw last.
 #[derive(Debug)]
 pub struct SeenCount {
     count: ChangeCount,
@@ -44,7 +44,7 @@ pub struct SeenCount {
 }
 
 impl SeenCount {
-    /// The present number, which is seen now.
+    /// Marks the present number as seen, and returns it.
     pub fn see(&mut self) -> u64 {
         self.seen = self.count.get();
         self.seen

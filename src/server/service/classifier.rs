@@ -63,7 +63,7 @@ impl Classifier {
         });
     }
 
-    /// Sets the same policy, in another version by which pods of some namespaces are something else.
+    /// Sets a new version of the policy in force, and drops the cached classifications of the namespaces for which `is_concerned`.
     pub(crate) fn reclassify(&self, policy: Arc<Policy>, is_concerned: impl Fn(&str) -> bool) {
         let before = self.in_force.read().clone();
         let kept = before

@@ -38,7 +38,7 @@ thread_local! {
 
 #[cfg(test)]
 thread_local! {
-    /// How many pods this thread has looked at under the lock.
+    /// How many pods this thread has visited under the lock.
     pub(crate) static PODS_LOOKED_AT_UNDER_LOCK: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
@@ -66,7 +66,7 @@ impl<'a> ClusterGuard<'a> {
         }
     }
 
-    /// The only way in which the cluster of a service changes: the recorder sees it.
+    /// Applies a change and records it. The only way in which the cluster changes.
     pub fn apply<C: Change + Clone + Into<Input>>(&mut self, change: C) -> C::Output {
         if let Some(tap) = self.service.recording.get() {
             tap.input(|| change.clone().into());
@@ -74,7 +74,7 @@ impl<'a> ClusterGuard<'a> {
         self.cluster.apply(change)
     }
 
-    /// The same for a change of which less is recorded than is there, because the rest follows from it.
+    /// Applies a change and records `recorded` in its place: the input from which the rest of the change follows.
     pub(super) fn apply_as<C: Change>(
         &mut self,
         change: C,
@@ -86,13 +86,13 @@ impl<'a> ClusterGuard<'a> {
         self.cluster.apply(change)
     }
 
-    /// Call it between two of many changes: a request that waits for the lock gets it now. Otherwise this thread, which is awake,
-    /// would take it again before that.
+    /// Lets a request that waits for the lock have it now; call it between two of many changes. Otherwise this thread, which is
+    /// awake, would take the lock again first.
     pub(crate) fn give_way(&mut self) {
         MutexGuard::bump(&mut self.cluster);
     }
 
-    /// Sets the time.
+    /// Sets the cluster's time.
     pub(super) fn advance(&mut self, now: Moment) {
         if let Some(tap) = self.service.recording.get() {
             tap.clock(now);
@@ -100,7 +100,7 @@ impl<'a> ClusterGuard<'a> {
         self.cluster.apply(ClockAdvanced(now));
     }
 
-    /// The change that was applied last, for the record of its answer; `None` if it is not recorded.
+    /// The input that was recorded last, to record its answer by; `None` if it is not recorded.
     pub fn asked(&self) -> Option<Asked> {
         let number = self.service.recording.get()?.latest()?;
         Some(Asked {
@@ -109,7 +109,7 @@ impl<'a> ClusterGuard<'a> {
         })
     }
 
-    /// Brings the state as it is to the recorder, which goes on from here.
+    /// Sends a copy of the state to the recorder, from which a replay can start.
     pub(super) fn checkpoint(&self) {
         if let Some(tap) = self.service.recording.get() {
             tap.checkpoint(self.cluster.copy());
@@ -117,7 +117,7 @@ impl<'a> ClusterGuard<'a> {
     }
 }
 
-/// The cluster of a service, for its control loop.
+/// Access of the control loop to the locked cluster.
 pub(crate) struct SharedBooks(pub Arc<Service>);
 
 impl Books for SharedBooks {

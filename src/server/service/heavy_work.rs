@@ -17,7 +17,7 @@ use stowage_telemetry::WorkKind;
 use tokio::runtime::Runtime;
 use tokio::task::{AbortHandle, JoinHandle};
 
-/// Threads for what nobody waits for. As a static it is never dropped: what still runs when the process ends holds nothing up.
+/// Threads for work that no pod waits for. As a static it is never dropped: what still runs when the process ends holds nothing up.
 static BACKGROUND: LazyLock<Runtime> = LazyLock::new(|| {
     let mut threads = tokio::runtime::Builder::new_current_thread();
     let threads = threads
@@ -31,7 +31,7 @@ static BACKGROUND: LazyLock<Runtime> = LazyLock::new(|| {
 /// More than there are kinds of such work. What finds none free waits for one.
 const BACKGROUND_THREADS: usize = 8;
 
-/// How often a simulated computation looks whether to stop.
+/// Simulated time between two checks of `stop`: a stopped computation ends within a tenth of a second.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Clone, Default)]
@@ -48,7 +48,7 @@ pub enum WorkPlace {
 pub struct SimulatedThreads {
     lasts: Arc<dyn Fn(WorkKind) -> Duration + Send + Sync>,
     at_work: Arc<AtomicUsize>,
-    /// Of computations that may go on.
+    /// Of computations that may be unfinished.
     begun: Arc<Mutex<Vec<AbortHandle>>>,
 }
 
@@ -62,12 +62,12 @@ impl SimulatedThreads {
         }
     }
 
-    /// The process is killed, and its threads with it.
+    /// Aborts all computations, as when the process is killed.
     pub fn kill(&self) {
         self.begun.lock().drain(..).for_each(|begun| begun.abort());
     }
 
-    /// A computation, as long as it lasts or until it is to stop.
+    /// Spawns a computation that takes its simulated duration, or ends early once `stop` is set.
     fn begin<T: Send + 'static>(
         &self,
         kind: WorkKind,
@@ -89,7 +89,7 @@ impl SimulatedThreads {
         handle
     }
 
-    /// How many computations hold up the end of the process. A runtime does not end before its threads do.
+    /// The number of computations that delay the end of the process: a runtime does not end before its threads do.
     pub fn at_work(&self) -> usize {
         self.at_work.load(Ordering::Relaxed)
     }
@@ -124,7 +124,7 @@ impl HeavyWork {
         self.begin_until(kind, Arc::default(), work)
     }
 
-    /// The same for one that ends soon after `stop` is set: its work has to look at it. A simulated one stops to wait then.
+    /// Begins a computation that ends soon after `stop` is set; `work` has to check it. A simulated computation ends its wait then.
     pub(crate) fn begin_until<T: Send + 'static>(
         &self,
         kind: WorkKind,
@@ -157,7 +157,7 @@ impl HeavyWork {
         }
     }
 
-    /// The same work, for a thread that is there already: if it panics, that is counted and logged.
+    /// Wraps `work` for a thread that exists already: a panic in it is counted and logged.
     pub fn counted<T, W>(&self, kind: WorkKind, work: W) -> impl FnOnce() -> T + use<T, W>
     where
         W: FnOnce() -> T,
@@ -188,7 +188,7 @@ impl Drop for CountPanic {
     }
 }
 
-/// A simulated computation, counted while it goes on.
+/// Counts a simulated computation as running until it is dropped.
 struct AtWork(Arc<AtomicUsize>);
 
 impl AtWork {

@@ -17,21 +17,21 @@ use stowage_scheduling::units::{Millis, Moment};
 /// Whether this replica leads.
 ///
 /// ```text
-///  Standby ──► Succeeding ──────────────────────► Leading ──► Standby
-///   the Lease   until the latest landing of what  │ until the Lease's safe end,
+///  Standby ──► AwaitingEarlierWrites ───────────► Leading ──► Standby
+///   the Lease   until the latest commit of what   │ until the Lease's safe end,
 ///   is taken    an earlier leader may have sent;  │ compared at every write;
 ///               the cluster is listed             │ acts once the pods' watch has caught up
 ///                     ▲                           │
 ///                     └───────────────────────────┘
-///                      its ledger is discarded: it succeeds itself
+///                      its ledger is discarded: it awaits its own writes
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Tenure {
     /// Another replica may act.
     Standby,
-    /// This replica holds the Lease. Writes of the previous holder, or of a ledger that was discarded, may still land until then.
+    /// This replica holds the Lease. Until `from`, writes of the previous holder, or of a discarded ledger, may still commit.
     Succeeding { from: Moment },
-    /// No other replica acts, and no other replica's write can land any more. This replica may begin writes before `until`.
+    /// No other replica acts, and no other replica's write can commit any more. This replica may begin writes before `until`.
     Leading { epoch: LeaderEpoch, until: Moment },
 }
 
@@ -56,17 +56,17 @@ impl Tenure {
 pub struct Leadership {
     clock: Clock,
     tenure: Mutex<Tenure>,
-    /// How long after it began a write can land at the latest.
+    /// The longest time from the start of a write to its commit.
     latest_landing: OnceLock<Duration>,
-    /// The moment until which writes of a discarded ledger may land.
+    /// The moment until which writes of a discarded ledger may commit.
     succeeds_itself_from: AtomicU64,
     /// The Lease's holder as it was last read: `NAME_SUFFIX`, where the shipped manifests make the name a pod's.
     holder: Mutex<Option<Arc<str>>>,
-    /// How often the cluster had to be relisted. Lists of an earlier term do not count.
+    /// The generation of lists: grows whenever the cluster has to be relisted. Lists of an earlier generation do not count.
     term: ChangeCount,
-    /// One more than the term whose lists the ledger contains; zero before the first list.
+    /// One more than the generation whose lists the ledger contains; zero before the first list.
     synced: AtomicU64,
-    /// How often this replica began to lead. What earlier leaders wrote has landed by then, and counts once it is in the ledger.
+    /// How often this replica began to lead. What earlier leaders wrote is committed by then, and counts once it is in the ledger.
     takeovers: ChangeCount,
     /// The takeover up to which the ledger contains what happened to pods.
     caught_up: AtomicU64,
@@ -89,20 +89,20 @@ impl Leadership {
         }
     }
 
-    /// Records that all lists in the ledger began in this term or a later one, and that the ledger contains what had happened to
+    /// Records that all lists in the ledger began in this generation or a later one, and that the ledger contains what had happened to
     /// pods by this takeover.
     pub(super) fn set_synced_in(&self, term: u64, takeover: u64) {
         self.caught_up.fetch_max(takeover, Ordering::AcqRel);
         self.synced.fetch_max(term + 1, Ordering::AcqRel);
     }
 
-    /// Starts a new term: every list from here on belongs to it, and no earlier list makes the replica lead. A watch whose
+    /// Starts a new list generation: every list from here on belongs to it, and no earlier list makes the replica lead. A watch whose
     /// connection died silently may not have shown what another leader did.
     pub(crate) fn list_anew(&self) {
         self.term.grow();
     }
 
-    /// Sets how long after it began a write can land at the latest. Has no effect a second time.
+    /// Sets the longest time from the start of a write to its commit. Has no effect a second time.
     pub(crate) fn set_latest_landing(&self, times: WriteTimes) {
         let _ = self.latest_landing.set(times.latest_landing());
     }
@@ -128,14 +128,14 @@ impl Leadership {
         }
     }
 
-    /// Whether it waits until nothing that was written before can land any more.
+    /// Whether this replica waits until no earlier write can commit any more.
     pub fn is_succeeding(&self) -> bool {
         matches!(*self.tenure.lock(), Tenure::Succeeding { .. })
     }
 
     /// Sets the tenure. A replica that takes the Lease relists while it waits for the last landing of earlier writes; one that
-    /// leads without such a wait relists then. One that begins to lead, or leads in another epoch, has to be shown all that was
-    /// written by then. Returns whether this replica leads.
+    /// leads without such a wait relists then. A replica that begins to lead, or leads in another epoch, acts once its ledger
+    /// contains all that was written by then. Returns whether this replica leads.
     pub(super) fn set_tenure(&self, tenure: Tenure) -> bool {
         let mut held = self.tenure.lock();
         let tenure = self.not_too_early(tenure);
@@ -191,7 +191,7 @@ impl Leadership {
         self.term.get()
     }
 
-    /// The term. The watches relist whenever it changes.
+    /// A receiver of the list generation. The watches relist whenever it changes.
     pub fn terms(&self) -> SeenCount {
         self.term.seen()
     }
@@ -239,7 +239,7 @@ impl Leadership {
 
     /// The epoch as which this replica acts now, or why it does not act.
     pub(crate) fn acting_epoch(&self) -> Result<LeaderEpoch, &'static str> {
-        // Locked before the lists are looked at: with its leadership a takeover begins that nothing has shown yet.
+        // Locked before the lists are compared: leadership begins with a takeover that no watch has caught up with yet.
         let tenure = self.tenure.lock();
         if matches!(*tenure, Tenure::Succeeding { .. }) {
             return Err(

@@ -71,19 +71,19 @@ pub struct Service {
     pub contact: ApiServerContact,
     pub refused_reads: RefusedReads,
     pub activity: RecentActivity,
-    /// Why the agents' address has no certificate yet; `None` if it has one, or needs none.
+    /// The reason why the agents' address has no certificate yet; `None` if it has one, or needs none.
     pub certificate: watch::Sender<Option<String>>,
-    /// Whether the labels of namespaces are watched for a policy.
+    /// Whether a policy selects by the labels of namespaces, so that these are watched.
     namespaces_wanted: watch::Sender<bool>,
-    /// Whether they have been listed, and are watched since.
+    /// Whether namespaces have been listed, and are watched since.
     namespaces_known: AtomicBool,
-    /// How often a policy came into force that moves pods, after one that does not.
+    /// How often a policy came into force that turns consolidation on or changes `schedulerNames`: pods have to be listed again.
     pub moving: ChangeCount,
     /// Where plans and searches run.
     pub heavy_work: HeavyWork,
     pub metrics: Metrics,
     traces: OnceLock<Traces>,
-    /// Where changes are recorded; nowhere, unless [`Service::record_with`] said otherwise.
+    /// The flight recorder's tap; empty unless [`ServerState::set_recording_tap`] was called.
     recording: OnceLock<RecordingTap>,
     /// How often the cluster or the continuous audit was locked.
     #[cfg(test)]
@@ -95,7 +95,7 @@ impl Service {
         Self::timed_by(TimeSource::SYSTEM, policy)
     }
 
-    /// With a clock that is driven from outside, such as by a simulation.
+    /// A state whose clock is driven from outside, such as by a simulation.
     pub fn timed_by(source: TimeSource, policy: Policy) -> Arc<Self> {
         Self::by(Clock::start(source), WorkPlace::OnThreads, policy)
     }
@@ -161,12 +161,12 @@ impl Service {
         self.cluster().ledger().to_read()
     }
 
-    /// The same, to plan on: readings do not age there, the queue is empty, and it does not lead.
+    /// A copy of the ledger to plan on: GPU readings do not age there, the queue of waiting pods is empty, and it does not lead.
     pub(crate) fn scratch_ledger(&self) -> Ledger {
         self.cluster().ledger().scratch()
     }
 
-    /// The same to explain pods with.
+    /// A copy of the whole cluster, to explain with it why pods are placed or not.
     pub fn cluster_to_explain(&self) -> ClusterCopy {
         self.cluster().copy()
     }
@@ -197,7 +197,7 @@ impl Service {
         self.locks.load(std::sync::atomic::Ordering::Relaxed)
     }
 
-    /// Where spans are recorded: nowhere, unless [`Self::trace_with`] said otherwise.
+    /// Records spans; records nothing unless [`Self::set_traces`] was called.
     pub fn traces(&self) -> &Traces {
         self.traces.get_or_init(Traces::default)
     }
@@ -222,7 +222,7 @@ impl Service {
         self.cluster().checkpoint();
     }
 
-    /// A verb that was asked has answered.
+    /// Records a verb's answer, for a replay to compare. Does nothing if the verb's input was not recorded.
     pub(crate) fn record_answer(&self, asked: Option<Asked>, decision: impl FnOnce() -> Decision) {
         if let Some((asked, tap)) = asked.zip(self.recording.get()) {
             tap.answer(asked, decision());
@@ -338,8 +338,8 @@ impl Service {
         snapshot.sum_up();
     }
 
-    /// What the watch of namespaces shows. `is_concerned` says of which namespaces the change is. What follows from it is
-    /// computed beforehand, as that of another policy is.
+    /// Applies a change of namespaces' labels and reclassifies the pods of the namespaces for which `is_concerned`. The new
+    /// classification is computed outside of the lock.
     pub(crate) fn apply_namespaces<C>(&self, change: C, is_concerned: impl Fn(&str) -> bool)
     where
         C: NamespaceChange + Clone + Into<Input>,
@@ -377,13 +377,14 @@ impl Service {
         self.namespaces_wanted.subscribe()
     }
 
-    /// These are all namespaces; they are watched from here on.
+    /// Records the labels of all namespaces, which are watched from here on.
     pub(crate) fn list_namespaces(&self, all: NamespaceLabels) {
         self.apply_namespaces(NamespacesListed(all), |_| true);
         self.namespaces_known.store(true, Ordering::Release);
     }
 
-    /// Nothing shows the namespaces any more. Answers `false` if the policy in force asks for them: then they stay as they were.
+    /// Forgets the labels of namespaces, when they are no longer watched. Returns `false`, and keeps them, if the policy in force
+    /// selects by them.
     pub(crate) fn forget_namespaces(&self) -> bool {
         let mut cluster = self.cluster();
         if cluster.ledger().policy().reads_namespaces() {
@@ -399,7 +400,7 @@ impl Service {
         self.namespaces_known.load(Ordering::Acquire)
     }
 
-    /// Sets what the Lease says of this replica. What a new leader has seen before does not make it act.
+    /// Sets what the Lease says of this replica. Lists from before it led do not make a new leader act.
     pub fn set_tenure(&self, tenure: Tenure) {
         if self.leadership.set_tenure(tenure) {
             return;
@@ -410,11 +411,11 @@ impl Service {
         }
     }
 
-    /// Records that everything has been listed in this term, and what had happened to pods by this takeover is known. A leader
-    /// adopts the reservations of its predecessors that pass the checks of a new reservation, and acts from now on.
+    /// Records that everything has been listed in this list generation, and that what had happened to pods by this takeover is in the
+    /// ledger. A leader adopts the reservations of its predecessors that pass the checks of a new reservation, and acts from now on.
     pub(crate) fn set_synced_in(&self, term: u64, takeover: u64) {
         let leadership = &self.leadership;
-        // What an old watch still shows belongs to an earlier term, and its list is not the one to adopt reservations from.
+        // What an old watch still shows belongs to an earlier list generation: reservations are not adopted from it.
         let is_all = |_: &_| term >= leadership.term() && takeover >= leadership.takeover();
         if let Some(epoch) = leadership.epoch().filter(is_all) {
             self.cluster().apply(LeadershipBegan(epoch));
@@ -506,7 +507,7 @@ fn since_boot() -> Duration {
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
-/// How often a prepared policy is brought to what has changed meanwhile, beside the lock. The first preparation takes seconds on a
+/// How often a prepared policy catches up, outside of the lock, with what has changed meanwhile. The first preparation takes seconds on a
 /// large cluster, in which thousands of pods and nodes change; in each one after it fewer do, and the last change under the lock.
 const CATCHING_UP: usize = 4;
 

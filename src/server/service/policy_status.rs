@@ -56,7 +56,7 @@ impl SharedPolicyStatus {
         self.state.lock().in_force_since = now;
     }
 
-    /// What is wrong with the files now; `None` if nothing is.
+    /// Sets the policy change that was rejected; `None` if the files are valid now.
     pub(crate) fn set_refused(&self, refused: Option<RefusedPolicy>) {
         self.state.lock().refused = refused;
     }

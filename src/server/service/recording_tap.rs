@@ -35,7 +35,7 @@ pub enum Tapped {
     },
 }
 
-/// The memory of an input or an answer that waits. It counts until this is dropped.
+/// The memory of a queued input or answer. It counts until this is dropped.
 #[derive(Debug)]
 pub struct WaitingBytes {
     of_all: Arc<AtomicUsize>,
@@ -92,12 +92,12 @@ impl RecordingTap {
         )
     }
 
-    /// The present. It is recorded with the next input.
+    /// Sets the present time. It is recorded with the next input.
     pub fn clock(&self, now: Moment) {
         self.state.lock().now = now;
     }
 
-    /// An input is about to be applied.
+    /// Records an input that is about to be applied.
     pub fn input(&self, input: impl FnOnce() -> Input) {
         let mut state = self.state.lock();
         let number = state.next;
@@ -129,7 +129,7 @@ impl RecordingTap {
         }
     }
 
-    /// A verb has answered. An answer that finds no place in the queue is missing; replay goes on without it.
+    /// Records a verb's answer. If the queue is full the answer is dropped, and a replay goes on without it.
     pub fn answer(&self, asked: Asked, decision: Decision) {
         let is_sent =
             WaitingBytes::add(&self.waiting_answers, decision.bytes()).is_some_and(|bytes| {
@@ -142,7 +142,7 @@ impl RecordingTap {
         }
     }
 
-    /// The cluster as it is between two inputs. Recording goes on from here, if the queue takes it.
+    /// Records the cluster as it is between two inputs. Recording continues from here if the queue has room.
     pub fn checkpoint(&self, copy: ClusterCopy) {
         let mut state = self.state.lock();
         if state.gap.is_none() && !self.send_clock(&mut state) {
@@ -164,7 +164,7 @@ impl RecordingTap {
         }
     }
 
-    /// What was recorded cannot be gone on with: the state was discarded, or what was recorded could not be written.
+    /// Ends recording until the next checkpoint: the state was discarded, or an entry could not be written.
     pub fn interrupt(&self, why: Gap) {
         let mut state = self.state.lock();
         if !matches!(state.gap, Some(Gap::Dropped(_))) || why == Gap::Discarded {
@@ -202,7 +202,7 @@ impl RecordingTap {
 }
 
 impl WaitingBytes {
-    /// `None` if they would be too many. Alone there may be any number of them.
+    /// Adds the bytes of an entry; `None` if the queue would have too many. An entry of any size fits an empty queue.
     fn add(of_all: &Arc<AtomicUsize>, of_this: usize) -> Option<Self> {
         // Dropped at once if there is no room for it.
         let added = Self {

@@ -1,4 +1,4 @@
-//! What the API server does not show this replica, for people: in `/readyz`, the log and the metrics. What follows from a refusal
+//! Resources that this replica may not list, for people: in `/readyz`, the log and the metrics. What follows from a refusal
 //! is decided where the objects are watched.
 
 use super::Trouble;
@@ -9,10 +9,10 @@ use stowage_scheduling::units::{Millis, Moment};
 /// A refusal that lasts this long is a matter of permissions: an API server that has just started refuses all until it has read its
 /// roles.
 const LASTING: Millis = Millis::seconds(15);
-/// A watch that has not failed for this long works, though it may have shown nothing: its pauses between attempts are shorter.
+/// A watch that has not failed for this long has recovered: its pauses between attempts are shorter.
 const SETTLED: Millis = Millis::seconds(60);
 
-/// Kinds of objects, by the name of their resource.
+/// Reads that fail, by the name of the resource.
 #[derive(Debug, Default)]
 pub struct RefusedReads(Mutex<BTreeMap<&'static str, FailedRead>>);
 
@@ -32,7 +32,7 @@ impl FailedRead {
     }
 }
 
-/// What is new about a failure.
+/// How a failure compares with what was reported before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadFailure {
     Begins,
@@ -58,7 +58,7 @@ impl RefusedReads {
         }
     }
 
-    /// Records that the objects were shown. Returns for how long they were not, if that is over.
+    /// Records that the objects were listed. Returns how long the reads failed, if there was one.
     pub(crate) fn note_shown(&self, what: &str, now: Moment) -> Option<Millis> {
         self.0.lock().remove(what)?.trouble.end(now)
     }

@@ -18,7 +18,7 @@ use stowage_scheduling::vocabulary::demand::Sharing;
 use stowage_scheduling::vocabulary::device_plugin::PluginResource;
 use stowage_scheduling::vocabulary::headroom::Headroom;
 
-/// What pods need at least.
+/// Lower bound on the nodes and GPUs that the pods need.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LowerBound {
@@ -28,12 +28,12 @@ pub struct LowerBound {
     pub because: Vec<String>,
 }
 
-/// The bound for these pods of the question, by their places.
+/// Lower bound for these pods, by index in the question.
 pub fn lower_bound(question: &CapacityQuestion, pods: &[usize]) -> LowerBound {
     bound_with(&question.node_kinds, question, pods)
 }
 
-/// The same with these kinds of nodes in place of the question's.
+/// Lower bound with these kinds of nodes instead of the question's.
 pub fn bound_with(
     kinds: &[NodeTemplate],
     question: &CapacityQuestion,
@@ -70,7 +70,7 @@ fn vram_bound(pods: &[&PodToPlace], kinds: &[NodeTemplate], headroom: &Headroom)
             each.range(..*size).next_back().copied(),
         )
     };
-    // Of equal ones that of all pods, which is the first.
+    // On a tie the bound over all pods wins: its tier comes first.
     let by_tiers = each.iter().rev().map(tier).max_by_key(|(gpus, _)| *gpus);
     let (mut gpus, mut because) = by_tiers.unwrap_or_default();
     let (by_sum, total) = sum_bound(pods, &sizes);
@@ -135,7 +135,7 @@ fn tier_bound(
     (needed.div_ceil(slices), because)
 }
 
-/// GPUs by the sum of what pods share, as if it could be split at will; and that sum.
+/// GPUs needed by the sum of shared VRAM, as if it could be split at will; and that sum.
 fn sum_bound(pods: &[&PodToPlace], kinds: &[Vec<Bytes>]) -> (u32, Bytes) {
     let of_gpu: u128 = kinds
         .iter()
@@ -152,7 +152,7 @@ fn sum_bound(pods: &[&PodToPlace], kinds: &[Vec<Bytes>]) -> (u32, Bytes) {
     )
 }
 
-/// What pods may be allocated on each slice of a GPU of such a node, or on the whole GPU.
+/// Allocatable VRAM of each slice of a GPU of this kind, or of the whole GPU.
 fn slices(kind: &NodeTemplate, headroom: &Headroom) -> Vec<Bytes> {
     let name = stowage_scheduling::ids::NodeName::parse("any").expect("it is a plain word");
     kind.devices(&name, 1)
@@ -161,7 +161,7 @@ fn slices(kind: &NodeTemplate, headroom: &Headroom) -> Vec<Bytes> {
         .collect()
 }
 
-/// Of one kind all nodes are full but one.
+/// GPUs of so many nodes: with one kind of node all are full but one.
 fn gpus_of_nodes(nodes: u32, kinds: &[NodeTemplate]) -> u32 {
     match (nodes, kinds) {
         (1.., [only]) => (nodes - 1) * only.gpus + 1,
@@ -186,15 +186,15 @@ fn of<'p>(pods: &[&'p PodToPlace], sharing: Sharing) -> impl Iterator<Item = &'p
         .filter(move |pod| pod.demand.sharing == sharing)
 }
 
-/// Pods of classes of which some share a GPU with some.
+/// Pods of classes that share GPUs with each other, directly or through a third class.
 struct Group {
-    /// VRAM on each GPU, once for each.
+    /// VRAM requested on each GPU, one entry for each GPU.
     parts: Vec<Bytes>,
-    /// No two of its pods share a GPU: it is one class, which does not even share with itself.
+    /// The group is one class that excludes itself: each of its pods has its GPUs alone.
     is_alone: bool,
 }
 
-/// Pods that share GPUs, apart by classes between which nothing is shared.
+/// Partitions pods that share GPUs into groups of classes; classes of different groups never share a GPU.
 fn groups(pods: &[&PodToPlace]) -> Vec<Group> {
     let mut terms: BTreeMap<usize, ClassTerms> = BTreeMap::new();
     for pod in of(pods, Sharing::Shared) {
@@ -275,7 +275,7 @@ pub(super) fn l2(items: &[u64], capacity: u64) -> u32 {
         .unwrap_or(u32::MAX)
 }
 
-/// Of items in order of size: more of them in a bin than `n` are not all over an `n + 1`th of it.
+/// Bins by counting: of items larger than an `n + 1`th of a bin, at most `n` fit into one. `sorted` ascends.
 fn by_number(sorted: &[u64], capacity: u64) -> u64 {
     let bound = |most: u64| {
         let is_small =
@@ -379,13 +379,13 @@ fn plugin_bound(pods: &[&PodToPlace], kinds: &[NodeTemplate]) -> LowerBound {
     }
 }
 
-/// Nodes by what each offers of every resource: an observed plugin may offer a GPU several times over.
+/// Lower bound where nodes were observed: by the count of each resource, because a plugin may offer one GPU several times over.
 fn observed_bound(pods: &[&PodToPlace], kinds: &[NodeTemplate]) -> LowerBound {
     let mut wanted: BTreeMap<&PluginResource, u64> = BTreeMap::new();
     for (resource, _, count) in pods.iter().filter_map(|pod| asked(pod)) {
         *wanted.entry(resource).or_default() += u64::from(count);
     }
-    // Of a described node it is not known here how it is cut: eight slices on each GPU are the most.
+    // How a described node is cut is not known here: assume eight slices on each GPU, the maximum.
     let offers = |kind: &NodeTemplate, resource: &PluginResource| match &kind.plugin_devices {
         Some(devices) => devices.get(resource).copied().unwrap_or(0),
         None => kind.gpus * 8,

@@ -13,45 +13,45 @@ use stowage_scheduling::vocabulary::device_plugin::{Ask, PluginDevices, PluginRe
 
 /// The whole GPU, as a device plugin offers it.
 const WHOLE: &str = "nvidia.com/gpu";
-/// What a MIG profile's resource begins with.
+/// Prefix of the resource names of MIG profiles.
 const MIG: &str = "nvidia.com/mig-";
-/// More devices than a node has.
+/// A device count that no node reaches.
 const PLENTY: u32 = 1 << 20;
 
 /// One device that a pod asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PluginDevice {
     WholeGpu,
-    /// A MIG slice of this profile.
+    /// MIG slice of this profile.
     Slice(String),
-    /// One that no described node has, such as a share of a GPU.
+    /// Device that no described node has, such as a time-sliced share of a GPU.
     Other,
 }
 
-/// A GPU of a node, and which pod has which device of it.
+/// GPU of a node, and the devices of it that pods hold: each with the pod's index in the question.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Card(pub Vec<(PluginDevice, usize)>);
 
-/// A node for such pods.
+/// Node whose GPUs a device plugin hands out.
 #[derive(Debug, Clone)]
 pub(crate) struct PluginNode {
     pub template: usize,
-    /// The GPUs in use, one after the other; empty on a node that was observed, of which only counts are known.
+    /// GPUs in use, one after the other; empty for an observed node, of which only counts are known.
     pub cards: Vec<Card>,
-    /// Its pods, by their places in the question.
+    /// Its pods, by index in the question.
     pub pods: Vec<usize>,
     left: PluginDevices,
 }
 
-/// Where pods of device plugins go.
+/// Placements of the pods that request GPUs of a device plugin.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PluginPlan {
     pub nodes: Vec<PluginNode>,
-    /// Pods without a place, and why, by kind of node.
+    /// Pods that no node takes: index in the question, and the obstacle for each kind of node.
     pub not_held: Vec<(usize, Vec<(usize, PluginObstacle)>)>,
 }
 
-/// Why a kind of node does not take such a pod.
+/// Why a kind of node does not take a pod that requests device-plugin GPUs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum PluginObstacle {
     #[error("{}", .0.describe())]
@@ -121,7 +121,7 @@ pub fn plan(setting: &TrialSetting<'_>, pods: &[usize]) -> PluginPlan {
     best.map(|plan| plan.confirmed(setting)).unwrap_or_default()
 }
 
-/// The largest first: whole GPUs, then slices by what they take.
+/// Indices of the pods in the order in which they are placed: largest first (whole GPUs, then slices), or as given.
 fn arranged(setting: &TrialSetting<'_>, pods: &[usize], order: PlacingOrder) -> Vec<usize> {
     let mut places = pods.to_vec();
     if order == PlacingOrder::DecreasingSize {
@@ -135,7 +135,7 @@ fn arranged(setting: &TrialSetting<'_>, pods: &[usize], order: PlacingOrder) -> 
     places
 }
 
-/// By workload, the kinds of nodes that take one of its pods when they are empty, and why others do not.
+/// For each workload, whether an empty node of each kind takes one of its pods, and why not.
 struct Fitting(BTreeMap<usize, Vec<Result<(), PluginObstacle>>>);
 
 impl Fitting {
@@ -191,9 +191,9 @@ fn alone(setting: &TrialSetting<'_>, place: usize, template: usize) -> Result<()
 /// whom; which device is on which GPU is known here.
 struct Packing<'q> {
     setting: &'q TrialSetting<'q>,
-    /// Its nodes are those of the plan, in their order.
+    /// Trial with the nodes of `plan`, in the same order.
     trial: Trial<'q>,
-    /// More than any node has of each device, so that the trial leaves them to the cards.
+    /// More of each device than any node has, so that the trial leaves the count to the plan's GPUs.
     plenty: PluginDevices,
     plan: PluginPlan,
 }
@@ -232,7 +232,7 @@ impl<'q> Packing<'q> {
         self.plan
     }
 
-    /// On the first node of that kind that takes it, or on another one.
+    /// Places the pod on the first node of the kind that takes it, or on a new one.
     fn take(&mut self, place: usize, template: usize) -> Result<(), PluginObstacle> {
         let (pod, kind) = (self.setting.pod(place), self.setting.template(template));
         let has_devices = |node: &PluginNode| {
@@ -273,7 +273,7 @@ impl<'q> Packing<'q> {
         self.place(place, template, &[number])
     }
 
-    /// On the first of these nodes that takes it; all have its devices.
+    /// Places the pod on the first of these nodes that takes it; all have its devices.
     fn place(
         &mut self,
         place: usize,
@@ -290,7 +290,7 @@ impl<'q> Packing<'q> {
                     nodes: nodes.len() as u32,
                 },
             })?;
-        // The caller has seen that it has them.
+        // The caller has checked that the node has them.
         let _ = self.plan.nodes[number].take(place, pod, kind);
         Ok(())
     }
@@ -304,7 +304,7 @@ impl PluginPlan {
             .sum()
     }
 
-    /// The same of one kind of node: which of them is not full may be chosen, so it is the one with the fewest in use.
+    /// GPUs on nodes of one kind. Which of them is not full may be chosen, so it is the one with the fewest in use.
     pub fn gpus_of(&self, setting: &TrialSetting<'_>, template: usize) -> u32 {
         let kind = setting.template(template);
         let there = self.nodes.iter().filter(|node| node.template == template);
@@ -315,7 +315,7 @@ impl PluginPlan {
         (in_use.len() as u32 - 1) * kind.gpus + fewest
     }
 
-    /// Without the pods that the core does not admit on the nodes found for them. Of each kind the node that is not full
+    /// The plan without pods that the core refuses on the nodes found for them. The node of each kind that is not full
     /// comes last.
     fn confirmed(mut self, setting: &TrialSetting<'_>) -> Self {
         let mut trial = Trial::new(setting);
@@ -369,7 +369,7 @@ impl PluginNode {
         }
     }
 
-    /// Takes the pod's devices if they are there; otherwise changes nothing and says how many there could be.
+    /// Allocates the pod's devices if the node has them; otherwise changes nothing and returns how many it has.
     fn take(&mut self, place: usize, pod: &PodToPlace, kind: &NodeTemplate) -> Result<(), u32> {
         let Some((resource, device, count)) = asked(pod) else {
             return Err(0);
@@ -382,14 +382,14 @@ impl PluginNode {
         Ok(())
     }
 
-    /// Of an observed node.
+    /// Allocates devices of an observed node, where only counts are known.
     fn count_off(&mut self, resource: &PluginResource, count: u32) -> Result<(), u32> {
         let left = self.left.get_mut(resource).ok_or(0u32)?;
         *left = left.checked_sub(count).ok_or(*left)?;
         Ok(())
     }
 
-    /// Of a described node: on the first GPUs that can give such a device, and on others as long as the node has some.
+    /// Allocates devices of a described node: on the first GPUs that can provide them, then on unused GPUs of the node.
     fn cut(
         &mut self,
         place: usize,
@@ -424,7 +424,7 @@ impl PluginNode {
         self.cards.retain(|card| !card.0.is_empty());
     }
 
-    /// Of an observed node all count: it does not show which of them are in use.
+    /// GPUs in use. All GPUs of an observed node count: it does not show which are in use.
     fn gpus_in_use(&self, kind: &NodeTemplate) -> u32 {
         if kind.plugin_devices.is_some() {
             kind.gpus
@@ -433,7 +433,7 @@ impl PluginNode {
         }
     }
 
-    /// What a device plugin offers on it: what is in use, or all that it is known to have.
+    /// Devices that the plugin offers on the node: those in use, or all of an observed node.
     fn devices(&self, kind: &NodeTemplate) -> PluginDevices {
         if let Some(devices) = &kind.plugin_devices {
             return devices.clone();
@@ -458,7 +458,7 @@ impl PluginNode {
 }
 
 impl Card {
-    /// Gives a device to the pod at that place, if the GPU can still be cut so.
+    /// Allocates a device to the pod, if the GPU can still be cut so.
     fn add(&mut self, device: &PluginDevice, place: usize, kind: &NodeTemplate) -> bool {
         let can = match device {
             PluginDevice::WholeGpu => self.0.is_empty() && kind.geometry.is_none(),
@@ -488,7 +488,7 @@ impl Card {
             .is_some_and(|family| family.can_be_cut_into(&profiles))
     }
 
-    /// Profiles of its slices; `None` for one that a pod has whole.
+    /// Profiles of its slices; `None` if a pod has the whole GPU.
     pub fn profiles(&self) -> Option<Vec<&str>> {
         let profile = |(device, _): &'_ (PluginDevice, usize)| match device {
             PluginDevice::Slice(_) => true,
@@ -520,7 +520,7 @@ impl PluginDevice {
         PluginResource::parse(&name).expect("these are names of the plugin's")
     }
 
-    /// For an order by size: no more than eight slices are on a GPU.
+    /// Size for sorting: a GPU has at most eight slices, so a whole one is larger than any slices of it.
     fn weight(&self) -> u64 {
         match self {
             Self::WholeGpu => 100,

@@ -84,7 +84,7 @@ impl Serialize for Geometry {
     }
 }
 
-/// The most slices of that profile that one GPU can have at once.
+/// Maximum number of slices of that profile on one GPU.
 pub(crate) fn most_of(family: &Family, profile: &str) -> usize {
     let fits = |count: &usize| family.can_be_cut_into(&vec![profile; *count]);
     (1..=usize::from(family.memory_slices()))
@@ -107,7 +107,7 @@ fn is_known(profile: &str, gpu: &GpuType, family: &Family) -> Result<(), BadGeom
     })
 }
 
-/// A profile that is too many by itself, or else the places among which no choice is apart.
+/// Explains why the profiles do not fit: one that is requested too often by itself, or else the placements of all of them.
 fn why_not(profiles: &[&str], family: &Family) -> String {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     profiles

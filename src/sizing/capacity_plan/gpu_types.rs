@@ -52,7 +52,7 @@ const fn with_mig(
     }
 }
 
-/// The smallest first; of equal ones the older.
+/// Known GPU types by memory, smallest first; of equal ones the older first.
 pub(crate) const GPU_TYPES: [GpuType; 14] = [
     without_mig("T4-16GB", "Tesla-T4", 15_360),
     without_mig("A10-24GB", "NVIDIA-A10", 23_028),
@@ -138,7 +138,7 @@ pub(crate) const GPU_TYPES: [GpuType; 14] = [
     with_mig("B200-180GB", "NVIDIA-B200", 183_359, "B200", &[]),
 ];
 
-/// A name that is none of a GPU type's.
+/// Why a text names no GPU type.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UnknownGpuType {
     #[error("{name:?} is one of {}: write which", .candidates.join(", "))]
@@ -156,7 +156,7 @@ pub enum UnknownGpuType {
 }
 
 impl GpuType {
-    /// By its name, the part of it before the size where that is enough, or its product label.
+    /// Finds a type by its name, by the part of the name before the size if that is unambiguous, or by its product label.
     pub fn find(text: &str) -> Result<&'static Self, UnknownGpuType> {
         let wanted = folded(text);
         let is_it = |one: &&Self| {
@@ -195,7 +195,7 @@ impl GpuType {
         }
     }
 
-    /// Its memory as NVML counts it.
+    /// Memory as NVML reports it.
     pub fn total(&self) -> Bytes {
         Bytes::mib(self.total_mib)
     }
@@ -209,7 +209,7 @@ impl GpuType {
         Family::named(self.mig.as_ref()?.family)
     }
 
-    /// The memory of a slice of that profile, as far as it is known. The media engines make no difference.
+    /// Memory of a slice of that profile; `None` if it is not known. A `+me` suffix (media engines) makes no difference.
     pub fn slice(&self, profile: &str) -> Option<Bytes> {
         let plain = profile.split_once('+').map_or(profile, |(plain, _)| plain);
         let slices = self.mig.as_ref()?.slices;
@@ -224,7 +224,7 @@ fn known() -> Vec<&'static str> {
     GPU_TYPES.iter().map(|one| one.name).collect()
 }
 
-/// Case and separators do not count.
+/// The name without separators, in upper case: neither counts in a comparison.
 fn folded(text: &str) -> String {
     text.chars()
         .filter(char::is_ascii_alphanumeric)

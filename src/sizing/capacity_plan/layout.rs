@@ -11,10 +11,10 @@ use stowage_scheduling::vocabulary::demand::Sharing;
 use stowage_scheduling::vocabulary::gpu::Gpu;
 use stowage_scheduling::vocabulary::node::{Node, NodeKind};
 
-/// A whole, as shares of GPUs are counted.
+/// One whole GPU in the unit of shares: millionths.
 const WHOLE: u64 = 1_000_000;
 
-/// Every node of a trial, which began with the plugin's nodes.
+/// Plans of all nodes of a trial; the plugin's nodes come first.
 pub fn layout(setting: &TrialSetting<'_>, trial: &Trial<'_>, plugin: &PluginPlan) -> Vec<NodePlan> {
     let nodes = trial.nodes().iter().enumerate();
     let plan = |(place, node): (usize, &TrialNode)| match plugin.nodes.get(place) {
@@ -24,7 +24,7 @@ pub fn layout(setting: &TrialSetting<'_>, trial: &Trial<'_>, plugin: &PluginPlan
     nodes.map(plan).collect()
 }
 
-/// What one GPU more would leave idle; `None` without any.
+/// Idle percentage with one GPU more; `None` if the plan has no GPU.
 pub fn one_more(setting: &TrialSetting<'_>, layout: &[NodePlan], gpus: u32) -> Option<OneMore> {
     let allocated: u64 = layout.iter().flat_map(|node| shares(setting, node)).sum();
     // Rounded to the nearest.
@@ -38,7 +38,7 @@ pub fn one_more(setting: &TrialSetting<'_>, layout: &[NodePlan], gpus: u32) -> O
     })
 }
 
-/// The allocated share of each GPU that anything is known of, in millionths.
+/// Allocated share of each of the node's GPUs, in millionths.
 fn shares(setting: &TrialSetting<'_>, node: &NodePlan) -> Vec<u64> {
     let mut cards: BTreeMap<u32, Vec<&GpuPlan>> = BTreeMap::new();
     node.gpus
@@ -73,7 +73,7 @@ fn shares(setting: &TrialSetting<'_>, node: &NodePlan) -> Vec<u64> {
     }
 }
 
-/// A slice's part of its GPU by memory slices.
+/// A slice's share of its GPU, by memory slices, in millionths.
 fn slice_share(slice: &GpuPlan, template: Option<&NodeTemplate>) -> u64 {
     let Some(profile) = &slice.mig else {
         return WHOLE;
@@ -224,7 +224,7 @@ fn percent(part_of: Bytes, whole: Bytes) -> u8 {
     u8::try_from(part(part_of, whole, 100)).unwrap_or(100)
 }
 
-/// `part` of `whole` in so many parts, rounded down.
+/// `part / whole` in units of `1 / of`, rounded down.
 fn part(part: Bytes, whole: Bytes, of: u64) -> u64 {
     let share = u128::from(part.0) * u128::from(of) / u128::from(whole.0.max(1));
     u64::try_from(share).unwrap_or(u64::MAX)

@@ -111,8 +111,8 @@ fn answer(
     }
 }
 
-/// The kind of node of which the fewest GPUs hold all pods that ask for VRAM by themselves, if they are fewer than with all
-/// kinds in the order given.
+/// Kind of node that by itself holds all pods that request VRAM on the fewest GPUs, if these are fewer than with all kinds in
+/// the order given.
 fn fewer_alone(
     setting: &TrialSetting<'_>,
     search: &Search<'_>,
@@ -139,7 +139,7 @@ fn fewer_alone(
     found
 }
 
-/// Of these pods such as some kind of node takes when it is empty; and why the others fit on none.
+/// Splits pods into those that an empty node of some kind takes, and those that none takes, with the obstacle for each kind.
 fn possible(setting: &TrialSetting<'_>, pods: &[usize]) -> (Vec<usize>, Vec<(usize, Obstacles)>) {
     let mut known: BTreeMap<usize, Obstacles> = BTreeMap::new();
     let kinds = setting.question.node_kinds.len();
@@ -161,7 +161,7 @@ fn possible(setting: &TrialSetting<'_>, pods: &[usize]) -> (Vec<usize>, Vec<(usi
     (possible, impossible)
 }
 
-/// Why an empty node of that kind does not take the pod, whatever other nodes there are.
+/// Obstacle for which an empty node of the kind never takes the pod, whatever other nodes there are.
 fn alone(setting: &TrialSetting<'_>, place: usize, kind: usize) -> Option<Obstacle> {
     let mut trial = Trial::new(setting);
     trial.add_nodes(kind, setting.template(kind).gpus);
@@ -169,8 +169,8 @@ fn alone(setting: &TrialSetting<'_>, place: usize, kind: usize) -> Option<Obstac
     obstacles.into_values().find(Obstacle::is_lasting)
 }
 
-/// By kind of node, the most GPUs that are tried: a node for each pod and each GPU that the policy keeps free is enough, unless
-/// a tenant may only have a share of them.
+/// Maximum number of GPUs to try, by kind of node: one node for each pod and for each GPU that the policy keeps free suffices,
+/// except where a tenant may only have a share of them.
 fn caps(setting: &TrialSetting<'_>, plugin: &PluginPlan, pods: &[usize]) -> Vec<u32> {
     let spare: u32 = setting
         .question
@@ -258,7 +258,7 @@ fn not_held(pod: &PodToPlace, reasons: Vec<NotHeldReason>) -> PodNotHeld {
     }
 }
 
-/// `40.0 GiB on 1 GPU`, `2 of nvidia.com/gpu`.
+/// Request as text: `40.0 GiB on 1 GPU`, `2 of nvidia.com/gpu`.
 fn requests(demand: &Demand) -> String {
     match &demand.ask {
         Ask::Plugin { resource, count } => format!("{count} of {resource}"),

@@ -9,7 +9,7 @@ use stowage_scheduling::reasons::Misfit;
 use stowage_scheduling::units::{Bytes, plural};
 
 impl Obstacle {
-    /// Whether more nodes of the kind would change nothing.
+    /// Whether more nodes of the kind would not help.
     pub fn is_lasting(&self) -> bool {
         match self {
             Self::Filter(reason) => !reason.entry(),
@@ -34,7 +34,7 @@ impl Obstacle {
         }
     }
 
-    /// What would have to change, in the pod or on a node of this kind.
+    /// What to change in the pod, or on nodes of this kind.
     pub fn remedy(&self, pod: &PodToPlace, kind: &NodeTemplate, policy: &Policy) -> String {
         match self {
             Self::Filter(reason) => of_filter(reason, pod, kind),
@@ -99,7 +99,7 @@ fn of_gpus(misfit: &Misfit, pod: &PodToPlace, kind: &NodeTemplate, policy: &Poli
     }
 }
 
-/// Over so many GPUs that each part fits, if a node has them.
+/// Remedy for a part that is too large for one GPU: a smaller request, or a split over more GPUs of one node.
 fn split_over_more(pod: &PodToPlace, largest: Bytes, kind: &NodeTemplate) -> String {
     let gpus = pod.demand.vram().0.div_ceil(largest.0.max(1));
     let smaller = format!("ask for at most {largest} on each GPU");
@@ -112,7 +112,7 @@ fn split_over_more(pod: &PodToPlace, largest: Bytes, kind: &NodeTemplate) -> Str
     }
 }
 
-/// The labels of the pools that take the pod's class.
+/// Remedy that names the labels of the pools that take the pod's class.
 fn pools(pod: &PodToPlace, policy: &Policy) -> String {
     let class = policy.class(pod.demand.class);
     let takes = |names: &Option<Vec<String>>| {

@@ -13,14 +13,14 @@ pub enum PlacingOrder {
     DecreasingSize,
     /// Pods with exclusive GPUs first, then the most GPUs, then the most VRAM on a GPU.
     ExclusiveFirst,
-    /// As the manifests come.
+    /// In the order of the manifests.
     Given,
 }
 
 impl PlacingOrder {
     pub const ALL: [Self; 3] = [Self::DecreasingSize, Self::ExclusiveFirst, Self::Given];
 
-    /// These pods of the question, by their places, in this order.
+    /// Sorts indices of pods into this order.
     pub fn arrange(self, pods: &[PodToPlace], places: &[usize]) -> Vec<usize> {
         let mut order = places.to_vec();
         let demand = |place: &usize| &pods[*place].demand;

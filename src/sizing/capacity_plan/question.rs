@@ -16,7 +16,7 @@ use stowage_scheduling::vocabulary::gpu::{Device, Health};
 /// Pods, and the nodes that they may be placed on.
 #[derive(Debug, Clone)]
 pub struct CapacityQuestion {
-    /// In force: nothing of it is only recorded.
+    /// The policy, with every rule enforced: none of it is record-only.
     pub policy: Arc<Policy>,
     pub pods: Vec<PodToPlace>,
     /// Kinds of nodes, in order of preference: nodes of a later one are added for pods that the earlier ones cannot hold.
@@ -51,38 +51,38 @@ pub struct NodeTemplate {
     pub labels: ObjectLabels,
     pub taints: Vec<Taint>,
     pub host: TemplateHost,
-    /// The most nodes there can be.
+    /// Maximum number of nodes of this kind; `None` for no limit.
     pub at_most: Option<u32>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TemplateGpu {
-    /// For people.
+    /// Name for people: the type's, or what the user wrote.
     pub name: String,
     pub model: GpuModel,
-    /// As NVML counts it.
+    /// Memory in bytes, as NVML reports it.
     pub total: Bytes,
-    /// The known type that it is, if it is one.
+    /// The catalogued GPU type, if its name is one.
     pub known: Option<&'static GpuType>,
 }
 
 /// What a node has beside its GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TemplateHost {
-    /// Of a node that is only described: what is not said is never short.
+    /// A node that is only described: a resource that the description leaves out never limits it.
     Described {
         cpu: Option<MilliCpu>,
         memory: Option<Bytes>,
     },
-    /// Of a node that was observed.
+    /// A node that was observed in a cluster.
     Observed { allocatable: Amounts, pods: u64 },
 }
 
-/// More than pods of one node ask for together, and far from where sums of it would not fit 64 bits.
+/// A stand-in for "unlimited": more than the pods of one node request together, and far below the overflow of a `u64` sum.
 const PLENTY: u64 = 1 << 50;
 
 impl TemplateHost {
-    /// Of a node that was observed.
+    /// Allocatable resources of an observed node; `None` for a described one.
     pub fn allocatable(&self) -> Option<&Amounts> {
         match self {
             Self::Observed { allocatable, .. } => Some(allocatable),
@@ -167,12 +167,12 @@ impl NodeTemplate {
             .map_or(1, |geometry| geometry.profiles().len() as u32)
     }
 
-    /// The memory of a slice of that profile, as far as it is known.
+    /// Memory of a slice of that profile; `None` if it is not known.
     pub(super) fn slice(&self, profile: &str) -> Option<Bytes> {
         self.gpu.known?.slice(profile)
     }
 
-    /// How much a node has of a resource beside GPUs, if it is known.
+    /// Allocatable amount of a resource other than GPUs; `None` if it is not known.
     pub(super) fn has_of(&self, resource: &str) -> Option<u64> {
         match (&self.host, resource) {
             (TemplateHost::Observed { allocatable, .. }, _) => {

@@ -12,16 +12,16 @@ use stowage_scheduling::vocabulary::node::NodeKind;
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CapacityPlan {
-    /// Pods that were asked about.
+    /// Number of pods in the question.
     pub pods: usize,
-    /// Of these, such as have a place.
+    /// Number of pods that fit.
     pub held: usize,
     /// The fewest GPUs that were found to hold them: full nodes, and one of each kind with the rest.
     pub gpus: u32,
     pub nodes: u32,
-    /// What no arrangement of the pods that have a place goes below.
+    /// Lower bound for the pods that fit.
     pub lower_bound: LowerBound,
-    /// The number found is the lower bound.
+    /// The number of GPUs equals the lower bound.
     pub is_optimal: bool,
     /// A kind of node that needs fewer GPUs by itself than all kinds do in the order given.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -30,7 +30,7 @@ pub struct CapacityPlan {
     pub order: Option<PlacingOrder>,
     pub node_kinds: Vec<NodeKindPlan>,
     pub layout: Vec<NodePlan>,
-    /// None without a GPU.
+    /// Idle share with one GPU more; none if the plan has no GPU.
     pub one_more: Option<OneMore>,
     pub not_held: Vec<PodNotHeld>,
 }
@@ -40,7 +40,7 @@ pub struct CapacityPlan {
 #[serde(rename_all = "camelCase")]
 pub struct FewerAlone {
     pub name: String,
-    /// For these pods.
+    /// GPUs of this kind that hold them.
     pub gpus: u32,
 }
 
@@ -77,7 +77,7 @@ pub struct NodePlan {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuPlan {
-    /// The GPU's place on its node, also of a slice.
+    /// Index of the GPU on its node, or of the GPU that a slice is cut from.
     pub gpu: u32,
     /// The profile of a slice.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -85,7 +85,7 @@ pub struct GpuPlan {
     /// Zero where a device plugin hands it out: VRAM is not counted there.
     pub allocatable_bytes: Bytes,
     pub allocated_bytes: Bytes,
-    /// Of the allocatable VRAM, rounded down.
+    /// Allocated share of the allocatable VRAM in per cent, rounded down.
     pub allocated_percent: u8,
     pub sharing: GpuSharing,
     pub pods: Vec<PodOnGpu>,
@@ -110,21 +110,21 @@ pub enum GpuSharing {
 pub struct PodOnGpu {
     pub pod: PodKey,
     pub class: String,
-    /// What it asks for on this GPU; zero of a device plugin.
+    /// VRAM that it requests on this GPU, in bytes; zero for a device plugin.
     pub vram_bytes: Bytes,
-    /// Of the GPU's allocatable VRAM, rounded down.
+    /// Share of the GPU's allocatable VRAM in per cent, rounded down.
     pub percent: u8,
 }
 
-/// What one GPU more would be worth to these pods.
+/// Idle share of the GPUs as planned, and with one GPU more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OneMore {
-    /// How many there would be.
+    /// Number of GPUs with the additional one.
     pub gpus: u32,
     /// The average over GPUs of what of each is not allocated, in whole per cent; as it is planned.
     pub idle_percent_now: u8,
-    /// The same with one more, however the pods are spread.
+    /// Average idle share with one GPU more, in whole per cent, however the pods are spread.
     pub idle_percent_then: u8,
 }
 
@@ -133,7 +133,7 @@ pub struct OneMore {
 #[serde(rename_all = "camelCase")]
 pub struct PodNotHeld {
     pub pod: PodKey,
-    /// Where it comes from: a file and an object.
+    /// Manifest that it comes from: a file and an object.
     pub source: String,
     pub requests: String,
     pub reasons: Vec<NotHeldReason>,
@@ -147,6 +147,6 @@ pub struct NotHeldReason {
     pub nodes: Option<String>,
     pub code: String,
     pub text: String,
-    /// The way out.
+    /// What to change so that the pod fits.
     pub remedy: String,
 }

@@ -10,15 +10,15 @@ use super::trial::{Obstacles, Offer, Trial, TrialSetting};
 /// Pods without a place, and why.
 pub(crate) type NotHeld = Vec<(usize, Obstacles)>;
 
-/// How many GPUs of each kind of node there are.
+/// Number of GPUs of each kind of node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fleet(Vec<u32>);
 
-/// Pods that ask for VRAM, and what there can be of each kind of node.
+/// Search over fleets for pods that request VRAM.
 pub struct Search<'q> {
     setting: &'q TrialSetting<'q>,
     plugin: &'q PluginPlan,
-    /// By kind of node, the most GPUs.
+    /// Maximum number of GPUs, by kind of node.
     caps: Vec<u32>,
     orders: Vec<(PlacingOrder, Vec<usize>)>,
 }
@@ -28,7 +28,7 @@ pub struct Search<'q> {
 pub struct Found {
     pub fleet: Fleet,
     pub order: PlacingOrder,
-    /// Pods that have no place even with all nodes that there can be.
+    /// Pods that do not fit even on all nodes that there may be.
     pub not_held: NotHeld,
 }
 
@@ -52,7 +52,7 @@ fn are_alike(setting: &TrialSetting<'_>, one: usize, other: usize) -> bool {
 }
 
 impl<'q> Search<'q> {
-    /// For these pods, by their places in the question. `caps` are the most GPUs of each kind of node.
+    /// Search for these pods, by index in the question. `max_gpus` is the maximum number of GPUs, by kind of node.
     pub fn new(
         setting: &'q TrialSetting<'q>,
         plugin: &'q PluginPlan,
@@ -62,7 +62,7 @@ impl<'q> Search<'q> {
         let mut orders: Vec<(PlacingOrder, Vec<usize>)> = Vec::new();
         for order in PlacingOrder::ALL {
             let places = order.arrange(&setting.question.pods, pods);
-            // Replicas come in one order, whatever it is called: one trial says what three would.
+            // Replicas of one workload are in the same order whatever it is called: one trial stands for all three.
             let is_same = |known: &[usize]| {
                 known
                     .iter()
@@ -81,8 +81,8 @@ impl<'q> Search<'q> {
         }
     }
 
-    /// The fewest GPUs that hold all, or as many pods as all nodes hold. No fewer than `least` of them are tried where there is
-    /// one kind of node.
+    /// The fewest GPUs that hold all pods, or the most pods that all nodes hold. With one kind of node the search starts at
+    /// `least` GPUs.
     pub fn run(&mut self, least: u32) -> Found {
         if let Some((fleet, order)) = self.fewest(least) {
             return Found {
@@ -111,12 +111,12 @@ impl<'q> Search<'q> {
         }
     }
 
-    /// Less than `below` GPUs of one kind of node that hold all by themselves, if that many are found.
+    /// Fewest GPUs of one kind of node that hold all pods by themselves, if they are less than `below`.
     pub fn alone(&self, kind: usize, least: u32, below: u32) -> Option<u32> {
         let most = self.caps[kind].min(below.checked_sub(1)?);
         let mut fleet = Fleet(vec![0; self.caps.len()]);
         fleet.0[kind] = most;
-        // Most often they are too few, and one trial says so.
+        // Usually they are too few, and one trial shows it.
         self.holds(&fleet)?;
         let mut only = fleet.clone();
         match self.least_of(&mut only, kind, least.min(most)) {
@@ -125,7 +125,7 @@ impl<'q> Search<'q> {
         }
     }
 
-    /// One trial, in one order: the pods that have no place, each with its reasons. All have one if there are none.
+    /// Runs one trial in one order. Returns the pods that do not fit, with their obstacles; empty if all fit.
     pub fn trial(&self, fleet: &Fleet, order: PlacingOrder) -> (Trial<'q>, NotHeld) {
         self.try_in(fleet, order, Until::LastPod)
     }
@@ -151,7 +151,7 @@ impl<'q> Search<'q> {
         order.map(|order| (fleet, order))
     }
 
-    /// The fewest GPUs of one kind, from `least` on, with which the fleet holds all; `None` if not even all of it do.
+    /// Sets the fleet to the fewest GPUs of the kind, at least `least`, with which it holds all pods; `None` if no number does.
     fn least_of(&self, fleet: &mut Fleet, kind: usize, least: u32) -> Option<PlacingOrder> {
         let mut holds = |gpus: u32| {
             fleet.0[kind] = gpus;
@@ -180,7 +180,7 @@ impl<'q> Search<'q> {
         Some(order)
     }
 
-    /// The first order in which the fleet holds all.
+    /// First order in which the fleet holds all pods.
     fn holds(&self, fleet: &Fleet) -> Option<PlacingOrder> {
         let mut orders = self.orders.iter().map(|(order, _)| *order);
         orders.find(|order| self.try_in(fleet, *order, Until::FirstMisfit).1.is_empty())
@@ -199,7 +199,7 @@ impl<'q> Search<'q> {
 
     fn try_in(&self, fleet: &Fleet, order: PlacingOrder, until: Until) -> (Trial<'q>, NotHeld) {
         let mut trial = Trial::new(self.setting);
-        // They have their places on nodes of their own, and count for their tenants.
+        // The plugin's pods are on nodes of their own, and count towards their tenants' quotas.
         self.plugin.place_all(&mut trial, self.setting);
         for kind in 0..self.caps.len() {
             trial.add_nodes(kind, fleet.gpus(kind));

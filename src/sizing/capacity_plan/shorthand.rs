@@ -11,11 +11,11 @@ use stowage_scheduling::ids::{GpuModel, InvalidName, NodeName};
 use stowage_scheduling::units::{Bytes, MilliCpu, QuantityError};
 use stowage_scheduling::vocabulary::demand::MAX_GPUS;
 
-/// The keys, in the order of the help.
+/// Keys of the shorthand, in the order of the help text.
 const KEYS: [&str; 8] = [
     "gpus", "gpu", "vram", "cpu", "memory", "label", "count", "name",
 ];
-/// So that a node's name with its number is still one.
+/// Maximum length of a kind's name in bytes, so that it is still a valid node name with a number appended.
 const LONGEST_NAME: usize = 100;
 
 /// A kind of node as it was written. Its GPU may be given later.
@@ -95,7 +95,7 @@ fn meant(key: &str) -> String {
     }
 }
 
-/// No node has less than a mebibyte: the unit was forgotten.
+/// Rejects less than a mebibyte, which no node has: the unit was forgotten.
 fn with_unit(key: &'static str, text: &str, bytes: Bytes) -> Result<Bytes, BadNodes> {
     match bytes.0 < 1 << 20 {
         true => Err(BadNodes::NoUnit {
@@ -140,7 +140,7 @@ impl NodeShorthand {
         self.gpu.is_some() || self.vram.is_some()
     }
 
-    /// The same with another GPU.
+    /// The shorthand with another GPU type.
     pub fn with_gpu(self, gpu: &GpuType) -> Self {
         Self {
             gpu: Some(gpu.name.into()),
@@ -254,7 +254,7 @@ impl NodeShorthand {
         }
     }
 
-    /// With the labels that nodes with such GPUs have anyway.
+    /// The labels, and those that nodes with such GPUs always have.
     fn labels_with(&self, gpu: &TemplateGpu) -> BTreeMap<String, String> {
         let usual = [
             ("kubernetes.io/os", "linux".to_owned()),
@@ -273,7 +273,7 @@ impl NodeShorthand {
     }
 }
 
-/// What that GPU is cut into: slices of which the memory is known, and no more than the GPU has.
+/// Parses a geometry; rejects slices of unknown memory, and slices with more memory than the GPU.
 fn geometry(mig: &str, gpu: &TemplateGpu) -> Result<Geometry, BadNodes> {
     let known = gpu.known.ok_or_else(|| BadNodes::UnknownGeometry {
         gpu: gpu.name.clone(),
@@ -305,7 +305,7 @@ fn geometry(mig: &str, gpu: &TemplateGpu) -> Result<Geometry, BadNodes> {
     }
 }
 
-/// `a100-80gb`: a name that Kubernetes would take.
+/// A valid node name made of a GPU type: `a100-80gb`.
 pub fn node_name(gpu: &str) -> String {
     let plain = gpu.chars().map(|c| {
         if c.is_ascii_alphanumeric() {

@@ -41,12 +41,12 @@ pub fn pod(name: &str, gib: u64, gpus: u32, sharing: Sharing) -> PodToPlace {
     of_demand(name, demand_of(gib << 30, gpus, sharing, 0))
 }
 
-/// A pod that shares one GPU.
+/// Pod that shares one GPU, with so many GiB.
 pub fn shared(name: &str, gib: u64) -> PodToPlace {
     pod(name, gib, 1, Sharing::Shared)
 }
 
-/// The same pod with the label `class`.
+/// The pod with the label `class`.
 pub fn of_class(pod: PodToPlace, class: &str, policy: &Policy) -> PodToPlace {
     let traits = PodTraits {
         labels: BTreeMap::from([("class".into(), class.into())]),
@@ -58,7 +58,7 @@ pub fn of_class(pod: PodToPlace, class: &str, policy: &Policy) -> PodToPlace {
     }
 }
 
-/// A pod that asks a device plugin.
+/// Pod that requests GPUs of a device plugin.
 pub fn plugin(name: &str, resource: &str, count: u32) -> PodToPlace {
     let amount = count.to_string();
     let containers = [ContainerRequest {
@@ -75,7 +75,7 @@ pub fn plugin(name: &str, resource: &str, count: u32) -> PodToPlace {
     of_demand(name, Demand::of(&request, &Policy::default()).unwrap())
 }
 
-/// The same pod that also asks for CPU.
+/// The pod with a CPU request, in cores.
 pub fn with_cpu(mut pod: PodToPlace, cores: u64) -> PodToPlace {
     pod.requirements.amounts = Amounts {
         cpu: MilliCpu(cores * 1000),
@@ -107,7 +107,7 @@ pub fn nodes(gpus: u32, gib: u64) -> NodeTemplate {
     }
 }
 
-/// Nodes of so many GPUs of a known type, each cut so.
+/// Nodes of so many GPUs of a known type, each cut into the MIG slices of `mig`.
 pub fn nodes_of(gpus: u32, gpu: &str, mig: Option<&str>) -> NodeTemplate {
     let known = GpuType::find(gpu).unwrap();
     NodeTemplate {
@@ -122,7 +122,7 @@ pub fn nodes_of(gpus: u32, gpu: &str, mig: Option<&str>) -> NodeTemplate {
     }
 }
 
-/// Each pod is a workload of its own.
+/// Question in which each pod is a workload of its own.
 pub fn question(
     policy: Policy,
     pods: impl IntoIterator<Item = PodToPlace>,

@@ -42,20 +42,20 @@ pub(crate) struct TrialSetting<'q> {
 #[derive(Debug, Clone)]
 pub(crate) struct TrialNode {
     pub name: NodeName,
-    /// Its kind, among the question's.
+    /// Index of its kind in the question.
     pub template: usize,
     pub allocator: NodeKind,
-    /// GPUs of it; slices do not count.
+    /// Number of physical GPUs; slices are not counted.
     pub gpus: u32,
     is_empty: bool,
 }
 
-/// Nodes that a pod may go to.
+/// Nodes on which a trial may place a pod.
 #[derive(Debug, Clone, Copy)]
 pub enum Offer<'n> {
-    /// The best of all on which Stowage hands out the GPUs.
+    /// All nodes whose GPUs Stowage hands out; the best one is taken.
     Any,
-    /// The first of these, by their places, that takes it.
+    /// These nodes, by index; the first that takes the pod is taken.
     FirstOf(&'n [usize]),
 }
 
@@ -64,22 +64,22 @@ pub enum Offer<'n> {
 pub enum Obstacle {
     /// One of kube-scheduler's filters refuses the node.
     Filter(FilterReason),
-    /// A pod there repels it, or it cannot be told whether a filter refuses.
+    /// Another pod's anti-affinity repels it, or a rule that Stowage does not support may exclude it.
     Rule(UnsupportedRule),
     /// Its GPUs cannot take the pod.
     Gpus(Misfit),
 }
 
-/// By kind of node, why a pod has no place there: of several nodes of a kind the reason of one.
+/// Obstacles by kind of node: of several nodes of a kind, that of one.
 pub type Obstacles = BTreeMap<usize, Obstacle>;
 
 pub struct Trial<'q> {
     setting: &'q TrialSetting<'q>,
     pub cluster: Cluster,
     nodes: Vec<TrialNode>,
-    /// By the pod's place in the question.
+    /// Placements by the pod's index in the question.
     placements: BTreeMap<usize, Placement>,
-    /// By workload, one of its pods and the nodes that have some.
+    /// By workload: the index of one of its pods, and the nodes that have pods of it.
     workloads: BTreeMap<usize, (usize, BTreeSet<usize>)>,
 }
 
@@ -117,7 +117,7 @@ impl<'q> Trial<'q> {
         }
     }
 
-    /// Nodes of a kind with so many GPUs in all, which Stowage hands out: full nodes, and one with the rest.
+    /// Adds nodes of a kind with so many GPUs in all, which Stowage hands out: full nodes, and one with the remaining GPUs.
     pub fn add_nodes(&mut self, template: usize, gpus: u32) {
         let NodeTemplate {
             gpus: each, name, ..
@@ -130,7 +130,7 @@ impl<'q> Trial<'q> {
         }
     }
 
-    /// A node whose GPUs a device plugin hands out, as these devices.
+    /// Adds a node whose GPUs a device plugin hands out as these devices.
     pub(crate) fn add_plugin_node(
         &mut self,
         template: usize,
@@ -149,7 +149,7 @@ impl<'q> Trial<'q> {
         );
     }
 
-    /// In the order in which they were added.
+    /// Nodes in the order in which they were added.
     pub fn nodes(&self) -> &[TrialNode] {
         &self.nodes
     }
@@ -158,7 +158,7 @@ impl<'q> Trial<'q> {
         &self.placements
     }
 
-    /// Places a pod, by its place in the question, and says on which node; or why each kind of the offered nodes does not take
+    /// Places a pod, by index in the question. Returns the index of its node, or why each kind of the candidate nodes does not take
     /// it.
     pub fn place(&mut self, place: usize, offer: Offer<'_>) -> Result<usize, Obstacles> {
         let pod = self.setting.pod(place);
@@ -221,7 +221,7 @@ impl<'q> Trial<'q> {
         node
     }
 
-    /// The node that is best for the pod.
+    /// Index of the best node for the pod.
     fn choose(
         &mut self,
         pod: &PodToPlace,
@@ -242,7 +242,7 @@ impl<'q> Trial<'q> {
             limit: 1,
             ..view.attempt()
         };
-        // All at once, or one after the other.
+        // Score all at once, or one after the other.
         let together = match offer {
             Offer::Any => accepted.len().max(1),
             Offer::FirstOf(_) => 1,
@@ -257,15 +257,15 @@ impl<'q> Trial<'q> {
             obstacles
                 .extend(refused.map(|(asked, misfit)| (some[*asked], Obstacle::Gpus(*misfit))));
         }
-        // What GPUs lack says more than what a filter of another node refuses, so it comes last and counts.
+        // A misfit says more than another node's filter, so it comes last and overwrites.
         Err(obstacles
             .into_iter()
             .map(|(node, why)| (self.nodes[node].template, why))
             .collect())
     }
 
-    /// All nodes that Stowage hands out and that anything is on, and of the empty ones that are alike the first: it is the one
-    /// that would be chosen of them.
+    /// Indices of the nodes to try: those that Stowage hands out and that have pods, and the first of the empty ones that are equal,
+    /// because it would be chosen of them.
     fn offered(&self, offer: Offer<'_>) -> Vec<usize> {
         if let Offer::FirstOf(nodes) = offer {
             return nodes.to_vec();
@@ -342,7 +342,7 @@ impl<'q> Trial<'q> {
         }
     }
 
-    /// The pod runs there from now on.
+    /// Binds the pod to the node, where it runs from now on. Returns whether it got GPUs.
     fn bind(&mut self, place: usize, uid: &PodUid, node: usize) -> bool {
         let name = self.nodes[node].name.clone();
         let Some(BindDecision { placement, .. }) = self.cluster.allocate(uid, &name) else {
@@ -395,7 +395,7 @@ impl<'q> Trial<'q> {
     }
 }
 
-/// The UID of a pod by its place in the question: names need not differ.
+/// UID of a pod, made of its index in the question: names may repeat.
 fn uid(place: usize) -> PodUid {
     PodUid::parse(&format!("pod-{place:08}")).expect("digits are a name")
 }
@@ -407,7 +407,7 @@ fn unnamed(kind: NodeKind) -> NodeObserved {
     )
 }
 
-/// A report of GPUs that nothing uses.
+/// Reading of idle GPUs.
 fn idle(devices: &[Device]) -> NodeReading {
     let gpu = |device: &Device| GpuReading {
         uuid: device.uuid.clone(),
@@ -433,7 +433,7 @@ fn footprint(pod: &PodToPlace, node: NodeName) -> NodeFootprint {
     }
 }
 
-/// The places of a placement's GPUs on its node.
+/// Indices of the chosen GPUs among the node's devices.
 pub fn places_of(devices: &[Device], chosen: &[GpuUuid]) -> Vec<usize> {
     (0..devices.len())
         .filter(|place| chosen.contains(&devices[*place].uuid))

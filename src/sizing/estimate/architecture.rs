@@ -7,18 +7,18 @@ use super::mixer::{Attention, LatentAttention, Mixer, Parameters, Recurrent};
 use super::quantization::{Precision, Quantization};
 use super::{MOST_GPUS, WorkloadError, product};
 
-/// A model, as far as its VRAM depends on it.
+/// Architecture of a model, as far as its VRAM depends on it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelArchitecture {
     pub model_type: String,
     pub hidden: u64,
     pub vocab: u64,
-    /// Learned positions.
+    /// Number of learned position embeddings.
     positions: u64,
-    /// The input embedding is the output projection, and in memory once.
+    /// The input embedding is also the output projection, and in memory once.
     pub tied: bool,
     pub layers: Vec<Layer>,
-    /// Tokens that it was made for, if the file says so.
+    /// Maximum number of tokens in its context, if the file gives it.
     pub max_context: Option<u64>,
     pub quantization: Quantization,
     /// What the estimate leaves out.
@@ -29,14 +29,14 @@ pub struct ModelArchitecture {
 pub struct Layer {
     pub mixer: Mixer,
     pub feed_forward: FeedForward,
-    /// Elements of its norms.
+    /// Number of elements of its norms.
     norms: u64,
 }
 
-/// Ten times as many as the deepest known model.
+/// Maximum number of layers: ten times as many as the deepest known model.
 const MOST_LAYERS: u64 = 2048;
 
-/// What a layer is.
+/// Kind of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LayerKind {
     Full,
@@ -49,19 +49,19 @@ enum LayerKind {
 }
 
 impl ModelArchitecture {
-    /// The model that a file describes.
+    /// Reads the model that a file describes.
     pub fn read(config: &Config) -> Result<Self, ConfigError> {
         Self::read_in(config, None)
     }
 
-    /// The same, with its weights in this precision whatever the file says of them.
+    /// Reads a model with its weights in this precision instead of the file's.
     pub fn read_in(config: &Config, precision: Option<Precision>) -> Result<Self, ConfigError> {
         Self::of_fields(config.fields(), precision).map_err(|error| config.placed(error))
     }
 
     fn of_fields(whole: Fields<'_>, precision: Option<Precision>) -> Result<Self, ConfigError> {
         let mut notes = Vec::new();
-        // The language model of one that also sees or hears.
+        // In a multimodal model, the language model.
         let text = whole.object("text_config")?.or(whole.object("llm_config")?);
         let fields = match &text {
             Some(text) => text.clone(),
@@ -151,7 +151,7 @@ impl ModelArchitecture {
         Ok(())
     }
 
-    /// Its different numbers of heads: what they are, how many, and how many of them for keys and values.
+    /// Distinct head counts of its layers: what they are, how many, and how many KV heads.
     fn heads(&self) -> Vec<(&'static str, u64, u64)> {
         let mut all = Vec::new();
         for layer in &self.layers {
@@ -168,12 +168,12 @@ impl ModelArchitecture {
         all
     }
 
-    /// All its weights.
+    /// Number of all its parameters.
     pub fn parameters(&self) -> u128 {
         self.counted(|experts| experts.weights(self.hidden, 1, (1, 1)))
     }
 
-    /// Weights that one token passes through.
+    /// Number of parameters that one token passes through.
     pub fn active_parameters(&self) -> u128 {
         self.counted(|experts| {
             experts.weights(self.hidden, 1, (1, 1)) / u128::from(experts.count)
@@ -194,7 +194,7 @@ impl ModelArchitecture {
         self.embeddings(1).saturating_add(layers)
     }
 
-    /// Of a layer without its experts' matrices, on each GPU.
+    /// Parameters of a layer on each GPU, without its experts' matrices.
     pub(crate) fn parameters_of(&self, layer: &Layer, gpus: u64) -> Parameters {
         let norms = Parameters {
             linear: 0,
@@ -241,7 +241,7 @@ fn layers(fields: &Fields<'_>, family: &Family) -> Result<Vec<Layer>, ConfigErro
         true => Mixer::Recurrent(Recurrent::read(fields, family)?),
         false => Mixer::None,
     };
-    // In a family of letters a layer is one thing.
+    // In a family with a letter for each layer, a layer has one part: a mixer or a feed-forward network.
     let is_one_thing = family.layers == LayerOrder::Letters;
     let layer = |(index, kind): (usize, &LayerKind)| {
         let mixer = match kind {
@@ -265,7 +265,7 @@ fn layers(fields: &Fields<'_>, family: &Family) -> Result<Vec<Layer>, ConfigErro
     Ok(kinds.iter().enumerate().map(layer).collect())
 }
 
-/// What each layer is: as the file lists it, or by the family's order.
+/// Kind of each layer: as the file lists it, or by the family's order.
 fn kinds(fields: &Fields<'_>, family: &Family) -> Result<Vec<LayerKind>, ConfigError> {
     for name in ["layer_types", "layers_block_type"] {
         if let Some(types) = fields.texts(name)? {
@@ -335,7 +335,7 @@ fn letters(fields: &Fields<'_>) -> Result<Vec<LayerKind>, ConfigError> {
     pattern.chars().map(kind).collect()
 }
 
-/// A layer's kind by its index.
+/// The rule that gives a layer's kind by its index.
 fn ordered(
     fields: &Fields<'_>,
     family: &Family,

@@ -53,13 +53,13 @@ pub enum ConfigError {
     },
 }
 
-/// More than any model has of anything that a file counts. Products of a few stay within 128 bits.
+/// Maximum of any number in a file, more than any model has. Products of a few of them stay within 128 bits.
 const LARGEST: u64 = 1 << 32;
-/// Enough of a value to recognize it.
+/// Maximum length of a value in a message, in characters: enough to recognize it.
 const SHOWN: usize = 60;
 
 impl ConfigError {
-    /// The field that it is about, with the objects that it is in before dots.
+    /// Path of the field that the error is about: the names of the objects around it, joined by dots.
     fn field(&self) -> Option<&str> {
         match self {
             Self::Missing { field, .. }
@@ -71,7 +71,7 @@ impl ConfigError {
     }
 }
 
-/// A whole file.
+/// A parsed `config.json` with its text.
 #[derive(Debug, Clone)]
 pub struct Config {
     text: String,
@@ -112,7 +112,7 @@ impl Config {
         }
     }
 
-    /// The error with the line of its field; of one that is missing, of the object that lacks it.
+    /// The error with the line of its field, or of the object that lacks the field.
     pub fn placed(&self, error: ConfigError) -> ConfigError {
         match error.field() {
             Some(field) => ConfigError::At {
@@ -149,7 +149,7 @@ fn is_non_finite(value: &Value) -> bool {
         .is_some_and(|text| text.starts_with('\u{7f}'))
 }
 
-/// The text with texts in place of `NaN` and `Infinity`.
+/// The text with placeholder strings instead of `NaN` and `Infinity`, which Python writes.
 fn without_non_finite(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -177,7 +177,7 @@ fn without_non_finite(text: &str) -> String {
     out
 }
 
-/// A value as its file has it.
+/// Text of a value as its file has it.
 fn written(value: &Value) -> String {
     let text = value.to_string();
     NON_FINITE
@@ -185,7 +185,7 @@ fn written(value: &Value) -> String {
         .fold(text, |text, (word, instead)| text.replace(instead, word))
 }
 
-/// The length of the string at the start of a text, with its quotes; all of it, if it does not end.
+/// Length of the string literal at the start of a text, including quotes; the whole text if the literal does not end.
 pub(super) fn string_length(text: &str) -> usize {
     let mut escaped = false;
     for (at, byte) in text.bytes().enumerate().skip(1) {
@@ -198,20 +198,20 @@ pub(super) fn string_length(text: &str) -> usize {
     text.len()
 }
 
-/// An object of the file. Fields of a family that has its own names are asked for by the usual ones.
+/// Fields of one object of the file. They are looked up by the usual names, which a family may map to names of its own.
 #[derive(Debug, Clone)]
 pub struct Fields<'a> {
     map: &'a Map<String, Value>,
-    /// With a dot at its end; empty for the whole file.
+    /// Path of the object, with a dot at its end; empty for the whole file.
     path: String,
-    /// The usual name and the family's.
+    /// Pairs of a usual name and the name in files of the family.
     names: &'static [(&'static str, &'static str)],
     /// Values that files of the family leave out, as its code in transformers has them.
     defaults: &'static [(&'static str, u64)],
 }
 
 impl<'a> Fields<'a> {
-    /// The same, as a family has them.
+    /// The fields with a family's names and defaults.
     pub(crate) fn of_family(
         self,
         names: &'static [(&'static str, &'static str)],
@@ -238,7 +238,7 @@ impl<'a> Fields<'a> {
             .map(|(_, value)| *value)
     }
 
-    /// The field as it is; `null` counts as left out.
+    /// Value of the field; `None` if it is missing or `null`.
     fn get(&self, name: &str) -> Option<&'a Value> {
         self.map.get(name).filter(|value| !value.is_null())
     }
@@ -272,12 +272,12 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A field's name with the objects that it is in.
+    /// Path of a field: the names of the objects around it, joined by dots.
     pub fn place(&self, name: &str) -> String {
         format!("{}{name}", self.path)
     }
 
-    /// An error about this field's value.
+    /// Error about this field's value, or that it is missing.
     pub fn refuse(&self, usual: &'static str, expected: impl Into<String>) -> ConfigError {
         let name = self.name(usual);
         match self.get(name) {
@@ -286,13 +286,13 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A whole number of 1 or more.
+    /// Whole number of at least 1; an error if it is missing.
     pub fn number(&self, usual: &'static str) -> Result<u64, ConfigError> {
         self.number_at(usual)?
             .ok_or_else(|| self.missing(self.name(usual)))
     }
 
-    /// The same, if it is there.
+    /// Whole number of at least 1, if the field is there.
     pub(crate) fn number_at(&self, usual: &'static str) -> Result<Option<u64>, ConfigError> {
         match self.count_at(usual)? {
             Some(0) => Err(self.refuse(usual, format!("a whole number from 1 to {LARGEST}"))),
@@ -300,7 +300,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A whole number of 0 or more, if it is there.
+    /// Whole number of at least 0, if the field is there.
     pub(crate) fn count_at(&self, usual: &'static str) -> Result<Option<u64>, ConfigError> {
         let name = self.name(usual);
         let Some(value) = self.get(name) else {
@@ -321,7 +321,7 @@ impl<'a> Fields<'a> {
             .ok_or_else(|| self.invalid(name, value, format!("a whole number from 0 to {LARGEST}")))
     }
 
-    /// The first of these that is there.
+    /// Count in the first of these fields that is there.
     pub fn count_of(&self, names: &[&'static str]) -> Result<Option<u64>, ConfigError> {
         for name in names {
             if let Some(count) = self.count_at(name)? {
@@ -331,7 +331,7 @@ impl<'a> Fields<'a> {
         Ok(None)
     }
 
-    /// The first of these that is there, 1 or more; the first one's name is asked for if none is.
+    /// Number of at least 1 in the first of these fields that is there; an error that names the first field if none is.
     pub fn number_of(&self, names: &[&'static str]) -> Result<u64, ConfigError> {
         for name in names {
             if let Some(number) = self.number_at(name)? {
@@ -382,7 +382,7 @@ impl<'a> Fields<'a> {
         list.iter().map(text).collect::<Result<_, _>>().map(Some)
     }
 
-    /// A list of indices of layers; empty if it is not there.
+    /// Layer indices in a list; empty if the field is missing.
     pub fn indices(&self, name: &'static str) -> Result<Vec<u64>, ConfigError> {
         let list = self.list(name)?.unwrap_or_default();
         let index = |value: &'a Value| {
@@ -393,7 +393,7 @@ impl<'a> Fields<'a> {
         list.iter().map(index).collect()
     }
 
-    /// An object within this one, with the usual names.
+    /// Fields of an object within this one, by their usual names.
     pub fn object(&self, name: &'static str) -> Result<Option<Fields<'a>>, ConfigError> {
         let Some(value) = self.get(name) else {
             return Ok(None);

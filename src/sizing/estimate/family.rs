@@ -10,9 +10,9 @@ use stowage_policy_file::nearest::nearest;
 #[derive(Debug, Clone, Copy)]
 pub struct Family {
     pub name: &'static str,
-    /// What its attention is.
+    /// Kind of its attention.
     pub attention: AttentionKind,
-    /// What its layers without attention are.
+    /// Kind of its layers without attention.
     pub recurrent: RecurrentKind,
     pub layers: LayerOrder,
     pub feed_forward: FeedForwardKind,
@@ -29,11 +29,11 @@ pub struct Family {
     pub tied: bool,
     /// Learned embeddings of positions, beyond `max_position_embeddings` by this many.
     pub positions: Option<u64>,
-    /// Names that differ from the usual ones.
+    /// Pairs of a usual field name and the name in files of the family.
     pub names: &'static [(&'static str, &'static str)],
     /// Recurrent states have 32 bits, unless the file says something else.
     pub wide_state: bool,
-    /// Values that files leave out.
+    /// Values of fields that its files leave out.
     pub defaults: &'static [(&'static str, u64)],
 }
 
@@ -41,7 +41,7 @@ pub struct Family {
 pub enum AttentionKind {
     /// Keys and values of their own for each of the KV heads: MHA, GQA and MQA.
     Heads,
-    /// The same, with a gate as wide as the queries.
+    /// Keys and values for each KV head, and a gate as wide as the queries.
     GatedHeads,
     /// One KV head, if `multi_query` is set.
     MultiQuery,
@@ -57,7 +57,7 @@ pub enum RecurrentKind {
     GatedDeltaNet,
 }
 
-/// Which layer is what, where the file has no list of layer types.
+/// Order of the kinds of layers where the file does not list them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LayerOrder {
     AllFull,
@@ -81,11 +81,11 @@ pub enum LayerOrder {
 pub enum FeedForwardKind {
     /// Three matrices: gate, up and down.
     Gated,
-    /// Two.
+    /// Two matrices: up and down.
     Plain,
-    /// Two, with biases.
+    /// Two matrices, with biases.
     PlainBiased,
-    /// Three; those of experts with biases.
+    /// Three matrices; those of experts have biases.
     GatedBiasedExperts,
 }
 
@@ -95,9 +95,9 @@ pub enum HeadNorms {
     None,
     /// One vector for queries and one for keys, of a head's size.
     OfHead,
-    /// Of all heads' size.
+    /// One vector for queries and one for keys, of all heads' size.
     OfAllHeads,
-    /// [`HeadNorms::OfHead`] if `use_qk_norm` is set.
+    /// [`HeadNorms::PerHead`] if `use_qk_norm` is set.
     IfSet,
     /// One number for each head: gpt-oss' attention sinks.
     Sinks,
@@ -199,7 +199,7 @@ const BAMBA: Family = Family {
 
 const KV_HEADS_8: &[(&str, u64)] = &[("num_key_value_heads", 8)];
 
-/// In order of name.
+/// Known families in order of name.
 pub const FAMILIES: &[Family] = &[
     BAMBA,
     COHERE,
@@ -416,7 +416,7 @@ pub const FAMILIES: &[Family] = &[
     },
 ];
 
-/// Known by name, and made of parts that are not counted here.
+/// Families that are known but made of parts that are not counted here, with the reason.
 const UNSUPPORTED: &[(&str, &str)] = &[
     ("bert", "it is an encoder and keeps no KV cache"),
     (
@@ -453,7 +453,7 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("zamba2", "its layers share attention blocks"),
 ];
 
-/// The family of this name, which is in that field.
+/// Finds the family by `model_type`; `field` is the path of the field that names it.
 pub fn family(model_type: &str, field: String) -> Result<&'static Family, ConfigError> {
     if let Some(family) = FAMILIES.iter().find(|family| family.name == model_type) {
         return Ok(family);

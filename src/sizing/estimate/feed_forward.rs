@@ -22,27 +22,27 @@ pub struct Dense {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Experts {
     pub count: u64,
-    /// By each token.
+    /// Number of experts that each token uses.
     pub used: u64,
     pub intermediate: u64,
-    /// Of experts that every token uses, together; 0 if there are none.
+    /// Intermediate size of the shared experts together, which every token uses; 0 if there are none.
     shared: u64,
-    /// Whether a number decides how much the shared ones count.
+    /// Whether a gate weights the shared experts.
     shared_gate: bool,
-    /// Of the space that experts work in, if it is smaller than the hidden size.
+    /// Size of the space that experts work in, if it is smaller than the hidden size.
     latent: Option<u64>,
     matrices: u64,
     bias: bool,
 }
 
-/// Which layers have experts, and what those and the others are.
+/// Rule for which layers have experts, and the shapes of both kinds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FeedForwardRule {
     pub dense: Option<Dense>,
     pub experts: Option<Experts>,
-    /// Layers before it are dense.
+    /// Layers before this index are dense.
     first: u64,
-    /// One in this many has experts, counted so that `offset` is one.
+    /// One layer in this many has experts; `offset` is the index of such a layer.
     period: u64,
     offset: u64,
     dense_layers: Vec<u64>,
@@ -92,7 +92,7 @@ impl FeedForwardRule {
         })
     }
 
-    /// Of this layer, counted from 0. A layer that is dense needs `intermediate_size`.
+    /// Feed-forward network of a layer, by index from 0. A dense layer needs `intermediate_size`.
     pub fn at(&self, layer: u64) -> FeedForward {
         let has_experts = layer >= self.first
             && layer % self.period == self.offset % self.period
@@ -106,7 +106,7 @@ impl FeedForwardRule {
 }
 
 impl Experts {
-    /// `None` for a file without experts.
+    /// Reads the experts; `None` for a file without.
     fn read(
         fields: &Fields<'_>,
         family: &Family,
@@ -155,7 +155,7 @@ impl Experts {
         }))
     }
 
-    /// The weights of the experts proper, on each GPU, each dimension rounded up to a multiple that an engine's kernels need.
+    /// Number of weights in the experts' matrices on each GPU, with dimensions rounded up to multiples that an engine's kernels need.
     pub fn weights(&self, hidden: u64, gpus: u64, multiples: (u64, u64)) -> u128 {
         let hidden = self.latent.unwrap_or(hidden).next_multiple_of(multiples.0);
         let inner = self
@@ -165,7 +165,7 @@ impl Experts {
         product(&[self.count, self.matrices, hidden, inner])
     }
 
-    /// All that is not the experts' own matrices: the router, shared experts, projections into the latent space.
+    /// Parameters on each GPU beside the experts' matrices: router, shared experts, projections into the latent space.
     fn beside(&self, hidden: u64, gpus: u64) -> Parameters {
         let biases = product(&[
             self.count,
@@ -189,7 +189,7 @@ impl Experts {
 }
 
 impl FeedForward {
-    /// All but the matrices of experts, on each GPU.
+    /// Parameters on each GPU, without the experts' matrices.
     pub fn parameters(&self, hidden: u64, gpus: u64) -> Parameters {
         match self {
             Self::None => Parameters::default(),
@@ -208,7 +208,7 @@ impl FeedForward {
         }
     }
 
-    /// The matrices of experts: all of them, or those that one token uses.
+    /// Experts of the layer; `None` if it has none.
     pub fn experts(&self) -> Option<&Experts> {
         match self {
             Self::Experts(experts) => Some(experts),
@@ -216,8 +216,8 @@ impl FeedForward {
         }
     }
 
-    /// Elements of its activations for one token, on each GPU: what the first matrices give and what the last one takes. With
-    /// experts, for each that the token uses, and what it gives back.
+    /// Activation elements of one token on each GPU: the output of the first matrices and the input of the last one; with experts,
+    /// for each expert that the token uses, and its output.
     pub fn width(&self, hidden: u64, gpus: u64) -> u128 {
         let inner = |matrices: u64, size: u64| share(product(&[matrices, size]), gpus);
         match self {

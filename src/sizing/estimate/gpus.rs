@@ -13,7 +13,7 @@ pub struct GpuSize {
     pub memory_bytes: Bytes,
 }
 
-/// What is allocatable of a GPU by default: all but a tenth.
+/// Allocatable share of a GPU in per cent, with the default headroom of a tenth.
 const ALLOCATABLE_PERCENT: u64 = 90;
 
 impl GpuSize {
@@ -25,25 +25,25 @@ impl GpuSize {
     }
 }
 
-/// Those that a capacity plan knows by name, too. In order of memory.
+/// GPU types that a capacity plan knows by name, in order of memory.
 pub fn known() -> impl Iterator<Item = GpuSize> {
     GPU_TYPES.iter().map(GpuSize::of)
 }
 
-/// An estimate on a GPU.
+/// Fit of an estimate on a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuFit {
     #[serde(flatten)]
     pub gpu: GpuSize,
     pub fits: bool,
-    /// How many such engines one GPU holds; with tensor parallelism, how many shares of one.
+    /// Number of such engines on one GPU; with tensor parallelism, of shares of one.
     pub engines: u64,
-    /// What a pod has to ask for on each GPU so that its engine has the estimated KV cache there.
+    /// VRAM that a pod must request on each GPU so that its engine has the estimated KV cache there.
     pub vram_per_gpu_bytes: Bytes,
-    /// What it is told for `--gpu-memory-utilization`, in hundredths: Stowage rounds down.
+    /// The value that it gets for `--gpu-memory-utilization`, in hundredths, rounded down.
     pub fraction_percent: u64,
-    /// The KV cache that its engine has there with that fraction, which does not cover the CUDA context.
+    /// KV cache of its engine with that fraction, which does not cover the CUDA context.
     pub kv_cache_bytes: Bytes,
 }
 
@@ -68,7 +68,7 @@ impl GpuFit {
     }
 }
 
-/// What an engine counts towards its fraction beside its KV cache.
+/// Bytes that an engine counts towards its fraction, without the KV cache.
 fn beside(estimate: &Estimate) -> Bytes {
     estimate
         .fixed_bytes()

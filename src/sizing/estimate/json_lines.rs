@@ -1,7 +1,7 @@
 //! The line of a file that has a field, for messages. What the file says is read elsewhere.
 
-/// The line of the field behind these names with dots between them, counted from 1; if there is none, of the object that lacks it.
-/// The text is sound JSON: what is not ends the search.
+/// Line, counted from 1, of the field with this path (names joined by dots); if it is missing, of the object that lacks it.
+/// The text must be valid JSON: the search ends at the first error.
 pub fn line_of(text: &str, path: &str) -> usize {
     let mut scan = Scan {
         text,
@@ -35,7 +35,7 @@ impl Scan<'_> {
         }
     }
 
-    /// Skips a value; within one that is on the path, `wanted` is the rest of it. Whether there was one.
+    /// Skips a value; within one on the path, `wanted` is the remaining path. Returns whether there was a value.
     fn value(&mut self, wanted: Option<&str>) -> bool {
         self.blanks();
         match self.next() {

@@ -20,17 +20,17 @@ pub enum KvCacheDtype {
     Fp8,
 }
 
-/// Tokens of a block: vLLM's default.
+/// Tokens in a block of the KV cache: vLLM's default.
 const BLOCK: u64 = 16;
 
-/// What sequences take on each GPU.
+/// KV cache bytes of tokens and sequences on each GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KvCache {
-    /// Of one token in all layers without a window.
+    /// Bytes of one token in all layers without a window.
     full: u128,
-    /// Of one token in all layers with a window of so many tokens.
+    /// Bytes of one token in the layers with a window, by its size in tokens.
     windows: BTreeMap<u64, u128>,
-    /// Of one sequence.
+    /// Bytes of one sequence in recurrent layers, whatever its length.
     state: u128,
 }
 
@@ -69,7 +69,7 @@ impl KvCache {
         cache
     }
 
-    /// Whether each token takes the same, however many there are.
+    /// Whether every token costs the same.
     pub(crate) fn is_uniform(&self) -> bool {
         self.windows.is_empty() && self.state == 0
     }
@@ -81,7 +81,7 @@ impl KvCache {
             .fold(self.full, u128::saturating_add)
     }
 
-    /// One sequence of so many tokens. With `step`, while it reads its prompt in steps of so many.
+    /// Bytes of one sequence of so many tokens. `step` is the number of tokens of a prefill step; 0 once the prompt is read.
     fn of_sequence(&self, tokens: u64, step: u64) -> u128 {
         let of = |bytes: u128, tokens: u64| {
             bytes.saturating_mul(tokens.div_ceil(BLOCK).saturating_mul(BLOCK).into())
@@ -95,12 +95,12 @@ impl KvCache {
         )
     }
 
-    /// The KV cache of one sequence of so many tokens that is being read, on each GPU: the least with which an engine starts.
+    /// Bytes of one sequence of full length during prefill: the minimum with which an engine starts.
     pub fn of_one(&self, workload: &Workload) -> u128 {
         self.of_sequence(workload.context, workload.max_num_batched_tokens)
     }
 
-    /// All sequences at their full length, one of them still being read.
+    /// Bytes of all sequences at full length, one of them during prefill.
     fn total(&self, workload: &Workload) -> u128 {
         let others = u128::from(workload.sequences.saturating_sub(1));
         self.of_sequence(workload.context, 0)

@@ -8,12 +8,12 @@ use super::config::{ConfigError, Fields};
 use super::family::{AttentionKind, Family, HeadNorms, RecurrentKind};
 use super::product;
 
-/// Weights on one GPU.
+/// Number of weights on one GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Parameters {
-    /// In matrices, which a quantization shrinks.
+    /// Weights of matrices, which a quantization shrinks.
     pub linear: u128,
-    /// Norms, biases, routers, convolutions: which none does.
+    /// Norms, biases, routers and convolutions, which no quantization shrinks.
     pub plain: u128,
 }
 
@@ -30,7 +30,7 @@ impl Parameters {
     }
 }
 
-/// An equal part of a count, rounded up.
+/// One GPU's share of a count, rounded up.
 pub(super) fn share(count: u128, gpus: u64) -> u128 {
     count.div_ceil(u128::from(gpus.max(1)))
 }
@@ -50,13 +50,13 @@ pub struct Attention {
     pub heads: u64,
     pub kv_heads: u64,
     pub head_dim: u64,
-    /// Tokens that it looks back at; `None` for all of them.
+    /// Sliding window in tokens; `None` for full attention.
     pub window: Option<u64>,
     /// The query projection is twice as wide, for a gate.
     gated: bool,
     qkv_bias: bool,
     out_bias: bool,
-    /// Elements of its own norms or sinks.
+    /// Number of elements of its norms or sinks.
     norms: u64,
 }
 
@@ -64,9 +64,9 @@ pub struct Attention {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LatentAttention {
     pub heads: u64,
-    /// Of the compressed query; `None` if it is not compressed.
+    /// Rank of the compressed query; `None` if it is not compressed.
     query_rank: Option<u64>,
-    /// Of the compressed keys and values.
+    /// Rank of the compressed keys and values.
     pub kv_rank: u64,
     /// The part of a key that carries the position, shared by all heads.
     pub rope_dim: u64,
@@ -81,7 +81,7 @@ pub struct Recurrent {
     pub heads: u64,
     linear: u128,
     plain: u128,
-    /// Elements of the convolution's state.
+    /// Elements of the convolution's state of a sequence.
     conv_state: u128,
     /// Elements of the recurrent state, and how many bytes each takes.
     state: u128,
@@ -175,7 +175,7 @@ impl LatentAttention {
         })
     }
 
-    /// What one token leaves in the cache, on every GPU alike.
+    /// Elements that one token leaves in the KV cache, on every GPU alike.
     pub fn cached(&self) -> u64 {
         self.kv_rank.saturating_add(self.rope_dim)
     }
@@ -305,14 +305,14 @@ impl Recurrent {
         })
     }
 
-    /// What one sequence takes on each GPU. The convolution's state has the model's 16 bits.
+    /// Bytes of one sequence's state on each GPU. The convolution's state has the model's 16 bits.
     pub(crate) fn state_on(&self, gpus: u64) -> u128 {
         let conv = share(self.conv_state, gpus).saturating_mul(HALF.into());
         conv.saturating_add(share(self.state, gpus).saturating_mul(self.state_bytes.into()))
     }
 }
 
-/// Bytes of an element in 16 bits.
+/// Bytes of a 16-bit element.
 const HALF: u64 = 2;
 
 /// Bytes of an element of the recurrent state: 16 bits, unless the file or the family has 32.
@@ -326,7 +326,7 @@ fn state_bytes(fields: &Fields<'_>, family: &Family) -> Result<u64, ConfigError>
 }
 
 impl Mixer {
-    /// On each of so many GPUs.
+    /// Parameters on each of so many GPUs.
     pub fn parameters(&self, hidden: u64, gpus: u64) -> Parameters {
         match self {
             Self::None => Parameters::default(),
@@ -339,7 +339,7 @@ impl Mixer {
         }
     }
 
-    /// Elements of its activations for one token, on each GPU: what goes in, and what comes out.
+    /// Activation elements of one token on each GPU: input and output.
     pub fn width(&self, gpus: u64) -> u128 {
         match self {
             Self::None => 0,

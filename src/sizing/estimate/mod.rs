@@ -36,13 +36,13 @@ use kv_cache::{KvCache, KvCacheDtype};
 use serde::Serialize;
 use stowage_scheduling::units::Bytes;
 
-/// What the engine is to serve, and over how many GPUs.
+/// What the engine serves, and over how many GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Workload {
     /// Tokens of one sequence, prompt and answer: `--max-model-len`.
     pub context: u64,
-    /// Sequences of that length whose KV cache is held at once.
+    /// Number of sequences of that length whose KV cache is held at once.
     pub sequences: u64,
     /// GPUs of one node that share each layer: `--tensor-parallel-size`.
     pub tensor_parallel: u64,
@@ -77,15 +77,15 @@ impl Default for Workload {
 pub struct Estimate {
     /// All weights of the model.
     pub parameters: u64,
-    /// Those that one token passes through; fewer than all with experts.
+    /// Parameters that one token passes through; fewer than all in a model with experts.
     pub active_parameters: u64,
-    /// What one GPU holds, in order of the table.
+    /// Uses of VRAM on one GPU, in the order of the table.
     pub parts: Vec<Part>,
     pub per_gpu_bytes: Bytes,
-    /// Over all GPUs.
+    /// Sum over all GPUs.
     pub total_bytes: Bytes,
     pub kv_cache: KvCacheSize,
-    /// What the estimate leaves out, or assumes, of this model.
+    /// What the estimate leaves out or assumes about this model.
     pub notes: Vec<String>,
 }
 
@@ -112,21 +112,21 @@ pub enum PartName {
     CudaContext,
 }
 
-/// The KV cache, on each GPU.
+/// Size of the KV cache on each GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct KvCacheSize {
-    /// Of one token in all layers with attention.
+    /// Bytes of one token in all layers with attention.
     pub bytes_per_token: Bytes,
-    /// Of one token in the layers without a sliding window: what each token costs once all windows are full.
+    /// Bytes of one token in the layers without a sliding window: the cost of each token once all windows are full.
     pub bytes_per_token_beyond_windows: Bytes,
-    /// Of one sequence whatever its length: states of Mamba and of linear attention.
+    /// Bytes of one sequence whatever its length: states of Mamba and of linear attention.
     pub state_bytes_per_sequence: Bytes,
     pub bytes_per_sequence: Bytes,
     pub bytes: Bytes,
 }
 
-/// Why a model cannot be served as asked.
+/// Why a model cannot be served with this workload.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WorkloadError {
     #[error(
@@ -153,14 +153,14 @@ fn listed(numbers: &[u64]) -> String {
         .join(", ")
 }
 
-/// GPUs of one node, at most; the pod contract's limit.
+/// Maximum number of GPUs of a pod, all on one node: the pod contract's limit.
 pub const MOST_GPUS: u64 = 64;
 
-/// 1 EiB: more than any machine has, and so little that sums and roundings of it are exact.
+/// 1 EiB: more than any machine has, and small enough that sums and roundings are exact.
 const MOST_BYTES: Bytes = Bytes(1 << 60);
 
 impl Estimate {
-    /// The VRAM of `model` with this workload.
+    /// VRAM of one engine that serves `model` with this workload.
     pub fn of(model: &ModelArchitecture, workload: &Workload) -> Result<Self, WorkloadError> {
         model.check_split(workload.tensor_parallel)?;
         let cache = KvCache::of(model, workload);
@@ -188,7 +188,7 @@ impl Estimate {
         })
     }
 
-    /// One part's bytes on each GPU.
+    /// Bytes of one part on each GPU.
     pub fn bytes_of(&self, name: PartName) -> Bytes {
         self.parts
             .iter()
@@ -197,20 +197,20 @@ impl Estimate {
             .sum()
     }
 
-    /// All but the KV cache, on each GPU.
+    /// Bytes on each GPU without the KV cache.
     pub fn fixed_bytes(&self) -> Bytes {
         self.per_gpu_bytes.minus(self.bytes_of(PartName::KvCache))
     }
 }
 
-/// The product, at most [`u128::MAX`].
+/// Product of the factors, saturated at [`u128::MAX`].
 pub(crate) fn product(factors: &[u64]) -> u128 {
     factors.iter().fold(1, |product: u128, factor| {
         product.saturating_mul(u128::from(*factor))
     })
 }
 
-/// As bytes, at most as many as 64 bits count: more than any GPU has either way.
+/// Converts to bytes, saturated at 64 bits: more than any GPU has.
 pub(crate) fn bytes(count: u128) -> Bytes {
     Bytes(u64::try_from(count).unwrap_or(u64::MAX))
 }

@@ -75,7 +75,7 @@ pub(crate) fn engine_buffers(workload: &Workload) -> Part {
     }
 }
 
-/// From −0.88 to 1.03 GiB in llm-d planner's measurements. Half a GiB is above seven of eight.
+/// CUDA graphs: −0.88 to 1.03 GiB in llm-d planner's measurements. Half a GiB is above seven of eight.
 pub fn cuda_graphs(workload: &Workload) -> Part {
     let (size, formula) = if workload.cuda_graphs {
         (512, "a constant")

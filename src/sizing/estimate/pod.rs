@@ -23,18 +23,18 @@ pub struct PodLines {
 
 const GIB: u64 = 1 << 30;
 
-/// Up to the next GiB; what does not fit 64 bits stays.
+/// Rounds up to a whole GiB, saturated at 64 bits.
 pub(super) fn whole_gib(bytes: Bytes) -> Bytes {
     Bytes(bytes.0.checked_next_multiple_of(GIB).unwrap_or(u64::MAX))
 }
 
-/// What the pod asks for on each GPU, whichever it is.
+/// VRAM that the pod requests on each GPU, whichever GPU it is.
 pub fn per_gpu(estimate: &Estimate) -> Bytes {
     whole_gib(estimate.per_gpu_bytes)
 }
 
 impl PodLines {
-    /// For so much on each GPU: [`per_gpu`], or what certain GPUs ask for.
+    /// Lines for an estimate, with `per_gpu` on each GPU: [`requested_per_gpu`], or the request for certain GPUs.
     pub fn of(
         model: &ModelArchitecture,
         estimate: &Estimate,
@@ -46,7 +46,7 @@ impl PodLines {
         Self::with(per_gpu.times(gpus), kv_cache, model, workload)
     }
 
-    /// For these amounts, over all GPUs.
+    /// Lines for these amounts, each the sum over all GPUs.
     pub fn with(
         vram: Bytes,
         kv_cache: Bytes,

@@ -4,7 +4,7 @@ use super::config::{ConfigError, Fields};
 use std::collections::BTreeSet;
 use stowage_policy_file::nearest::nearest;
 
-/// Bytes of so many parameters, as a ratio of whole numbers: a group's values with its scale and zero point.
+/// Bytes per parameter, as a ratio of whole numbers: the values of a group with its scale and zero point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Precision {
     pub name: &'static str,
@@ -88,21 +88,21 @@ const LAYER_PARTS: [LayerPart; 3] = [LayerPart::Mixer, LayerPart::FeedForward, L
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Quantization {
     pub precision: Precision,
-    /// Parts that keep 16 bits in all layers, and those in some.
+    /// Parts that keep 16 bits in all layers; then those that do in one layer.
     kept: BTreeSet<LayerPart>,
     kept_in: BTreeSet<(u64, LayerPart)>,
     /// The file asks for a KV cache of 8 bits.
     pub fp8_kv_cache: bool,
-    /// What was asked for in place of what the file has.
+    /// Precision requested instead of the file's, if another was.
     asked: Option<Asked>,
 }
 
-/// Weights that are not stored as they are counted.
+/// How an engine gets weights in a precision other than the file's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Asked {
-    /// The engine makes fp8 of 16 bits while it loads the model.
+    /// The engine quantizes 16-bit weights to fp8 while it loads the model.
     OnLoad,
-    /// Another checkpoint than this file's has them so.
+    /// It loads another checkpoint, which has them so.
     Checkpoint,
 }
 
@@ -119,7 +119,7 @@ const METHODS: [&str; 9] = [
 ];
 
 impl Quantization {
-    /// All weights alike; embeddings and norms have 16 bits either way.
+    /// All weights in one precision; embeddings and norms have 16 bits either way.
     pub(crate) fn uniform(precision: Precision) -> Self {
         Self {
             precision,
@@ -130,8 +130,8 @@ impl Quantization {
         }
     }
 
-    /// From the object that has `quantization_config`. With `asked`, weights are in that, and the file's method is not looked at:
-    /// it may be one that is not known. What the file leaves out of a quantization another one leaves out, too.
+    /// Reads `quantization_config` from its parent object. A `requested` precision replaces the file's, whose method may then be
+    /// unknown; the modules that the file excludes from quantization are excluded all the same.
     pub fn read(fields: &Fields<'_>, asked: Option<Precision>) -> Result<Self, ConfigError> {
         let Some(fields) = fields.object("quantization_config")? else {
             let asked = asked.filter(|precision| *precision != Precision::HALF);
@@ -213,7 +213,7 @@ impl Quantization {
         })
     }
 
-    /// A module that keeps 16 bits: one of one layer, or, by a pattern, of all.
+    /// Records a module that keeps 16 bits: of one layer, or, if the name is a pattern, of all.
     fn keep(&mut self, module: &str) {
         let module = module
             .trim_start_matches("re:")
@@ -237,7 +237,7 @@ impl Quantization {
         }
     }
 
-    /// How this part of a layer is stored.
+    /// Precision of a part of a layer.
     pub fn at(&self, layer: u64, part: LayerPart) -> Precision {
         let is_kept = self.kept.contains(&part) || self.kept_in.contains(&(layer, part));
         if is_kept {
@@ -247,12 +247,12 @@ impl Quantization {
         }
     }
 
-    /// Whether an engine has to be told: it loads what a file has without.
+    /// Whether the engine needs `--quantization`: it loads the file's own precision without.
     pub(crate) fn is_made_on_load(&self) -> bool {
         self.asked == Some(Asked::OnLoad)
     }
 
-    /// What a table says of it.
+    /// Notes for the table.
     pub fn notes(&self) -> impl Iterator<Item = String> {
         let name = self.precision.name;
         let is_kept = !self.kept.is_empty() || !self.kept_in.is_empty();
@@ -291,7 +291,7 @@ const SMALL: [&str; 9] = [
     "dt_proj",
 ];
 
-/// The parts of a layer that a module's name means. What is outside of layers keeps 16 bits either way.
+/// Parts of a layer that a module's name denotes. Modules outside layers keep 16 bits either way.
 fn parts_named(module: &str, in_layer: Option<&str>) -> &'static [LayerPart] {
     let mut names = module
         .split('.')
@@ -321,7 +321,7 @@ fn parts_named(module: &str, in_layer: Option<&str>) -> &'static [LayerPart] {
     }
 }
 
-/// The way out of a file that stores its weights in a way that is not known.
+/// Adds `--quantization` as the remedy to an error about an unknown storage format.
 fn or_another(error: ConfigError) -> ConfigError {
     match error {
         ConfigError::Invalid {
@@ -375,7 +375,7 @@ fn modelopt(fields: &Fields<'_>) -> Result<Precision, ConfigError> {
     }
 }
 
-/// The first group's weights: a file has several only for parts that hardly count.
+/// Precision of the first group: a file has several only for parts that hardly count.
 fn compressed_tensors(fields: &Fields<'_>) -> Result<Precision, ConfigError> {
     let missing = || fields.refuse("config_groups", "groups with `weights`");
     let groups = fields.object("config_groups")?.ok_or_else(missing)?;

@@ -10,44 +10,44 @@ use super::{Estimate, PartName, Workload, bytes, grouped};
 use serde::Serialize;
 use stowage_scheduling::units::Bytes;
 
-/// What is known of a running engine. All amounts are over all its GPUs.
+/// Observation of a running engine. All amounts are sums over its GPUs, in bytes.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Observation {
-    /// The pod's grant.
+    /// VRAM that the pod was granted.
     pub reserved: Option<Bytes>,
-    /// What its processes have, as an agent measured it.
+    /// VRAM that its processes use, as an agent measured it.
     pub used: Option<Bytes>,
     /// The share of its KV cache that is in use, 0 to 1.
     pub kv_cache_usage: Option<f64>,
-    /// Tokens that its KV cache holds.
+    /// Capacity of its KV cache in tokens.
     pub kv_cache_tokens: Option<u64>,
     pub running: Option<u64>,
-    /// Requests that wait for room.
+    /// Requests that wait for KV cache.
     pub waiting: Option<u64>,
     /// It interrupts its own requests for lack of KV cache.
     pub preempting: bool,
 }
 
-/// What a pod has and what it could have.
+/// What a pod has, and what it should request.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RightSize {
     pub advice: Advice,
     pub reserved_bytes: Option<Bytes>,
-    /// What its processes have.
+    /// VRAM that its processes use.
     pub used_bytes: Option<Bytes>,
     pub kv_cache_bytes: Bytes,
     pub kv_cache_usage: f64,
     pub kv_cache_used_bytes: Bytes,
-    /// All but the free part of the KV cache.
+    /// VRAM without the free part of the KV cache.
     pub needed_bytes: Bytes,
-    /// The same with a margin: what the pod's lines ask for.
+    /// `needed_bytes` with a margin: what the pod's lines request.
     pub needed_with_margin_bytes: Bytes,
     pub running: Option<u64>,
     pub waiting: Option<u64>,
     /// Why, in a sentence.
     pub reason: String,
-    /// The lines to change; `None` if none is to be.
+    /// Pod lines to change; `None` if none is to be changed.
     pub pod: Option<PodLines>,
 }
 
@@ -59,7 +59,7 @@ pub enum Advice {
     Keep,
 }
 
-/// Why nothing can be said.
+/// Why nothing can be advised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Unobserved {
     #[error(
@@ -73,11 +73,11 @@ pub enum Unobserved {
     Size,
 }
 
-/// KV cache for a quarter more than is in use.
+/// Margin on the KV cache in use, in per cent.
 const MARGIN_PERCENT: u64 = 25;
-/// Fuller than this, an engine begins to interrupt requests.
+/// Usage of the KV cache beyond which an engine begins to preempt requests.
 const FULL: f64 = 0.9;
-/// A change of less is not worth a restart.
+/// Minimum change in per cent: less is not worth a restart.
 const LEAST_CHANGE_PERCENT: u64 = 10;
 
 impl RightSize {
@@ -143,7 +143,7 @@ impl RightSize {
     }
 }
 
-/// The size of the engine's KV cache: by its tokens, or else what its memory leaves beside the rest.
+/// Size of the engine's KV cache: by its tokens, or else its memory without the fixed part.
 fn kv_cache_bytes(
     cache: &KvCache,
     workload: &Workload,
@@ -177,7 +177,7 @@ fn advice(reserved: Bytes, asks: Bytes, is_full: bool) -> Advice {
     }
 }
 
-/// With `least`, what is advised is room for one sequence of so many tokens.
+/// Reason for the advice. `least`: the advice is the minimum, one sequence of so many tokens.
 fn reason(
     advice: Advice,
     usage: f64,
@@ -211,7 +211,7 @@ fn with_margin(amount: Bytes) -> Bytes {
     amount + Bytes(amount.0 / 100 * MARGIN_PERCENT)
 }
 
-/// A share from 0 to 1 of an amount, rounded up to thousandths of it.
+/// A fraction from 0 to 1 of an amount; the fraction is rounded up to thousandths.
 fn share(amount: Bytes, share: f64) -> Bytes {
     let thousandths = (share * 1000.0).ceil() as u128;
     bytes(u128::from(amount.0) * thousandths / 1000)

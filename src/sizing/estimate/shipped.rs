@@ -52,7 +52,7 @@ shipped! {
     "qwen3-next-80b-a3b" "Qwen/Qwen3-Next-80B-A3B-Instruct"
 }
 
-/// There is no model of this name.
+/// Error: no model of this name is shipped.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no model `{name}` is shipped{}; --list shows them, and a config.json of any other can be given as CONFIG",
@@ -64,7 +64,7 @@ pub struct UnknownModel {
 }
 
 impl ShippedModel {
-    /// The model of this name, or of this repository.
+    /// Finds a model by name or repository.
     pub fn named(name: &str) -> Result<&'static Self, UnknownModel> {
         let is_named = |model: &&Self| {
             model.name.eq_ignore_ascii_case(name) || model.repository.eq_ignore_ascii_case(name)
@@ -84,7 +84,7 @@ impl ShippedModel {
         self.read_in(None)
     }
 
-    /// With its weights in this precision whatever the file says of them.
+    /// Reads the model with its weights in this precision instead of the file's.
     pub fn read_in(&self, precision: Option<Precision>) -> Result<ModelArchitecture, ConfigError> {
         ModelArchitecture::read_in(&Config::parse(self.text)?, precision)
     }

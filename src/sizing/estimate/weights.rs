@@ -29,7 +29,7 @@ pub fn part(model: &ModelArchitecture, workload: &Workload) -> Part {
     }
 }
 
-/// On each of so many GPUs.
+/// Bytes of the weights on each of so many GPUs.
 pub(crate) fn on_each(model: &ModelArchitecture, gpus: u64) -> Bytes {
     let layers = model.layers.iter().enumerate();
     let of_layers = layers.map(|(index, layer)| of_layer(model, index as u64, layer, gpus));

@@ -26,13 +26,13 @@ use tracing::{info, warn};
 const QUEUE: usize = 4096;
 /// What the SDKs send at once by default.
 const BATCH: usize = 512;
-/// How long a span waits for others to be sent with.
+/// The longest time that a span waits for others to be sent with it.
 const LINGER: Duration = Duration::from_secs(1);
-/// For one batch with its retries: the OTLP exporters' default.
+/// The time for one batch with its retries: the OTLP exporters' default.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// The last batch of a process that stops. The binds in progress may take that long as well.
+/// The time for the last batch of a process that stops. The binds in progress may take that long as well.
 const LAST: Duration = Duration::from_secs(2);
-/// A collector that is gone is told about as often.
+/// Time between two log lines about a collector that takes nothing.
 const TELL_EVERY: Duration = Duration::from_secs(60);
 /// What collectors listen on with gRPC, which this does not speak.
 const GRPC_PORT: u16 = 4317;
@@ -245,7 +245,7 @@ impl Outbox {
     }
 }
 
-/// A full batch, or what has come within [`LINGER`] of the first; `None` once it shall stop.
+/// A full batch, or the spans that came within [`BATCH_LINGER`] of the first; `None` once the exporter stops.
 async fn next_batch(
     queue: &mut Receiver<SpanData>,
     stop: &CancellationToken,

@@ -26,7 +26,7 @@ pub struct Traces(Option<Arc<SdkTracer>>);
 #[derive(Debug, Default)]
 pub struct Traced {
     context: Option<Context>,
-    /// The span of another one is not ended here.
+    /// Whether the span ends when this is dropped; the span of another handle is not ended here.
     is_own: bool,
 }
 
@@ -125,7 +125,7 @@ impl Traced {
         }
     }
 
-    /// Makes this the present span of the thread, until the guard is dropped. Not across an await: see [`Self::around`].
+    /// Makes this the present span of the thread, until the guard is dropped. Not across an await: see [`Self::instrument`].
     pub fn enter(&self) -> Option<ContextGuard> {
         self.context.clone().map(Context::attach)
     }
@@ -170,7 +170,7 @@ impl Drop for Traced {
     }
 }
 
-/// By OpenTelemetry's semantic conventions for Kubernetes.
+/// A pod's attributes, by OpenTelemetry's semantic conventions for Kubernetes.
 fn pod_attributes(uid: &PodUid, key: &PodKey) -> Vec<KeyValue> {
     vec![
         KeyValue::new("k8s.pod.name", key.name.to_string()),

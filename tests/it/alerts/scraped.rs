@@ -23,7 +23,7 @@ use stowage_scheduling::policy::Policy;
 use stowage_server::kubernetes::certificates::{self, CertificateOptions, CertificateSettings};
 use tokio::runtime::Runtime;
 
-/// A busy machine may take a while for each scrape and each step of the cluster.
+/// Longest wait for data in Prometheus: a busy machine takes a while for each scrape and each step of the cluster.
 const PATIENCE: Duration = Duration::from_secs(240);
 
 const POLICY: &str = "\

@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 const AGENTS: usize = 50;
 const DAY: Duration = Duration::from_secs(24 * 3600);
-/// What a kubelet takes at most to bring the ConfigMap to an agent. The agent reads the file with its next report, a second later.
+/// Maximum delay until a kubelet has brought the ConfigMap to an agent, which reads the file with its next report, a second later.
 const KUBELET_TAKES: Duration = Duration::from_millis(500);
 /// Later than this is no kubelet, and no report from its beginning to the end of the next. Together they are within what a new CA
 /// waits for.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinHandle;
 
-/// As an agent reports.
+/// Interval of reports: that of an agent.
 pub const REPORT_EVERY: Duration = Duration::from_secs(1);
 /// Reports in one request: what is posted at once is limited.
 const AT_ONCE: usize = 100;

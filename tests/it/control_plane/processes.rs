@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Longer than anything here takes on a busy machine of two cores.
+/// Longest wait for a condition, well above what anything here takes on a busy machine of two cores.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Lines of a log that are shown where a test fails.

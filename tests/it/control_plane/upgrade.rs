@@ -16,6 +16,7 @@ use stowage_lab::demo::termination;
 const PREVIOUS: &str = "STOWAGE_PREVIOUS";
 /// The one Lease that the shipped role lets Stowage write.
 const LEASE: &str = "kube-system/stowage-scheduler";
+/// Interval of the agents' reports.
 const REPORT_EVERY: Duration = Duration::from_millis(500);
 
 fn serve(identity: &str) -> [&str; 8] {

@@ -6,7 +6,7 @@ use stowage_scheduling::explaining::units::length;
 use stowage_scheduling::ledger::LoanStage;
 use stowage_scheduling::units::Bytes;
 
-/// Of a pod that waits.
+/// Whether a pending pod may borrow VRAM, as text.
 pub fn borrowing(part: &BorrowingPart) -> String {
     match &part.kept_out_because {
         None => {
@@ -17,7 +17,7 @@ pub fn borrowing(part: &BorrowingPart) -> String {
     }
 }
 
-/// Of a bound pod.
+/// What a bound pod lends or borrows, as text.
 pub fn of_pod(loan: &PodLoanPart) -> String {
     let PodLoanPart {
         stage,
@@ -69,7 +69,7 @@ pub fn of_pod(loan: &PodLoanPart) -> String {
     }
 }
 
-/// Of a pod on a GPU, after its figures.
+/// What a pod on a GPU lends or borrows, as text behind its figures.
 pub fn of_occupant(loan: LoanStage) -> String {
     match loan {
         LoanStage::Borrows => ", borrows".into(),

@@ -83,7 +83,7 @@ pub struct PackingArgs {
     json: bool,
 }
 
-/// One object; `L` is a policy's result.
+/// The output of `--json`; `L` is a policy's result.
 #[derive(Debug, Serialize)]
 struct PackingOutput<'a, L> {
     variant: &'a str,
@@ -98,7 +98,7 @@ struct PackingResults {
     beginnings: Vec<UntilFirstRefusal>,
 }
 
-/// What all runs share.
+/// The setup that all runs share.
 struct PackingSetup {
     source: PackingTrace,
     setting: PlayedTrace,

@@ -125,7 +125,7 @@ pub fn losses(source: &PackingTrace, setting: &PlayedTrace, losses: &[Losses]) -
     )
 }
 
-/// What was played.
+/// The title of a table or picture: the trace, its size and the seeds.
 pub fn title(source: &PackingTrace, setting: &PlayedTrace, seeds: &[u64]) -> String {
     let of = match source.is_built_in {
         true => "made up (with --trace DIR the openb trace is played)".to_owned(),

@@ -38,7 +38,7 @@ pub struct ThroughExtender<'s> {
     router: Router,
     /// Binds are tasks of their own.
     runtime: Runtime,
-    /// By rank.
+    /// The names of the nodes, by rank.
     names: Vec<NodeName>,
     policy: Policy,
     upkeep: SimulatedUpkeep,
@@ -197,7 +197,7 @@ impl Placer for ThroughExtender<'_> {
     }
 }
 
-/// Its manifest.
+/// The pod's manifest.
 fn pod(uid: &PodUid, setting: &PlayedTrace, kind: &PodKind, policy: &Policy) -> Value {
     let resources = json!({
         "cpu": format!("{}m", kind.cpu),

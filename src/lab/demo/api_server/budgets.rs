@@ -26,7 +26,7 @@ pub fn take(store: &mut Store, pod: &Value, now: Timestamp) -> Result<(), ApiErr
     }
 }
 
-/// Budgets count running pods.
+/// Whether an eviction of the pod needs no budget: it is pending, has ended, or terminates already.
 fn is_nobodys_loss(pod: &Value) -> bool {
     let phase = pod["status"]["phase"].as_str();
     matches!(phase, Some("Pending" | "Succeeded" | "Failed"))

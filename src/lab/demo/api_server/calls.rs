@@ -18,12 +18,12 @@ pub struct ApiCall {
 pub struct Calls(Mutex<BTreeMap<ApiCall, u64>>);
 
 impl Calls {
-    /// From any client.
+    /// Requests of this kind from any client.
     pub fn count(&self, verb: &str, resource: &str) -> u64 {
         self.sum(|call| call.verb == verb && call.resource == resource)
     }
 
-    /// From one client.
+    /// Requests of this kind from one client.
     pub fn count_by(&self, client: &str, verb: &str, resource: &str) -> u64 {
         self.sum(|call| call.client == client && call.verb == verb && call.resource == resource)
     }

@@ -35,7 +35,7 @@ pub(super) enum Flow {
 }
 
 impl Connections {
-    /// Events of this kind are held back from the client, in open and new watches, until they are resumed.
+    /// Pauses events of this kind to the client, in open and new watches, until [`Self::resume_watches`].
     pub fn hold_watches_back(&self, client: &str, kind: &str) {
         self.change(|state| _ = state.held_back.insert(watches(client, kind)));
     }

@@ -63,7 +63,7 @@ pub async fn deliver(
     }
 }
 
-/// The answer if nothing is performed.
+/// The error that answers a request which is not performed.
 fn refused(fault: InjectedFault, request: &ApiRequest) -> ApiError {
     const WHY: &str = "a fault was ordered";
     match fault {

@@ -53,18 +53,18 @@ pub enum DelayStage {
 pub enum InjectedFault {
     /// Written at once, answered after this long: the client that gave up does not know it succeeded.
     AnswersLate(Duration),
-    /// Performed at once, answered when [`super::held::HeldRequests`] releases it. A page of a list shows the cluster as of the
+    /// Performed at once, answered when [`super::held_requests::HeldRequests`] releases it. A list page shows the cluster as of the
     /// request's arrival.
     AnswersWhenReleased,
     /// Written at once; the connection breaks before the answer is sent.
     LosesAnswer,
     /// Accepted now, written after this long, whether or not its client still waits.
     LandsLate(DelayStage, Duration),
-    /// Accepted now, written when [`super::held::HeldRequests`] releases it, whether or not its client still waits.
+    /// Accepted now, written when [`super::held_requests::HeldRequests`] releases it, whether or not its client still waits.
     LandsWhenReleased(DelayStage),
     /// Written and answered, and written again after this long: a proxy between client and server repeats it.
     ArrivesTwice(Duration),
-    /// Written and answered, and written again when [`super::held::HeldRequests`] releases the repetition.
+    /// Written and answered, and written again when [`super::held_requests::HeldRequests`] releases the repetition.
     ArrivesAgainWhenReleased,
     /// 500, nothing written.
     Fails,
@@ -107,7 +107,7 @@ impl InjectedFaults {
         self.order(None, operation, count, fault);
     }
 
-    /// The same for the requests of one client.
+    /// Makes the next `count` requests of this kind from one client go wrong, after those ordered before.
     pub fn next_of(&self, client: &str, operation: Operation, count: usize, fault: InjectedFault) {
         self.order(Some(client), operation, count, fault);
     }
@@ -122,12 +122,12 @@ impl InjectedFaults {
         *self.source.lock() = None;
     }
 
-    /// How many are still to be applied.
+    /// How many ordered faults are still to be applied.
     pub fn ordered(&self) -> usize {
         self.orders.lock().len()
     }
 
-    /// Those that were applied, in order.
+    /// The faults that were applied, in order.
     pub fn met(&self) -> Vec<(Operation, InjectedFault)> {
         self.met.lock().clone()
     }

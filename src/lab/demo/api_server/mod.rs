@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! routes ── HTTP to operation ──► write, pods ──► store (objects, versions, log) ──► watch ── events to HTTP
-//!   └─ delivery: late, twice or unanswered, by faults, held and connections
+//!   └─ delivery: late, twice or unanswered, by faults, held_requests and connections
 //! ```
 
 mod budgets;
@@ -55,7 +55,7 @@ struct Shared {
     revisions: channel::Sender<u64>,
     /// Wakes the watches.
     writes: ChangeCount,
-    /// What it calls the present.
+    /// The server's present time.
     clock: fn() -> Timestamp,
     calls: Calls,
     connections: Connections,
@@ -112,7 +112,7 @@ impl ApiServer {
         Ok(this)
     }
 
-    /// A server without a network, for [`Self::client_in_process_by`]; `clock` is its present.
+    /// A server without a network, for [`Self::in_process_client`]; `clock` gives its present time.
     pub fn in_process(clock: fn() -> Timestamp) -> Self {
         let stop = CancellationToken::new();
         let shared = Arc::new(Shared {
@@ -150,7 +150,7 @@ impl ApiServer {
         self.client_with(name, WriteTimes::default())
     }
 
-    /// The same, with a time limit for its writes.
+    /// A client of this server with a time limit for its writes; `name` is its User-Agent.
     pub fn client_with(&self, name: &str, times: WriteTimes) -> kube::Result<kube::Client> {
         let mut config = kube::Config::new(self.uri());
         if let Ok(name) = http::HeaderValue::from_str(name) {
@@ -169,7 +169,7 @@ impl ApiServer {
         self.router.clone()
     }
 
-    /// The same, with something between the client and [`Self::router`].
+    /// A client without a network: its requests go to `server`, which wraps [`Self::router`].
     pub(crate) fn client_in_process_by(
         &self,
         name: &str,
@@ -314,7 +314,7 @@ impl ApiServer {
         self.shared.revisions.subscribe()
     }
 
-    /// Waits until `look` returns a value; it is called again after each write.
+    /// Waits until `look` returns a value; it is called after each write.
     pub async fn until<T>(&self, mut look: impl FnMut(&Self) -> Option<T>) -> T {
         let mut revisions = self.subscribe();
         loop {

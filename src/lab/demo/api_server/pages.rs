@@ -30,7 +30,7 @@ pub(crate) struct FrozenList {
     pub items: Arc<[Arc<Value>]>,
 }
 
-/// Some of a list.
+/// One page of a list.
 #[derive(Debug)]
 pub(crate) struct ListPage {
     pub revision: u64,

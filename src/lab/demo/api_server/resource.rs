@@ -148,7 +148,7 @@ impl RequestTarget {
         })
     }
 
-    /// Reads the short form the in-process handle uses: `nodes/a`, `pods/default/a`, `pods`.
+    /// Parses the short form that the in-process handle uses: `nodes/a`, `pods/default/a`, `pods`.
     pub(crate) fn of_short(short: &str) -> Option<Self> {
         let segments: Vec<&str> = short.split('/').collect();
         let resource = Resource::named(segments.first()?)?;

@@ -54,7 +54,7 @@ pub(crate) struct ApiRequest {
     body: Bytes,
 }
 
-/// What a version of a group has.
+/// The discovery answer: the resources of one API group version.
 fn discovery(version: &str, resources: &[&Resource]) -> Response {
     let one = |resource: &&Resource| {
         json!({
@@ -194,7 +194,7 @@ impl ApiRequest {
         self.target.with_subresource()
     }
 
-    /// Of the object; empty where the request is about many.
+    /// The object's name; empty where the request is about many objects.
     pub fn name(&self) -> &str {
         self.target.name.as_deref().unwrap_or_default()
     }

@@ -9,17 +9,17 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Debug, Default)]
 pub struct Tokens {
     issued: Mutex<BTreeMap<String, Issued>>,
-    /// The granted access: a user, and a path or a namespace whose pods it may get.
+    /// Granted access: a user, and a path or a namespace whose pods the user may get.
     allowed: Mutex<BTreeSet<(String, String)>>,
 }
 
 /// The server's own audience, which is that of an ordinary token.
 pub(crate) const OWN_AUDIENCE: &str = "https://kubernetes.default.svc";
 
-/// In the year 2096.
+/// When every token expires, in seconds since 1970: in the year 2096, after any test ends.
 const EXPIRES: u64 = 4_000_000_000;
 
-/// As Kubernetes makes them, but for a signature that is none.
+/// A token with the claims that Kubernetes writes, and a placeholder for the signature.
 fn json_web_token(
     number: usize,
     user: &str,

@@ -229,7 +229,7 @@ fn check_new_gated_pod(key: &ObjectKey, pod: &Value) -> Result<(), ApiError> {
     Err(ApiError::invalid(key.resource, &key.name, why))
 }
 
-/// It lasts until a scheduler writes another one.
+/// The `PodScheduled` condition of a gated pod; it lasts until a scheduler writes another one.
 fn gated_condition() -> Value {
     json!({
         "type": "PodScheduled", "status": "False", "reason": "SchedulingGated",

@@ -32,7 +32,7 @@ impl Play {
         Ok(())
     }
 
-    /// The same without asking: it fails for want of memory until the jobs are gone.
+    /// The engine of a pod sleeps until jobs borrow from it, and wakes without asking: that fails until the jobs are gone.
     pub(super) async fn nap_without_asking(
         &mut self,
         engine: &'static str,

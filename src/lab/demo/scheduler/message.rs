@@ -16,7 +16,7 @@ pub(crate) fn fit_error(nodes: usize, refusals: &Refusals) -> String {
     available(nodes, texts)
 }
 
-/// The same for a dry run of preemption, in which every node that was not tried counts as one where preemption would not help.
+/// The message of a preemption dry run without candidates; a node that was not tried counts as one where preemption does not help.
 pub(crate) fn no_candidates(nodes: usize, dry_run: &Refusals) -> String {
     let untried = nodes.saturating_sub(dry_run.len());
     let texts = dry_run

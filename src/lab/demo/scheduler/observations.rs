@@ -99,7 +99,7 @@ impl Observations {
             .count()
     }
 
-    /// By `namespace/name`.
+    /// The result of the pod `namespace/name` so far.
     pub fn outcome(&self, pod: &str) -> PodOutcome {
         self.seen
             .lock()
@@ -117,7 +117,7 @@ impl Observations {
         *self.progress.borrow()
     }
 
-    /// Waits until `look` returns a value; it is called again after each step of the scheduler.
+    /// Waits until `look` returns a value; it is called after each step of the scheduler.
     pub async fn until<T>(&self, mut look: impl FnMut(&Self) -> Option<T>) -> T {
         let mut progress = self.progress.subscribe();
         loop {

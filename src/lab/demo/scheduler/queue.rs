@@ -165,7 +165,7 @@ impl SchedulingQueue {
         below.for_each(|entry| entry.wake(Waker::All, now));
     }
 
-    /// Wakes pods that have been unschedulable for too long.
+    /// Requeues pods that have been unschedulable for too long.
     pub fn flush(&mut self, now: Instant, config: &SchedulerConfig) {
         for entry in self.entries.values_mut() {
             if let QueueState::Unschedulable { since, .. } = entry.state

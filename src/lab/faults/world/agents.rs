@@ -100,7 +100,7 @@ impl NodeAgent {
         self.sequence = 0;
     }
 
-    /// What it reads of its machine.
+    /// The GPUs and processes that it reads on its machine.
     fn gpus(&self, machines: &Machines) -> Value {
         let node = node_name(self.node);
         let gpu = |index: usize| {
@@ -218,7 +218,7 @@ impl FaultyCluster {
         }
     }
 
-    /// Every agent is sound again.
+    /// Ends the faults of all agents.
     pub(super) fn mend_agents(&mut self) {
         for agent in &mut self.agents {
             agent.reports_at = agent.reports_at.min(clock::elapsed() + EVERY);

@@ -12,7 +12,7 @@ pub(crate) struct BindingWrites {
     /// By UID: the node to which the pod was to be bound last.
     nodes: Mutex<BTreeMap<String, String>>,
     written: Mutex<BTreeMap<WriteKey, usize>>,
-    /// Of which pods more was written at once than it may be.
+    /// Pods of which more Bindings were written at once than allowed.
     too_many: Mutex<Vec<String>>,
 }
 
@@ -68,7 +68,7 @@ impl BindingWrites {
         self.nodes.lock().get(uid).cloned()
     }
 
-    /// What was found since the last call.
+    /// Violations that were found since the last call.
     pub(crate) fn take_too_many(&self) -> Vec<String> {
         std::mem::take(&mut self.too_many.lock())
     }

@@ -9,7 +9,7 @@ const SEEN_AFTER: Duration = Duration::from_secs(75);
 
 /// The budget, and what it has allowed.
 pub struct Budget {
-    /// So many of the pods that are ready stay.
+    /// How many ready pods the budget keeps.
     min_available: usize,
     /// The most that it has allowed since then, until the next entry.
     allowed: VecDeque<(Instant, usize)>,
@@ -28,12 +28,12 @@ pub(crate) fn is_guarded(pod: &Value) -> bool {
     pod["metadata"]["labels"]["guarded"] == "yes"
 }
 
-/// The budget is asked before it is evicted.
+/// Whether an eviction of the pod takes a disruption of the budget.
 pub fn counts(pod: &Value) -> bool {
     is_guarded(pod) && stays(pod) && pod["status"]["phase"] == "Running"
 }
 
-/// It is not about to leave.
+/// Whether the pod is not terminating.
 pub fn stays(pod: &Value) -> bool {
     pod["metadata"]["deletionTimestamp"].is_null()
 }

@@ -66,7 +66,7 @@ impl ReservationWrites {
     }
 }
 
-/// Those about which the leader has not written.
+/// Late reservations about which the acting leader has not written.
 #[derive(Default)]
 pub(crate) struct LateReservations {
     standing: Vec<LateReservation>,
@@ -77,7 +77,7 @@ pub(crate) struct LateReservations {
 struct LateReservation {
     reservation: ShownReservation,
     pod: String,
-    /// In which it landed.
+    /// The term in which it landed.
     term: ActingTerm,
     /// It landed after this.
     looked: Instant,

@@ -39,7 +39,7 @@ impl FaultyCluster {
         self.created[n] = Instant::now();
     }
 
-    /// The nodes that there are.
+    /// Names of the nodes that exist now.
     pub(super) fn node_names(&self) -> Vec<String> {
         (0..self.nodes)
             .filter(|n| self.node_returns[*n].is_none())

@@ -41,7 +41,7 @@ impl FaultyCluster {
         self.tally.steps += 1;
     }
 
-    /// What was written of pods since: a reservation may be over by the next look.
+    /// Records the writes of pods since the last check: a reservation may be over by the next one.
     pub(super) fn note_writes(&mut self) {
         let since = std::mem::replace(&mut self.looked_at, self.api.revision());
         let (before, after): (Vec<_>, Vec<_>) =

@@ -4,7 +4,7 @@ use super::budgets::is_guarded;
 use super::*;
 use tokio::task::JoinHandle;
 
-/// Pods that wait at once, at most.
+/// The most pods that wait at once.
 const WAITING: usize = 16;
 
 /// A pod that is none of Stowage's, and how often its status changes.
@@ -22,7 +22,7 @@ pub(crate) struct RecreatedPod {
     pub at: Instant,
 }
 
-/// What a pod was made from.
+/// The template that a pod was created from.
 fn template(pod: &Value) -> Value {
     let mut spec = pod["spec"].clone();
     spec.as_object_mut()
@@ -138,7 +138,7 @@ impl FaultyCluster {
         self.pods().into_iter().filter(waits).collect()
     }
 
-    /// Their owners change their minds.
+    /// Edits or recreates a random pod, as its owner may.
     pub(super) fn meddle_with_pods(&mut self) {
         if self.dice.below(50) == 0
             && let Some(name) = self.one_that_waits()

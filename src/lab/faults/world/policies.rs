@@ -14,7 +14,7 @@ use stowage_server::policy_watch::{self, LastGood, PolicyWatch};
 const TAKEN_WITHIN: Duration = Duration::from_secs(15);
 /// How long a host's kubelet takes for a change, at most.
 const SHOWN_WITHIN: Duration = Duration::from_secs(40);
-/// Texts that are no policy.
+/// Texts that no policy parser accepts.
 const BROKEN: [&str; 3] = [
     "scoring: {shortlits: 1}\n",
     "classes: [{name: serving, match: ",
@@ -28,13 +28,13 @@ pub fn check_folder() -> std::io::Result<()> {
     fs::remove_dir(folder)
 }
 
-/// A folder of its own.
+/// A new folder for one history's policy files.
 fn folder() -> PathBuf {
     let number = FOLDERS.fetch_add(1, Ordering::Relaxed);
     std::env::temp_dir().join(format!("stowage-faults-{}-{number}", std::process::id()))
 }
 
-/// Of other histories that are played at the same time.
+/// Number of the next folder: histories are played at the same time.
 static FOLDERS: AtomicU64 = AtomicU64::new(0);
 
 /// The good policies of a history, and the files of its hosts.
@@ -63,7 +63,7 @@ impl PolicyText {
     }
 }
 
-/// What one host has.
+/// The policy files of one host.
 #[derive(Debug, Clone)]
 struct HostPolicy {
     shown: PolicyText,

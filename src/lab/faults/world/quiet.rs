@@ -27,7 +27,7 @@ const WRITTEN_AGAIN_WITHIN: Duration = Duration::from_secs(90);
 /// What a kube-scheduler without a backlog takes for all of its pods.
 const ROUND: Duration = Duration::from_secs(1);
 
-/// What lasts longer than it may.
+/// When each problem of the quiet period was first found.
 #[derive(Default)]
 pub(crate) struct QuietWatch {
     /// Since when each waiting pod has fitted somewhere, by name.

@@ -49,7 +49,7 @@ impl ReplicaWrites {
     }
 }
 
-/// As the API server refuses a token.
+/// The API server's answer to an expired token.
 fn unauthorized() -> Response {
     let status = json!({
         "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 401,

@@ -16,6 +16,7 @@ use stowage_server::service::{SimulatedThreads, WorkKind, WorkPlace};
 const STOPS_WITHIN: Duration = Duration::from_secs(60);
 /// A plan that is not stopped lasts beyond that.
 const LONG_PLAN: Duration = Duration::from_secs(300);
+/// How long most plans take: they are ready at once.
 const NO_TIME: Duration = Duration::from_millis(1);
 
 impl FaultyCluster {
@@ -174,7 +175,7 @@ impl FaultyCluster {
         );
     }
 
-    /// Its next plan takes minutes.
+    /// Makes the replica's next plans take minutes.
     async fn plan_for_long(&mut self, host: usize) {
         if let Some(replica) = &self.replicas[host] {
             replica.plans_for_long.store(true, Ordering::Relaxed);

@@ -8,7 +8,7 @@ use super::*;
 use stowage_scheduling::testkit::oracle::{BrokenPromise, VictimFacts};
 use stowage_scheduling::testkit::uid;
 
-/// What is known of victims.
+/// Victims that reservations and `preempt` answers named, and those that were evicted.
 #[derive(Default)]
 pub struct Victims {
     /// Reservations that were shown, each once.
@@ -23,7 +23,7 @@ pub struct Victims {
 /// A reservation, without its deadline, which its leader moves.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ShownReservation {
-    /// Of the pod that shows it.
+    /// UID of the pod that shows it.
     uid: String,
     place_and_victims: String,
     /// Another leader may decide the same again.

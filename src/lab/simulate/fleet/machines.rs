@@ -23,7 +23,7 @@ pub struct MachineSpec {
     pub labels: BTreeMap<String, String>,
     pub gpu: GpuModel,
     pub gpus: u32,
-    /// Of each GPU.
+    /// VRAM of each GPU.
     pub vram: Bytes,
     /// Host memory that files stay in after they are read.
     pub page_cache: Bytes,
@@ -55,7 +55,7 @@ pub struct Sleeper {
     pub namespace: Arc<str>,
 }
 
-/// How a pod starts.
+/// How long a pod takes to start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Start {
     /// From binding until its image is there.
@@ -151,7 +151,7 @@ impl Machines {
         self.oracle.bind(pod, node, devices, granted)
     }
 
-    /// The pod is gone from its node.
+    /// Removes a pod that is gone from its node.
     pub fn remove(&mut self, pod: &PodUid, node: &NodeName) {
         self.oracle.end(pod);
         if let Some(machine) = self.get_mut(node) {

@@ -1,7 +1,7 @@
 //! What goes between the fleet and its scheduler, and what becomes of it on the way.
 //!
 //! A scheduler that is honest about what it can know reads messages alone. In these simulations they all arrive at once;
-//! [`Fates`] is where faults come in.
+//! [`Delivery`] is where faults come in.
 
 use super::pods::{Image, PodSpec};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use stowage_scheduling::ledger::StartProgress;
 use stowage_scheduling::units::{Millis, Moment};
 use stowage_scheduling::vocabulary::node_reading::NodeReading;
 
-/// What a scheduler is told.
+/// A message from the fleet to its scheduler.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Message {
     /// A pod as the API server shows it.
@@ -48,7 +48,7 @@ pub struct PodShown {
     pub bound: Option<PodBound>,
     /// Its last checkpoint.
     pub checkpoint: Option<Moment>,
-    /// When it was asked to leave.
+    /// When its deletion began; `None` if it is not terminating.
     pub leaving: Option<Moment>,
 }
 
@@ -76,7 +76,7 @@ pub enum Act {
     },
 }
 
-/// What is on its way.
+/// The direction of a message.
 #[derive(Debug, Clone, Copy)]
 #[cfg_attr(
     not(test),

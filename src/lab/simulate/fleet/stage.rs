@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A pod that is bound starts for as long as its image and weights take on that node. A pod that is evicted has its grace period
-//! and is gone after it; what it does in that time is the scenario's. Messages and acts have fates ([`Fates`]).
+//! and is gone after it; what it does in that time is the scenario's. Messages and actions may be delayed or repeated ([`Delivery`]).
 
 use super::machines::{Machine, Machines, Start};
 use super::messages::{Act, Envelope, Fate, Fates, Message, PodBound, PodShown, Reliable};
@@ -33,7 +33,7 @@ const LONGEST_ROUND: Millis = Millis::seconds(5);
 /// Simulations begin here, far enough from 0 that ages can be subtracted.
 pub const START: Moment = Moment(1_000_000_000);
 
-/// What a scenario is told. `T` are its own timers.
+/// An event that the stage reports to its scenario. `T` are the scenario's timers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ScenarioEvent<T> {
     Bound(PodUid),
@@ -91,9 +91,9 @@ pub struct Stage<'s, T> {
     /// How start times differ from what they should be.
     starts: Random,
     round_at: Option<Moment>,
-    /// Until the next one.
+    /// Time until the next round.
     pause: Millis,
-    /// Promises that the scheduler broke.
+    /// Invariants that the scheduler violated.
     pub broken: Vec<BrokenPromise>,
     pub evictions: u64,
 }
@@ -152,7 +152,7 @@ impl<'s, T> Stage<'s, T> {
         self.pods.iter()
     }
 
-    /// The scenario is told of `what` at that time.
+    /// Schedules the scenario's timer `what` for that time.
     pub fn at(&mut self, when: Moment, what: T) {
         self.events.at(when, StageEvent::Timer(what));
     }

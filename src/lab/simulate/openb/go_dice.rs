@@ -70,7 +70,7 @@ impl GoDice {
         }
     }
 
-    /// Of 63 bits.
+    /// A random number of 63 bits.
     pub(crate) fn int63(&mut self) -> u64 {
         self.tap = self.tap.checked_sub(1).unwrap_or(LENGTH - 1);
         self.feed = self.feed.checked_sub(1).unwrap_or(LENGTH - 1);

@@ -57,7 +57,7 @@ pub struct TracePod {
     pub memory: Bytes,
     /// None for a pod without GPUs.
     pub gpus: u32,
-    /// Of each of its GPUs, in thousandths.
+    /// Requested share of each of its GPUs, in thousandths.
     pub milli: u32,
     /// The models it may run on; none means any.
     pub models: Arc<[GpuModel]>,

@@ -42,7 +42,7 @@ pub struct Arrivals {
 
 impl Arrivals {
     /// With the random numbers of the published runs, in the same order: an unused number, the pods, more pods or fewer,
-    /// [`ROLLED_BY_OTHERS`], the nodes.
+    /// [`UNUSED_DRAWS`], the nodes.
     pub fn of(setting: &PlayedTrace, seed: u64) -> Self {
         let mut dice = GoDice::seeded(seed);
         dice.int63();
@@ -73,7 +73,7 @@ impl Arrivals {
     }
 }
 
-/// Draws pods with replacement until the next one would request more than [`LAST_LOAD`]; removes pods from a trace that
+/// Draws pods with replacement until the next one would request more than [`MAX_LOAD_PERCENT`]; removes pods from a trace that
 /// requests more by itself. A pod with several GPUs is tried as if it requested one of them, as in the published runs.
 fn fill_up(setting: &PlayedTrace, pods: &mut Vec<usize>, dice: &mut GoDice) {
     let asks = |pod: usize| setting.kind_of(pod).milli_gpus();

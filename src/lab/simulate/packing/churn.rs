@@ -16,7 +16,7 @@ use stowage_scheduling::units::{Millis, Moment};
 const LIFETIME: Millis = Millis::seconds(86_400);
 /// The warm-up from an empty cluster: after it the influence of the beginning is e⁻³, 5 %.
 const WARM_UP: u64 = 3;
-/// In lifetimes too: some 40,000 arrivals on the whole trace.
+/// Lifetimes that are counted after the warm-up: some 40,000 arrivals on the whole trace.
 const COUNTED: u64 = 5;
 
 /// The mean requested share of the capacity, in thousandths.
@@ -59,7 +59,7 @@ pub struct Rejections {
 }
 
 impl Rejections {
-    /// In hundredths.
+    /// The rejected share of the requested GPUs, in percent.
     pub fn percent(&self) -> f64 {
         100.0 * self.rejected as f64 / self.asked.max(1) as f64
     }

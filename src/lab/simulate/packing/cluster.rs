@@ -17,7 +17,7 @@ pub struct SimulatedCluster {
 
 #[derive(Debug, Clone)]
 pub struct SimulatedNode {
-    /// Its index in [`PlayedTrace::sites`].
+    /// Its index in [`WorkloadTrace::nodes`].
     pub site: usize,
     pub model: usize,
     /// Free resources: thousandths of cores, bytes, thousandths of each GPU, pods.
@@ -34,7 +34,7 @@ pub struct SimulatedNode {
 /// Where a pod is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SimulatedPlacement {
-    /// By its rank.
+    /// The node's rank.
     pub node: usize,
     pub gpus: GpuSet,
 }
@@ -44,7 +44,7 @@ pub struct SimulatedPlacement {
 pub enum DemandSort {
     /// A part of one GPU.
     Part,
-    /// So many whole ones.
+    /// This number of whole GPUs.
     Whole(u32),
 }
 
@@ -131,7 +131,7 @@ impl SimulatedNode {
             .map(|(place, _)| place)
     }
 
-    /// Over all GPUs, in thousandths of one.
+    /// Free capacity over all GPUs, in thousandths of one.
     pub fn free(&self) -> u64 {
         self.gpus.iter().map(|free| u64::from(*free)).sum()
     }

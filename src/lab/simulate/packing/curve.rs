@@ -4,7 +4,7 @@
 use super::arrivals::LAST_LOAD;
 use crate::simulate::openb::WHOLE_GPU;
 
-/// By load, from 0 % to [`LAST_LOAD`].
+/// The allocated and the fragmented share by load, from 0 % to [`MAX_LOAD_PERCENT`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct AllocationCurve {
     capacity: u64,
@@ -20,7 +20,7 @@ struct Level {
     fragmented: f64,
 }
 
-/// Of all GPUs, in hundredths.
+/// Figures at one load, in percent of all GPUs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Point {
     pub load: u64,
@@ -29,7 +29,7 @@ pub struct Point {
 }
 
 impl AllocationCurve {
-    /// Of a cluster with so many thousandths of GPUs.
+    /// An empty curve of a cluster with this many thousandths of GPUs.
     pub fn new(capacity: u64) -> Self {
         Self {
             capacity: capacity.max(1),

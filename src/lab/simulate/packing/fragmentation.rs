@@ -13,7 +13,7 @@ const TYPICAL: u64 = 95;
 /// The typical pods.
 #[derive(Debug, Clone)]
 pub struct Typical {
-    /// Of GPU pods alone: a pod without GPUs uses no GPU anywhere.
+    /// Shapes of GPU pods only: a pod without GPUs uses no GPU anywhere.
     shapes: Vec<TypicalShape>,
     /// How many pods they represent.
     count: u64,

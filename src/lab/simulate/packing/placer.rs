@@ -17,12 +17,12 @@ pub struct PodArrival {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placed {
     pub seat: SimulatedPlacement,
-    /// Its victims, by their numbers.
+    /// Numbers of its victims.
     pub evicted: Vec<usize>,
 }
 
 impl Placed {
-    /// Without victims.
+    /// A placement that evicts no pod.
     pub fn alone(seat: SimulatedPlacement) -> Self {
         Self {
             seat,

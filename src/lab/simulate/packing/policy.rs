@@ -25,7 +25,7 @@ pub enum PlayedPolicy {
     Fgd,
     /// Stowage: what the extender would do.
     Stowage,
-    /// The same, knowing beforehand how often each kind of pod will arrive.
+    /// Stowage, if it knows beforehand how often each kind of pod will arrive.
     StowageKnownDemand,
 }
 

@@ -29,7 +29,7 @@ pub struct AdmissionCounts {
 }
 
 impl AdmissionCounts {
-    /// In hundredths, by GPUs.
+    /// The admitted share of the requested GPUs, in percent.
     pub fn percent(&self) -> f64 {
         100.0 * self.admitted as f64 / self.asked.max(1) as f64
     }
@@ -104,7 +104,7 @@ impl ReplayRun<'_> {
         (true, outcome.evicted.len() as u64)
     }
 
-    /// Pending pods did not fit before; only this node has changed.
+    /// Places pending pods on a node that has changed; they did not fit before.
     fn fill(&mut self, node: usize, placer: &mut dyn Placer) {
         let kinds: Vec<usize> = self.waiting.keys().copied().collect();
         for kind in kinds {

@@ -65,7 +65,7 @@ impl<'s> PackingRun<'s> {
         }
     }
 
-    /// In GPUs.
+    /// Fragmented free capacity, in GPUs.
     pub fn fragmented(&self) -> f64 {
         self.fragments.as_ref().map_or(0.0, Fragments::gpus)
     }

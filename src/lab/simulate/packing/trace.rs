@@ -22,7 +22,7 @@ pub struct PlayedTrace {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlayedNode {
     pub name: NodeName,
-    /// Its index in [`PlayedTrace::models`].
+    /// Its index in [`WorkloadTrace::models`].
     pub model: usize,
     /// In thousandths of a core.
     pub cpu: u64,
@@ -38,7 +38,7 @@ pub struct PodKind {
     pub memory: u64,
     /// None for a pod without GPUs.
     pub gpus: u32,
-    /// Of each of them, in thousandths.
+    /// Requested share of each of its GPUs, in thousandths.
     pub milli: u32,
     /// Whether it may run on a node of each model, by the model's index.
     pub models: Box<[bool]>,
@@ -46,7 +46,7 @@ pub struct PodKind {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlayedPod {
-    /// Its index in [`PlayedTrace::kinds`].
+    /// Its index in [`WorkloadTrace::kinds`].
     pub kind: usize,
     pub qos: Option<Qos>,
 }
@@ -85,7 +85,7 @@ impl PlayedTrace {
         self.sites.iter().any(|site| site.could_fit(kind))
     }
 
-    /// Of all GPUs, in thousandths of one.
+    /// Capacity of all GPUs, in thousandths of one.
     pub fn capacity(&self) -> u64 {
         self.sites
             .iter()
@@ -118,7 +118,7 @@ impl PodKind {
         }
     }
 
-    /// Over all its GPUs, in thousandths of one.
+    /// The request over all its GPUs, in thousandths of one.
     pub fn milli_gpus(&self) -> u64 {
         u64::from(self.gpus) * u64::from(self.milli)
     }

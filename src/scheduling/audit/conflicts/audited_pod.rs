@@ -12,7 +12,7 @@ use std::sync::Arc;
 pub struct AuditedPod {
     pub key: PodKey,
     pub node: NodeName,
-    /// By the record of its Binding, or by its reservation. Empty if the pod is bound and records none.
+    /// The GPUs by the record of its Binding, or by its reservation. Empty if the pod is bound and records none.
     pub gpus: Arc<[GpuUuid]>,
     pub part: GpuClaim,
 }
@@ -24,7 +24,7 @@ pub enum GpuClaim {
     Holds(Box<ReservedShare>),
 }
 
-/// What a Binding granted, and how far the pod has got.
+/// The grant of a Binding, and how far the pod has got with its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grant {
     /// VRAM on each of its GPUs.
@@ -50,7 +50,7 @@ pub struct Since {
     pub created: i64,
 }
 
-/// What a reservation keeps.
+/// VRAM that a reservation keeps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReservedShare {
     /// VRAM on each of its GPUs.
@@ -58,7 +58,7 @@ pub struct ReservedShare {
     pub sharing: Sharing,
     /// Pods that are evicted for it.
     pub victims: Arc<[PodUid]>,
-    /// From this moment on it keeps nothing.
+    /// The moment from which on it keeps nothing.
     pub deadline: Moment,
 }
 

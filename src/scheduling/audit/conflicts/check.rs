@@ -17,7 +17,7 @@ pub(crate) type NodePods = BTreeMap<PodUid, AuditedPod>;
 pub(crate) struct FoundConflict {
     pub kind: GpuConflictKind,
     pub gpu: GpuUuid,
-    /// In order of UID.
+    /// The pods that were granted or keep a part of the GPU, in order of UID.
     pub parties: Vec<Party>,
     pub capacity: Option<Bytes>,
 }

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 #[derive(Debug, Default)]
 pub(super) struct CheckQueue {
     changed: VecDeque<NodeName>,
-    /// The same nodes, for lookup.
+    /// The nodes in `changed`, for lookup.
     queued: FxHashSet<NodeName>,
     later: BTreeSet<(Moment, NodeName)>,
     later_of: BTreeMap<NodeName, Moment>,

@@ -67,7 +67,7 @@ impl PartyRole {
 /// How many pods a text names; an Event's note has 1,024 bytes, and a name may have 500.
 const NAMED: usize = 4;
 
-/// With the names of all pods: for those who operate the cluster.
+/// The text with the names of all pods: for those who operate the cluster.
 impl fmt::Display for GpuConflict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.write(f, &|_| true)

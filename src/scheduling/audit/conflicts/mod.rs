@@ -5,13 +5,13 @@
 //! the pods that could be evicted; [`audited_pod`] is what is read of a pod, [`gpu_conflict`] what is reported.
 //!
 //! ```text
-//!  watch ─► see · forget ─► pods by node ─► due (changed nodes, and some more in turn) ─► look ─► stands · ends
+//!  watch ─► observe · remove ─► pods by node ─► due (changed nodes, and some more in turn) ─► check_nodes ─► begun · ended
 //! ```
 //!
 //! **Cost.** One round checks the nodes whose pods changed since the last one, and a few more in turn ([`AuditPace`]), because a
 //! GPU's capacity changes without a pod's event.
 //!
-//! **When a finding counts.** A conflict counts once it has stood for [`GpuConflictKind::stands_for`] and a second check has
+//! **When a finding counts.** A conflict counts once it has stood for [`GpuConflictKind::confirmation_time`] and a second check has
 //! found it again; while pods are being listed nothing is checked, because a deleted pod is still known then. It ends with the
 //! first check that does not find it.
 
@@ -52,9 +52,9 @@ impl GpuConflictKind {
 /// The greatest number of nodes that one round checks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AuditPace {
-    /// Of the nodes that changed. The others wait for the next round.
+    /// Nodes that changed. The others wait for the next round.
     pub changed: usize,
-    /// Of the other nodes, in turn.
+    /// Other nodes, checked in turn.
     pub in_turn: usize,
 }
 
@@ -86,19 +86,19 @@ pub struct Conflicts {
 /// with made-up pods.
 const SHARED_WITH: usize = 64;
 
-/// One node.
+/// The audited pods and open findings of one node.
 #[derive(Debug, Default)]
 struct OnNode {
     pods: NodePods,
     standing: Vec<StandingConflict>,
 }
 
-/// A conflict, and the moment since when it stands.
+/// An over-allocation that checks have found, and since when.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct StandingConflict {
     conflict: Arc<GpuConflict>,
     since: Moment,
-    /// The moment since when each of its pods takes part, in their order.
+    /// Since when each of its pods takes part, in their order.
     party_since: Vec<Moment>,
     counts: bool,
 }
@@ -172,8 +172,8 @@ impl Conflicts {
         self.is_listing = false;
     }
 
-    /// The nodes to check now. Pass their GPUs to [`Conflicts::look`]; a node that changes in between is checked as it is then,
-    /// and once more.
+    /// The nodes to check now. Pass their GPUs to [`OverAllocationAudit::check_nodes`]; a node that changes in between is checked as
+    /// it is then, and once more.
     pub fn due(&mut self, now: Moment) -> Vec<NodeName> {
         if self.is_listing {
             return Vec::new();
@@ -297,7 +297,7 @@ impl Conflicts {
 }
 
 impl OnNode {
-    /// The same names, as copies that other pods of the node have.
+    /// These GPU names, as copies that other pods of the node have.
     fn shared(&self, names: &Arc<[GpuUuid]>) -> Arc<[GpuUuid]> {
         let others = || self.pods.values().take(SHARED_WITH).map(|pod| &pod.gpus);
         if let Some(same) = others().find(|gpus| *gpus == names) {

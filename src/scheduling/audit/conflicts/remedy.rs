@@ -28,7 +28,7 @@ pub struct ConflictVictim {
     pub key: PodKey,
     pub node: NodeName,
     pub gpu: GpuUuid,
-    /// Of the pods that stay, the one with the largest grant.
+    /// The pod with the largest grant of those that stay.
     pub stays: PodKey,
     pub stays_uid: PodUid,
 }

@@ -45,7 +45,7 @@ pub struct NodeChanges {
     /// Fields of the node itself.
     #[serde(skip_serializing_if = "Fields::is_empty")]
     pub node: Fields,
-    /// By the GPU's place on the node.
+    /// Changed fields of GPUs, by the GPU's index on the node.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub gpus: BTreeMap<usize, Fields>,
     /// Pods that are new or differ.
@@ -82,7 +82,7 @@ impl FleetChanges {
         changes
     }
 
-    /// Nothing differs but the time.
+    /// Whether nothing differs but the time.
     pub fn is_empty(&self) -> bool {
         *self
             == Self {

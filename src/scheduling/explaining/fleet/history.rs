@@ -50,7 +50,7 @@ impl FleetSums {
         sums.with(fleet.nodes.iter().flat_map(|node| &node.gpus))
     }
 
-    /// The same of a ledger, for when nobody looks at its pods: a view of each takes ten times as long as their sums.
+    /// The sums of a ledger, without a [`Fleet`], which takes ten times as long.
     pub fn of_ledger(ledger: &Ledger) -> Self {
         let policy = ledger.policy();
         let mut by_class = vec![Bytes::ZERO; policy.classes().len()];
@@ -88,7 +88,7 @@ impl FleetSums {
         )
     }
 
-    /// The same with the sums over these GPUs.
+    /// Adds the sums over these GPUs.
     fn with(mut self, gpus: impl Iterator<Item = impl Borrow<FleetGpu>>) -> Self {
         let mut kv_caches = KvCaches::default();
         for gpu in gpus {
@@ -124,7 +124,7 @@ pub struct FleetHistory {
 }
 
 impl FleetHistory {
-    /// At most so many sums, one in `every`.
+    /// A history of at most `max_len` sums, one in each `interval`.
     pub fn new(most: usize, every: Millis) -> Self {
         Self {
             every,
@@ -140,7 +140,7 @@ impl FleetHistory {
             .map_or(Millis(0), |latest| (latest.at + self.every).since(now))
     }
 
-    /// Keeps the sums if they are due, and forgets the oldest beyond the limit. Answers whether it kept them.
+    /// Records the sums if they are due, and drops the oldest beyond the limit. Returns whether it recorded them.
     pub fn keep(&mut self, sums: FleetSums) -> bool {
         if self.due_in(sums.at) > Millis(0) {
             return false;

@@ -85,7 +85,7 @@ fn without_limits(node: &Node, demand: &Demand) -> Option<(Node, Demand)> {
     })
 }
 
-/// What the reason's entry says of the nearest node.
+/// The remedy that removes one reason, for the nearest node that it helps.
 fn told(
     code: &str,
     lift: &Lift,

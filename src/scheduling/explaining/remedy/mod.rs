@@ -277,12 +277,12 @@ fn changes(cluster: &ClusterCopy, facts: &Facts, outline: &NodeOutline) -> Vec<R
     changes
 }
 
-/// A pod with less than half of the VRAM that it was meant to have runs another engine.
+/// The effort of requesting less than half of the VRAM: that takes another engine or model.
 const MUCH_LESS: u8 = 18;
 /// The effort of waiting until all pods have left a GPU.
 const EMPTYING: u8 = 17;
 
-/// Of the change that takes a reason away.
+/// The effort of the change that removes this reason.
 fn effort_of(reason: &str) -> u8 {
     LIFTS
         .iter()
@@ -291,7 +291,7 @@ fn effort_of(reason: &str) -> u8 {
 }
 
 impl RemedyChange {
-    /// For the pod that is in the way, on its node.
+    /// The change for a predecessor that is in the way on its node.
     pub fn of_predecessor((pod, node): (&PodKey, &NodeName)) -> Self {
         Self::LetPredecessorLeave {
             node: node.clone(),
@@ -319,7 +319,7 @@ fn gpu_candidates(node: &Node, demand: &Demand, allowance: TenantLimit) -> Optio
         .filter(|gpus| is_allowed(allowance, &node.gpus, demand, *gpus))
 }
 
-/// The best place in the cluster for this demand.
+/// The node (by index) and the GPUs that the filter would rank first for this demand.
 fn best_gpu_candidate(
     facts: &Facts,
     demand: &Demand,
@@ -368,7 +368,7 @@ fn victims_leave(facts: &Facts) -> Option<RemedyChange> {
     })
 }
 
-/// With a higher limit the pod would fit on some node.
+/// The higher limit with which the pod would fit on some node.
 fn raise_limit(facts: &Facts) -> Option<RemedyChange> {
     let demand = facts.demand();
     if facts.allowance == TenantLimit::default() {

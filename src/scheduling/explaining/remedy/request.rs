@@ -117,7 +117,7 @@ fn share(facts: &Facts) -> Option<RemedyChange> {
     })
 }
 
-/// The same pod with this request instead.
+/// The demand of the pod with this request instead, reclassified.
 fn with(demand: &Demand, policy: &Policy, vram: Bytes, gpus: u32, sharing: Sharing) -> Demand {
     let traits = PodTraits {
         vram,
@@ -137,7 +137,7 @@ fn with(demand: &Demand, policy: &Policy, vram: Bytes, gpus: u32, sharing: Shari
     )
 }
 
-/// The same pod with a request for this many devices.
+/// The demand of the pod with a request for this many devices, reclassified.
 pub fn with_devices(
     demand: &Demand,
     policy: &Policy,
@@ -163,7 +163,7 @@ pub fn with_devices(
     )
 }
 
-/// The same pod with another priority.
+/// The demand of the pod with another priority, reclassified.
 pub(crate) fn with_priority(demand: &Demand, policy: &Policy, priority: i32) -> Demand {
     let traits = PodTraits {
         priority,

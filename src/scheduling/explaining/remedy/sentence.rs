@@ -162,7 +162,7 @@ pub(super) fn preempt(
     format!("{names} could be evicted from {gpu_candidate} for it{condition}")
 }
 
-/// What else goes or stays with a victim.
+/// The text on the group that restarts with a victim, and on its Kueue Workload.
 fn with_others(victim: &Victim) -> String {
     let group = victim.group.as_ref().map_or(String::new(), |group| {
         let cost = gpu_seconds(group.cost);
@@ -227,7 +227,7 @@ pub(super) fn gate(opens_in: Option<Millis>) -> String {
     }
 }
 
-/// Other nodes where the same change helps.
+/// The text on the number of other nodes where the same change helps.
 pub(super) fn others(nodes: u32) -> String {
     match nodes {
         0 | 1 => String::new(),

@@ -37,7 +37,7 @@ pub(super) struct NodeCharges {
     asked_for: Bytes,
 }
 
-/// What one placed pod takes, and where.
+/// The GPUs on which a pod is charged.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::ledger) struct PodCharge {
     pub gpus: GpuSet,
@@ -46,7 +46,7 @@ pub(in crate::ledger) struct PodCharge {
     pub placed: bool,
 }
 
-/// What is read of a charged pod when a report comes in, or when a preemptor looks for victims.
+/// A charged pod, with what is read of it when a report comes in or a preemptor searches for victims.
 #[derive(Debug, Clone)]
 pub(crate) struct ResidentPod {
     pub uid: PodUid,
@@ -55,13 +55,13 @@ pub(crate) struct ResidentPod {
     pub placed: bool,
     pub per_gpu: Bytes,
     pub sharing: Sharing,
-    /// Since when it is known to be bound; `None` while its Binding is on its way.
+    /// When it was observed to be bound; `None` while its Binding is pending.
     pub bound: Option<Moment>,
-    /// On how many GPUs a reading must show it to say where it is, if no record does.
+    /// How many GPUs a reading must show it on to locate it; `None` if its GPUs are recorded or located already.
     pub wanted_on: Option<u32>,
     pub priority: i32,
     pub class: ClassId,
-    /// With which it is evicted.
+    /// The grace period with which it is evicted.
     pub grace: Millis,
     /// What it uses of the node's GPUs, in thousandths of one.
     pub milli_gpus: u64,
@@ -74,9 +74,9 @@ pub(crate) struct ResidentPod {
     pub lends: bool,
     /// Its engine is to wake, or may.
     pub is_waking: bool,
-    /// It has not been told what its request, or the end of it, asks for.
+    /// Its condition does not answer its latest wake request yet, or the end of it.
     pub is_unanswered: bool,
-    /// A reading that was sampled before does not show that it sleeps.
+    /// Readings sampled before this moment do not show that it sleeps.
     pub sleeps_from: Moment,
 }
 
@@ -109,7 +109,7 @@ impl NodeState {
         })
     }
 
-    /// Adds up again what pods take, after any change of a pod or a device here. Answers what tenants used before.
+    /// Adds up again what pods take, after any change of a pod or a device here. Returns what tenants used before.
     pub(in crate::ledger) fn recount(
         &mut self,
         pod_states: &PodStates,
@@ -393,7 +393,7 @@ impl NodeState {
         })
     }
 
-    /// What the pod's disruption depends on has changed, and nothing that it takes. Answers whether it begins to leave, or stays
+    /// What the pod's disruption depends on has changed, and nothing that it takes. Returns whether it begins to leave, or stays
     /// after all: an engine that leaves lends nothing more, and serves no other pod.
     pub(in crate::ledger) fn note_disruption_info(
         &mut self,

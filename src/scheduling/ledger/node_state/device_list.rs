@@ -11,10 +11,10 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// A list of devices that gains something is taken once in this time, in the long run. Each change costs every
-/// decision: cached results of the node are void.
+/// The average time between two gains of a node's list of devices. Each change costs every decision, because cached results of
+/// the node are void.
 const GAIN_EVERY: Millis = Millis::seconds(10);
-/// So many gains may come at once: a driver that starts shows its GPUs one after the other.
+/// How many gains may come at once: a driver that starts shows its GPUs one after the other.
 const GAINS_AT_ONCE: u64 = 4;
 
 /// When a node's list of devices may gain something again.
@@ -52,8 +52,8 @@ fn card(device: &Device) -> &GpuUuid {
 }
 
 impl NodeState {
-    /// The agent lists these devices. Answers those to keep, and how many gains wait; refused with how many devices there would
-    /// be, if they are more than [`MAX_GPUS`].
+    /// Takes an agent's list of devices. Returns those to keep, and how many gains are delayed; fails with how many devices there
+    /// would be, if they are more than [`MAX_GPUS`].
     pub(in crate::ledger) fn take_report(
         &mut self,
         reported: &Arc<[Device]>,
@@ -96,7 +96,7 @@ impl NodeState {
         self.lists_all_devices = true;
     }
 
-    /// The places of a pod's devices, without those that are lost. `None` if it is not certain where one of them is.
+    /// The indices of a pod's devices, without those that are lost. `None` if it is not certain which index one of them has.
     pub(super) fn places_of(&self, devices: &[GpuUuid]) -> Option<GpuSet> {
         let all = self.resolve(devices);
         if all.is_some() || !devices.iter().any(|uuid| self.is_lost(uuid)) {
@@ -124,7 +124,7 @@ impl NodeState {
         !self.merge_devices(Vec::new(), pod_states).is_empty()
     }
 
-    /// The list of devices once these were reported, if that is another than the one known.
+    /// The list of devices after this report, if it differs from the current one.
     pub(in crate::ledger) fn other_devices(
         &self,
         reported: Vec<Device>,
@@ -139,7 +139,7 @@ impl NodeState {
         self.note_warnings(policy);
     }
 
-    /// Another machine bears the name now: nothing is known of its devices.
+    /// Forgets everything about the machine, because another one has the name now.
     pub(in crate::ledger) fn forget_machine(&mut self) {
         self.departed.clear();
         (self.reported, self.lists_all_devices) = (false, false);
@@ -180,7 +180,7 @@ impl NodeState {
     }
 }
 
-/// Whether a reported device is new, or anything but worse than what is known of it.
+/// Whether a reported device is new, or has changed in any way but for the worse.
 fn is_gain(known: &[Device], reported: &Device) -> bool {
     let Some(known) = known.iter().find(|known| known.uuid == reported.uuid) else {
         return true;

@@ -8,10 +8,10 @@
 //!
 //! An engine lends once reports have shown for a while that it sleeps and uses the same VRAM. It ends at once when it is to wake,
 //! when a report shows it awake, when it uses more, and when reports show that it is gone, as one is that restarts; what
-//! borrowers have then beyond the capacity is [`NodeState::overdrawn`]. What is unknown (no report yet, an agent or an engine
+//! borrowers have then beyond the capacity is [`NodeState::over_allocations`]. What is unknown (no report yet, an agent or an engine
 //! that is silent) lends nothing more, and takes nothing back.
 //!
-//! [`loans`] says who may have what is lent, and how the planner and people are told of it.
+//! [`loans`] says which pods may have what is lent, and reports loans to the planner and to people.
 
 mod loans;
 
@@ -27,24 +27,24 @@ pub use loans::{LoanStage, WakeStatus};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Reports in a row that show an engine asleep, before it lends: one may be late, or of the moment in which it goes to sleep.
+/// How many reports in a row must show an engine asleep before it lends: one may be late, or of the moment it falls asleep.
 const REPORTS: u32 = 3;
 
-/// Within this time each loan that ended makes the engine sleep twice as long before the next one.
+/// How long an ended loan counts: each one that counts doubles the time for which the engine must sleep before it lends again.
 const REMEMBERED: Millis = Millis::seconds(3600);
 
-/// What is doubled, at least.
+/// The least time that is doubled, so that doubling works even if the policy lends at once.
 const LEAST_PAUSE: Millis = Millis::seconds(1);
 
-/// More ended loans than that make no difference: the pause is longer than they are remembered.
+/// The most ended loans that are remembered: with more, the pause is longer than they count anyway.
 const MOST_REMEMBERED: usize = 16;
 
-/// What is known of the lenders of a node.
+/// The state of the lenders of a node.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct NodeLending {
     /// By pod of a class that lends.
     lenders: BTreeMap<PodUid, Lender>,
-    /// Of each GPU with a loan, VRAM in use that would be hidden in the unused grant of a lender.
+    /// For each GPU with a loan, VRAM in use that would be hidden in the unused grant of a lender.
     hidden: Vec<(GpuUuid, Bytes)>,
     /// `stowage.dev/vram` in the node's capacity, if it is there.
     advertised: Option<Bytes>,
@@ -85,7 +85,7 @@ struct Sleep {
 }
 
 impl NodeLending {
-    /// Answers whether that is new.
+    /// Sets what the node advertises. Returns whether that has changed.
     pub(super) fn set_advertised(&mut self, advertised: Option<Bytes>) -> bool {
         std::mem::replace(&mut self.advertised, advertised) != advertised
     }
@@ -177,7 +177,7 @@ impl Lender {
 }
 
 impl NodeState {
-    /// Takes in what a reading says of the sleep of engines that lend.
+    /// Updates the lenders from what a reading says of their engines' sleep.
     pub(super) fn watch_sleep(&mut self, reading: &NodeReading, rules: &LendingRules) {
         let mut lending = std::mem::take(&mut self.lending);
         for resident in self.residents().iter().filter(|resident| resident.lends) {
@@ -250,7 +250,7 @@ impl NodeState {
         self.lending.lenders = lenders;
     }
 
-    /// A pod whose engine sleeps gets back what it lent, or need not any more: then it begins to sleep again. Answers whether that
+    /// A pod whose engine sleeps gets back what it lent, or need not any more: then it begins to sleep again. Returns whether that
     /// is new.
     fn set_recalled(&mut self, uid: &PodUid, is_recalled: bool) -> bool {
         let is_waking = self
@@ -293,7 +293,7 @@ impl NodeState {
             .any(|resident| resident.borrows || resident.is_unanswered)
     }
 
-    /// Engines that have woken over VRAM that they had lent, since this was last asked.
+    /// Takes the pods whose engines woke although their VRAM is lent out, since the last call.
     pub(in crate::ledger) fn take_woken_over_loans(&mut self) -> Vec<PodUid> {
         std::mem::take(&mut self.lending.woken_over_loans)
     }
@@ -338,10 +338,10 @@ impl NodeState {
     }
 }
 
-/// A replica that has just begun waits that long for a node's first report.
+/// How long a replica that has just started waits for a node's first report. Agents report every second.
 const FIRST_REPORT_WITHIN: Millis = Millis::seconds(10);
 
-/// What is assumed of a lender of which nothing is known.
+/// How a lender of which nothing is known counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Unknown {
     Asleep,
@@ -349,8 +349,8 @@ enum Unknown {
 }
 
 impl NodeState {
-    /// By GPU, how much more than there is its pods are owed, as far as borrowers have it that stay, and those borrowers. Where a
-    /// pod is to wake, a lender of which nothing is known counts as awake; elsewhere nothing is taken back for it.
+    /// The GPUs that are over-allocated: index, VRAM beyond the capacity, and the borrowers that stay and have it. Where a pod is
+    /// to wake, a lender of which nothing is known counts as awake; elsewhere nothing is taken back for it.
     pub(crate) fn overdrawn(
         &self,
         stays: impl Fn(&ResidentPod) -> bool,
@@ -422,7 +422,7 @@ impl NodeState {
             })
     }
 
-    /// Borrowers on the GPUs of a pod.
+    /// The number of borrowers on the GPUs of a pod.
     pub(in crate::ledger) fn borrowers_beside(&self, pod: &ResidentPod) -> usize {
         let here = self
             .residents()
@@ -445,7 +445,7 @@ impl NodeState {
             .sum()
     }
 
-    /// What the pods on a GPU that do not borrow may have of it at any time, without asking.
+    /// VRAM of a GPU that its pods that do not borrow may use at any time without asking.
     fn owed(&self, place: usize, unknown: Unknown) -> Bytes {
         let capacity = self.capacity_of(place);
         let here = self

@@ -51,7 +51,7 @@ use unaccounted_vram::UnaccountedVram;
 pub(crate) struct NodeState {
     /// Whether the node exists. Pods may be seen before their node, and outlive it.
     exists: bool,
-    /// What hands its GPUs out, as the node shows it.
+    /// What allocates its GPUs, as its Node object shows it.
     kind: NodeKind,
     /// Whether its GPUs are a DRA driver's: by the slices, or by those that were, as long as pods with claims are there.
     published: bool,
@@ -80,12 +80,12 @@ pub(crate) struct NodeState {
     /// The latest of its agent's readings, and how far it may be believed by now.
     reading: Option<Arc<NodeReading>>,
     freshness: Freshness,
-    /// Of each GPU, what the last readings could not explain.
+    /// VRAM of each GPU that the last readings could not explain.
     unaccounted: Vec<(GpuUuid, UnaccountedVram)>,
     /// Its images, as far as it lists them.
     images: NodeImageSet,
     starts: Arc<NodeStarts>,
-    /// Of each GPU, how busy its engines are, over the readings.
+    /// Load of the engines on each GPU, smoothed over the readings.
     #[serde(default)]
     engine_loads: Vec<(GpuUuid, SmoothedLoad)>,
     /// Pods that have ended here, until a reading sampled later shows nothing of them.
@@ -111,12 +111,12 @@ pub(crate) struct NodeState {
     view: Node,
 }
 
-/// What a node adds to the sums over all nodes.
+/// A node's contribution to the sums over all nodes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct CountedNode {
     /// Its free GPUs, for the rules of `planning.spare`.
     pub spare: SpareCounts,
-    /// What it has.
+    /// VRAM and GPUs that it has.
     pub whole: TenantUsage,
 }
 
@@ -196,8 +196,8 @@ impl NodeState {
         self.admission.pool
     }
 
-    /// The places of these devices, or `None` unless the node has each of them, once. A lost device does not bear its index any
-    /// more: another may, of a machine that came under the same name.
+    /// The indices of these devices, or `None` unless the node has each of them, once. A lost device is not found by its index:
+    /// that may belong to a device of a new machine under the same name.
     pub(super) fn resolve(&self, devices: &[GpuUuid]) -> Option<GpuSet> {
         let mut set = GpuSet::EMPTY;
         for uuid in devices {
@@ -226,7 +226,7 @@ impl NodeState {
             && check_node_admission(&self.view, demand).is_ok()
     }
 
-    /// The node exists, as one of that kind. Answers whether that is new.
+    /// The node exists, as one of that kind. Returns whether that is new.
     pub(super) fn create(&mut self, kind: NodeKind, policy: &Policy) -> bool {
         let is_new = !self.exists || self.kind != kind;
         if is_new {
@@ -246,7 +246,7 @@ impl NodeState {
         &self.images
     }
 
-    /// Answers whether they are others than before.
+    /// Returns whether they are others than before.
     pub(super) fn set_images(&mut self, images: NodeImageSet) -> bool {
         let is_new = self.images != images;
         self.images = images;
@@ -271,12 +271,12 @@ impl NodeState {
         Arc::make_mut(&mut self.starts)
     }
 
-    /// What engines took to start here counts no more.
+    /// Forgets how long engines took to start here.
     pub(super) fn forget_starts(&mut self) {
         self.starts = Arc::default();
     }
 
-    /// Answers whether another machine bears the name now.
+    /// Returns whether another machine bears the name now.
     pub(super) fn identify(&mut self, identity: NodeIdentity) -> bool {
         let is_other = self
             .identity
@@ -286,7 +286,7 @@ impl NodeState {
         is_other
     }
 
-    /// Answers whether the labels are others than before.
+    /// Returns whether the labels are others than before.
     pub(super) fn set_labels(
         &mut self,
         labels: Arc<BTreeMap<String, String>>,
@@ -300,13 +300,13 @@ impl NodeState {
         is_new
     }
 
-    /// Brings the node to what the policy says of its pool and of its signs.
+    /// Updates the node's pool and warnings from the policy.
     pub(super) fn admit_by(&mut self, policy: &Policy) {
         self.admission = policy.admission(&self.labels);
         self.note_warnings(policy);
     }
 
-    /// Answers whether the Node object shows something else of its GPUs than before.
+    /// Returns whether the Node object shows something else of its GPUs than before.
     pub(super) fn set_signs(&mut self, signs: NodeSigns, policy: &Policy) -> bool {
         let is_new = self.signs != signs;
         self.signs = signs;
@@ -314,7 +314,7 @@ impl NodeState {
         is_new
     }
 
-    /// Brings its warnings to its signs, its devices and the policy.
+    /// Recomputes its warnings from its signs, its devices and the policy.
     pub(super) fn note_warnings(&mut self, policy: &Policy) {
         let warnings = policy
             .nodes
@@ -345,7 +345,7 @@ impl NodeState {
         self.published = published;
     }
 
-    /// Answers whether device plugins offer something else than before.
+    /// Returns whether device plugins offer something else than before.
     pub(super) fn set_offered(&mut self, offered: PluginDevices) -> bool {
         let is_new = self.offered != offered;
         self.offered = offered;
@@ -365,12 +365,12 @@ impl NodeState {
         self.pods.remove(uid);
     }
 
-    /// Brings the reading to what its age allows.
+    /// Updates the freshness to the age of the reading.
     pub(super) fn age(&mut self, now: Moment, rules: &TelemetryRules) {
         self.freshness = self.freshness_at(now, rules);
     }
 
-    /// The node as decisions are to see it, of the generation that it had.
+    /// Builds the node as decisions see it, with the generation of the current view.
     pub(super) fn view_by(&self, pods: &PodStates, policy: &Policy) -> Node {
         let (known, gpus) = (&self.view, self.gpus(pods, policy));
         let unseen = matches!(self.freshness, Freshness::Unreported | Freshness::Expired);
@@ -416,12 +416,12 @@ impl NodeState {
         }
     }
 
-    /// This is what decisions see from that generation on.
+    /// Sets what decisions see from that generation on.
     pub(super) fn set_view(&mut self, view: Node, generation: u64) {
         self.view = Node { generation, ..view };
     }
 
-    /// CPU and memory without the pods that are bound here. Answers whether decisions see that.
+    /// CPU and memory without the pods that are bound here. Returns whether decisions see that.
     pub(super) fn set_free_host(
         &mut self,
         unbound: Option<HostResources>,
@@ -434,7 +434,7 @@ impl NodeState {
         is_new
     }
 
-    /// Counts again what it adds to the sums over all nodes. Answers what it added before, and what now. On a node on which Stowage
+    /// Recomputes its contribution to the sums over all nodes. Returns the one before and the one now. On a node on which Stowage
     /// places no pod, no GPU is free for the rules of `planning.spare`.
     pub(super) fn count(&mut self) -> (CountedNode, CountedNode) {
         let Node {
@@ -455,7 +455,7 @@ impl NodeState {
         (std::mem::replace(&mut self.counted, now), now)
     }
 
-    /// What it adds to the sums over all nodes, as it was counted last.
+    /// Its contribution to the sums over all nodes, as last computed.
     pub(super) fn counted(&self) -> &CountedNode {
         &self.counted
     }

@@ -10,8 +10,8 @@ use crate::vocabulary::gpu::GpuSet;
 use std::sync::Arc;
 
 impl NodeState {
-    /// The engines that are left for new pods, in order of their pods' UIDs, as if `except` had nothing here. A node without an
-    /// engine that sleeps and is open to others costs a look at its engines.
+    /// The engines that are left for new pods, in order of their pods' UIDs, as if `except` had nothing here. On a node without an
+    /// engine that sleeps and is open to others, no pod is read.
     pub(in crate::ledger) fn reusable_engines(
         &self,
         pods: &PodStates,
@@ -52,7 +52,7 @@ impl NodeState {
         let EngineModelState::Asleep(level) = engine.state else {
             return None;
         };
-        // It must ask before it wakes, and the pod that woke it would not: its borrowers would lose their VRAM.
+        // A lender must ask before it wakes. The pod that woke it would not, and its borrowers would lose their VRAM.
         if self
             .resident_of(&engine.pod)
             .is_some_and(|resident| resident.lends)

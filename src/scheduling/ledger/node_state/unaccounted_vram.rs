@@ -50,7 +50,7 @@ impl NodeState {
         }
     }
 
-    /// When it will be believed less than now.
+    /// When its freshness changes next, if it does.
     pub(in crate::ledger) fn ages_at(&self, rules: &TelemetryRules) -> Option<Moment> {
         let sampled = self.reading.as_ref()?.sampled;
         match self.freshness {
@@ -60,7 +60,7 @@ impl NodeState {
         }
     }
 
-    /// Forgets the reading. Answers when it would have aged.
+    /// Forgets the reading. Returns when its freshness would have changed next.
     pub(in crate::ledger) fn forget_reading(&mut self, rules: &TelemetryRules) -> Option<Moment> {
         let due = self.ages_at(rules);
         self.reading = None;
@@ -139,8 +139,8 @@ impl NodeState {
             .unwrap_or_default()
     }
 
-    /// VRAM of a GPU that a believed reading shows with pods to which nothing is allocated on the node: they have ended, most
-    /// often.
+    /// VRAM of a GPU that a believed reading attributes to pods without an allocation on the node. Most often these have
+    /// ended.
     pub(in crate::ledger) fn used_without_grant(&self, place: usize) -> Bytes {
         let reading = self.believed_reading();
         let observation =
@@ -178,8 +178,8 @@ impl NodeState {
             .unwrap_or_default()
     }
 
-    /// Takes in a reading: what of each GPU's use it leaves unexplained, and where it shows pods of which no record says on
-    /// which GPUs they are.
+    /// Takes a reading: which part of each GPU's use it leaves unexplained. Returns pods whose GPUs no record names, with the GPUs
+    /// on which the reading shows them.
     pub(in crate::ledger) fn read(
         &mut self,
         mut reading: Arc<NodeReading>,
@@ -245,7 +245,7 @@ impl NodeState {
         }
     }
 
-    /// Gives a reading the names that are known here already.
+    /// Replaces the names in a reading by the shared strings that this node has already.
     pub(in crate::ledger) fn rename(&self, reading: &mut NodeReading) {
         for (place, gpu) in reading.gpus.iter_mut().enumerate() {
             if let Some(device) = near(&self.devices, place, |device| device.uuid == gpu.uuid) {
@@ -336,7 +336,7 @@ impl ResidentPod {
     }
 }
 
-/// What a reading says of a GPU, which most often has the same place in both.
+/// A reading's entry for a GPU, which most often has the same index in both lists.
 pub(super) fn observation<'a>(
     reading: &'a NodeReading,
     place: usize,
@@ -345,7 +345,7 @@ pub(super) fn observation<'a>(
     near(&reading.gpus, place, |gpu| gpu.uuid == *uuid)
 }
 
-/// The one that is meant: that at `place`, or else any.
+/// The element for which `is_it` holds: that at `likely_index` is tried first, then all.
 fn near<T>(all: &[T], place: usize, is_it: impl Fn(&T) -> bool) -> Option<&T> {
     all.get(place)
         .filter(|one| is_it(one))
@@ -366,10 +366,10 @@ pub(super) struct DepartedPod {
     granted: Bytes,
 }
 
-/// Pods of a node that may end between two reports.
+/// The most pods of a node that are remembered as ended, until a later reading shows nothing of them.
 const MAX_DEPARTED: usize = 256;
 
-/// Agents report every second: one that has not by then is not there.
+/// How long to wait for a node's first report. Agents report every second: a node without a report by then has no agent.
 const FIRST_REPORT_WITHIN: Millis = Millis::seconds(10);
 
 impl NodeState {
@@ -401,7 +401,7 @@ impl NodeState {
         }
     }
 
-    /// A pod ended here before this ledger began, unless its end is known. If there is an agent, it will report soon.
+    /// Records a pod that ended here before this ledger began, unless its end is recorded. If there is an agent, it will report soon.
     pub(in crate::ledger) fn note_missed(&mut self, uid: &PodUid, at: Moment) {
         if !self.departed.iter().any(|departed| departed.uid == *uid) {
             let (uid, granted) = (uid.clone(), Bytes::ZERO);
@@ -476,7 +476,7 @@ impl NodeState {
         })
     }
 
-    /// Forgets pods that a reading shows to be gone.
+    /// Forgets departed pods of which this reading shows no memory any more.
     fn look_after_departed(&mut self, reading: &NodeReading) {
         self.departed
             .retain(|departed| reading.sampled < departed.at || reading.shows(&departed.uid));

@@ -17,7 +17,7 @@ pub const ENOUGH: usize = 10;
 /// Learning is repeated after this many more arrivals: a twentieth of what is remembered.
 pub const EVERY: u64 = 100;
 
-/// One pod's request, as far as its place is concerned.
+/// The shape of one pod's request, as far as its placement is concerned.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct DemandShape {
     /// VRAM on each of its GPUs.
@@ -30,7 +30,7 @@ pub struct DemandShape {
 }
 
 impl DemandShape {
-    /// `None` for a pod whose GPUs a device plugin assigns: Stowage cannot share them.
+    /// The shape of a demand; `None` for a pod whose GPUs a device plugin assigns: Stowage cannot share them.
     pub fn of(demand: &Demand) -> Option<Self> {
         let Demand {
             per_gpu,
@@ -79,7 +79,7 @@ struct RememberedArrival {
     turned_away: Bytes,
 }
 
-/// What is stored of a history: its sums and counts follow from the arrivals.
+/// The stored form of a history: its sums and counts follow from the arrivals.
 #[derive(Serialize, Deserialize)]
 struct StoredHistory {
     window: usize,
@@ -192,7 +192,7 @@ impl DemandHistory {
         }
     }
 
-    /// The same history, while refused pods with this total request wait.
+    /// Sets the total VRAM that refused pods still wait for.
     pub(crate) fn with_waiting(self, vram: Bytes) -> Self {
         Self {
             waiting: vram,

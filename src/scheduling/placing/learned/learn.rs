@@ -102,7 +102,7 @@ fn blocks_on(node_gpus: NodeGpus<'_>, block: &GpuBlock, partial: f64) -> f64 {
 
 /// Free GPU capacity of the cluster, by kind.
 struct FreeGpus {
-    /// In units of the largest GPU.
+    /// Free capacity by GPU kind, in units of the largest GPU.
     by_kind: BTreeMap<(GpuModel, Bytes), f64>,
     largest: Bytes,
     /// The capacity of all GPUs, in the same units.
@@ -156,7 +156,7 @@ impl FreeGpus {
         capacity.0 as f64 / self.largest.0.max(1) as f64
     }
 
-    /// What a demand shape takes. A pod that wants whole GPUs is assumed to get the smallest that fit.
+    /// The capacity that a demand shape takes. A pod that wants whole GPUs is assumed to get the smallest that fit.
     fn taken_by(&self, demand_shape: &DemandShape) -> f64 {
         let smallest = self
             .capacities
@@ -277,9 +277,9 @@ const CROWDED: PotentialWeights = PotentialWeights {
     tie: 0.1,
     ..CHANGING
 };
-/// This much of the demand is refused by chance.
+/// The part of the demand that is refused by chance.
 const BY_CHANCE: f64 = 0.02;
-/// From here on the capacity does not suffice for all.
+/// The refused part of the demand from which on the capacity does not suffice for all.
 const TOO_LITTLE: f64 = 0.08;
 /// Pods that end per arrival in a cluster that is full and stays so; a few pods are refused, and never end.
 const FULL_CHURN: f64 = 0.5;

@@ -118,7 +118,7 @@ impl Packing for LearnedPacking<'_> {
         fixed(self.packing_cost_of(beside, gpu_group.places.lowest(), taken, demand))
     }
 
-    /// A measure that grows with the cost.
+    /// A figure from 0 to 1,000 that grows with the cost.
     fn part(&self, _: GpuSet, packing_cost: PackingCost) -> u32 {
         on_scale(packing_cost)
     }
@@ -157,7 +157,7 @@ impl NodeWithoutHost {
 }
 
 impl LearnedPacking<'_> {
-    /// The node with this much less CPU and memory.
+    /// The node after the pod's CPU and memory are charged.
     fn beside(&self, taken: HostResources) -> NodeWithoutHost {
         let Self {
             learned,
@@ -286,7 +286,7 @@ impl LearnedDemand {
 }
 
 impl Node {
-    /// Its GPUs, and what is left beside them.
+    /// The node's GPUs, and its free CPU and memory.
     pub fn node_gpus(&self) -> NodeGpus<'_> {
         NodeGpus {
             gpus: &self.gpus,
@@ -296,10 +296,10 @@ impl Node {
     }
 }
 
-/// Valid as long as neither the node nor the [`PackingModel`] changes.
+/// The summary of one node under a packing model. Valid as long as neither the node nor the [`PackingModel`] changes.
 #[derive(Debug, Clone)]
 pub struct NodeSummary {
-    /// In the order of their first GPUs.
+    /// The node's groups of equal GPUs, in the order of their first GPUs.
     gpu_groups: Arc<[GpuGroup]>,
     free: Bytes,
     /// `None` if nothing was learned.
@@ -330,7 +330,7 @@ pub(super) struct NodeBefore {
 /// The free part of a GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct FreePart {
-    /// The index of its kind.
+    /// The index of the GPU's kind.
     pub kind: u8,
     pub hundredths: u8,
     /// More than 1 only on a GPU that is larger than its kind.
@@ -356,12 +356,12 @@ pub(super) struct HostHeadroom {
     pub memory: f64,
 }
 
-/// In GPUs.
+/// Sums over GPUs, in GPUs of the largest kind.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct GpuSums {
     pub free: f64,
     pub packing_model: f64,
-    /// What recent pods could not use.
+    /// Free capacity that recent pods could not use.
     pub stuck: f64,
 }
 
@@ -439,7 +439,7 @@ impl FreePart {
         }
     }
 
-    /// What this demand leaves free on a GPU of this kind.
+    /// The free part that this demand leaves on a GPU of this kind.
     fn left_by(self, demand: &Demand, kind: &GpuKind) -> Self {
         let free = match demand.sharing {
             Sharing::Shared => (self.free - kind.part(demand.per_gpu)).max(0.0),

@@ -168,10 +168,10 @@ impl CpuLevels {
 /// The share of recent pods that a GPU of one kind could serve, by CPU level of the node.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct ServableShare {
-    /// By how many hundredths are free.
+    /// The share by free hundredths.
     #[serde(with = "exact")]
     by_part: Vec<[f64; GRID + 1]>,
-    /// By the node's number of whole GPUs; empty if no multi-GPU pod arrived.
+    /// The share by the node's number of whole GPUs; empty if no multi-GPU pod arrived.
     #[serde(with = "exact")]
     by_group: Vec<[f64; GROUPS + 1]>,
 }
@@ -378,7 +378,7 @@ fn median(wants: &[CpuWant]) -> MilliCpu {
 /// memory. Found by trial on openb, where it is better than 1 on every variant.
 const OF_THOSE_THAT_FIT: f64 = 0.8;
 
-/// What recent pods request of one resource beside their GPUs.
+/// The demand of recent pods for one resource beside their GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct HostDemand {
     /// Amount of the resource per GPU.
@@ -393,7 +393,7 @@ pub(crate) struct HostDemand {
     /// The steps of [`overshoot`] in a unit of the resource, on one GPU.
     #[serde(with = "exact")]
     steps: f64,
-    /// The square of [`FAR`] deviations.
+    /// The square of [`MAX_DEVIATIONS`] deviations.
     #[serde(with = "exact")]
     far: f64,
 }
@@ -445,8 +445,8 @@ const FAR: f64 = 4.0;
 /// Steps per deviation in the table of [`overshoot`].
 const STEPS: f64 = 64.0;
 
-/// z·Φ(z) + φ(z), where z is `steps` steps above −[`FAR`]: the expected excess of a standard normal variable over −z, where no
-/// excess counts as zero. Interpolated in a table, at most 2e-5 too high, because thousands of nodes are asked.
+/// z·Φ(z) + φ(z), where z is `steps` steps above −[`MAX_DEVIATIONS`]: the expected excess of a standard normal variable over −z,
+/// where no excess counts as zero. Interpolated in a table, at most 2e-5 too high, because thousands of nodes are asked.
 #[inline]
 fn overshoot(steps: f64) -> f64 {
     /// The value at each step, and the difference to the next.

@@ -131,7 +131,7 @@ impl<'a> ExpressionCheck<'a> {
         )
     }
 
-    /// The innermost part that is too much by itself is where it is wrong.
+    /// Refuses a part whose cost is too high by itself; the error points at the innermost such part.
     fn within_budget(
         &self,
         at: &IdedExpr,

@@ -33,7 +33,7 @@ pub struct Cost {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ValueSize {
     pub bytes: u64,
-    /// Of a list: how many items it has, and how large the largest may be.
+    /// Number of items of a list; the largest has at most `item` bytes.
     pub items: u64,
     item: u64,
 }
@@ -91,7 +91,7 @@ impl ValueSize {
         }
     }
 
-    /// One item of a list.
+    /// The size of one item of a list.
     pub(crate) fn of_item(list: Self) -> Self {
         Self {
             bytes: list.item,
@@ -168,7 +168,7 @@ impl ExpressionPart {
         }
     }
 
-    /// The same, and one step more.
+    /// Adds one step to the cost.
     pub fn looked_at(self) -> Self {
         let cost = Cost {
             steps: self.cost.steps.saturating_add(1),
@@ -177,7 +177,7 @@ impl ExpressionPart {
         Self { cost, ..self }
     }
 
-    /// The same, and one step more in which its value is made.
+    /// Adds one step to the cost, in which the value is allocated.
     pub fn made(self) -> Self {
         let mut part = self.looked_at();
         part.cost.bytes = part.cost.bytes.saturating_add(self.size.bytes);

@@ -21,7 +21,7 @@ pub(crate) enum ValueKind {
 }
 
 impl ValueKind {
-    /// Of what `expr` gives, if it can be told.
+    /// The kind of value that `expr` gives, if it is known without a pod.
     pub fn of(expr: &Expr) -> Option<Self> {
         match expr {
             Expr::Literal(literal) => Some(Self::of_literal(literal)),
@@ -46,7 +46,7 @@ impl ValueKind {
         }
     }
 
-    /// Of a field of `pod`, or of a label.
+    /// The kind of a field of `pod`, or of a label.
     fn of_part(whole: &Expr, field: &str) -> Option<Self> {
         if is_pod(whole) {
             return match field {
@@ -103,7 +103,7 @@ impl fmt::Display for ValueKind {
     }
 }
 
-/// What fails on every pod, or is false of every pod, in one operator; in words, with the way out.
+/// A type error of one operator, which fails on every pod or is false for every pod: the message, and the fix.
 pub fn misfit(call: &CallExpr) -> Option<(String, &'static str)> {
     let kinds: Vec<Option<ValueKind>> = call
         .args

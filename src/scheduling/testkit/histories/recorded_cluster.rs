@@ -7,7 +7,7 @@ use crate::testkit::oracle::{Granted, Oracle, VictimFacts};
 use crate::vocabulary::placement::Placement;
 use std::collections::BTreeMap;
 
-/// For how long after it was given up a Binding may land.
+/// How long after it was abandoned a Binding may still be committed.
 const LATEST_LANDING: Millis = Millis::seconds(16);
 
 /// How many GPUs a node has: so few in all that pods preempt each other, and enough on the last for the pod that wants two.
@@ -34,7 +34,7 @@ struct Promises {
     oracle: Oracle,
     /// What each pod asks for. What is promised to a pod, its later edits do not change.
     asked: BTreeMap<PodUid, Demand>,
-    /// Until when a Binding may land whose answer was lost.
+    /// Until when a Binding without an answer may still be committed.
     may_land: BTreeMap<PodUid, Moment>,
 }
 
@@ -624,7 +624,7 @@ impl RecordedCluster {
         }
     }
 
-    /// Of a cluster that was stored, and is loaded: what is outside of it is the same.
+    /// Continues with a cluster that was stored and loaded: the world outside of it is the same.
     #[cfg(test)]
     pub fn go_on_as(&mut self, stored: &Self) {
         (self.terms, self.promises) = (stored.terms, stored.promises.clone());

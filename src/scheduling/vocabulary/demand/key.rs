@@ -24,7 +24,7 @@ pub(crate) struct DemandKey {
     host_resources: HostResources,
     /// The model, and the size of its weights. A pod without a model loads nothing: its KV cache is just VRAM.
     model: Option<(ModelId, Bytes)>,
-    /// Of a pod with a model: an engine that sleeps may be woken for pods of its namespace only.
+    /// The namespace of a pod with a model: a sleeping engine may be woken for pods of its namespace only.
     namespace: Option<Arc<str>>,
     models: Arc<[GpuModel]>,
     wish: Option<Arc<GpuWish>>,

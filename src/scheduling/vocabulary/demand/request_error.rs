@@ -56,8 +56,8 @@ coded! {
 }
 
 impl RequestError {
-    /// What goes on the wire: the scheduler writes it into the pod's condition, and a text that changed would wake the pod again and
-    /// again.
+    /// The text that kube-scheduler writes into the pod's condition. It has no figures: a text that changed would requeue the pod
+    /// again and again.
     pub fn phrase(&self) -> &'static str {
         self.entry()
     }

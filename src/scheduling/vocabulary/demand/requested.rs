@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// What a pod asks for in one of the two ways.
+/// The GPUs, VRAM and KV cache that a pod requests, from Stowage or from a device plugin.
 pub(super) struct RequestedGpus {
     pub ask: Ask,
     pub vram: Bytes,
@@ -145,7 +145,7 @@ fn worst_ask(containers: &[ContainerRequest<'_>]) -> Ask {
     }
 }
 
-/// Without what is known of its VRAM only when that is understood.
+/// The traits of a pod without its number of GPUs, VRAM and KV cache, which may be unreadable.
 pub(super) fn traits(pod: &PodRequest<'_>, sharing: Sharing) -> PodTraits {
     PodTraits {
         namespace: pod.namespace.into(),
@@ -298,7 +298,7 @@ fn quantity<T>(
     .transpose()
 }
 
-/// What Kubernetes gives a pod that says nothing (`terminationGracePeriodSeconds`).
+/// Kubernetes' default `terminationGracePeriodSeconds`.
 pub const DEFAULT_GRACE: Millis = Millis::seconds(30);
 
 static NO_LABELS: BTreeMap<String, String> = BTreeMap::new();

@@ -23,9 +23,9 @@ use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// A person notices no difference between this and less.
+/// Time between two views: a person notices no difference between this and less.
 const PACE: Duration = Duration::from_millis(500);
-/// Of the time that a view computed: how long the task pauses after it.
+/// The pause after a view as a multiple of its CPU time, so that the task takes at most a tenth of a core.
 const PAUSE: u32 = 9;
 /// After this long something is sent although nothing changed, so that a client knows that the connection lives.
 const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -80,7 +80,7 @@ pub struct PublishedFleet {
     whole: OnceLock<Bytes>,
 }
 
-/// What this replica is at the moment.
+/// The status of this replica, as clients see it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Standing {
@@ -118,7 +118,7 @@ struct WholeEvent<'a> {
     activity: Vec<Arc<ActivityEntry>>,
 }
 
-/// What differs from the event before.
+/// The changes since the previous event.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct ChangesEvent<'a> {
@@ -131,7 +131,7 @@ struct ChangesEvent<'a> {
     activity: Vec<Arc<ActivityEntry>>,
 }
 
-/// As long as it exists, changes are made.
+/// A client that watches: changes are computed as long as one exists.
 pub struct Watching(Arc<LiveFleet>);
 
 impl Drop for Watching {
@@ -301,7 +301,7 @@ impl LiveFleet {
     }
 }
 
-/// How long this thread has had a core. A view that waits while others have it costs nothing meanwhile.
+/// The CPU time of this thread, without the time in which it waited for a core.
 fn computed() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(
@@ -311,7 +311,7 @@ fn computed() -> Duration {
 }
 
 impl PublishedFleet {
-    /// The events that lead here from the view of that number; `None` if they are not all kept.
+    /// The events since the view of that number; `None` if some are no longer stored.
     pub(crate) fn changes_since(&self, number: u64) -> Option<Vec<Bytes>> {
         if number == self.number {
             return Some(Vec::new());

@@ -21,7 +21,7 @@ const CHUNK: usize = 64 << 10;
 /// Chunks that are rendered ahead of the reader.
 const AHEAD: usize = 4;
 
-/// Some operators, a screen on a wall, and tabs that were left open.
+/// Clients that watch at one time: some operators, a screen on a wall, and tabs that were left open.
 const WATCHING: usize = 24;
 
 /// How many pages of each kind may be in progress.
@@ -93,7 +93,7 @@ pub fn streamed(
         .into_response()
 }
 
-/// A page that panics must not end like a whole one.
+/// Sends an error to the client if the page panics, so that it does not end like a whole one.
 struct PageEnd(mpsc::Sender<io::Result<Bytes>>);
 
 impl Drop for PageEnd {

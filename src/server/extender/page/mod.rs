@@ -48,7 +48,7 @@ static ASSETS: [PageFile; 9] = [
     file!("words.js", SCRIPT),
 ];
 
-/// Of each file, in the order of [`all`].
+/// The ETag of each file, in the order of [`all`].
 static TAGS: LazyLock<Vec<String>> = LazyLock::new(|| all().map(tag).collect());
 
 fn all() -> impl Iterator<Item = &'static PageFile> {
@@ -76,7 +76,7 @@ pub(crate) async fn asset(Path(name): Path<String>, headers: HeaderMap) -> Respo
     }
 }
 
-/// The file at this place of [`all`]; nothing of it, if the client has it already.
+/// The response with the file at this index of [`all`]; without its bytes if the client has them already.
 fn sent(place: usize, asked: &HeaderMap) -> Response {
     let file = all().nth(place).expect("each place has a file");
     let tag = &TAGS[place];

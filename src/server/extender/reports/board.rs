@@ -1,6 +1,6 @@
 //! The telemetry board: each node's latest report. The last write wins, ordered by (the agent's boot, sequence number).
 //!
-//! A report counts on the board exactly if it counted in the ledger: [`Board::take`] applies it to the ledger first. The board
+//! A report counts on the board exactly if it counted in the ledger: [`Board::record`] applies it to the ledger first. The board
 //! does not interpret reports. Only nodes that exist have an entry; nodes that are gone lose theirs.
 //!
 //! A report is stored as the text that was received, compressed. Few are ever read again, and freeing five thousand a second with
@@ -20,7 +20,7 @@ use stowage_scheduling::units::{Millis, Moment};
 use stowage_scheduling::vocabulary::node::NodeIdentity;
 
 /// Ended boots remembered per node. A report that is delayed beyond this many restarts of its agent would pass for new, and so
-/// would one that comes when the later boot has been silent for [`MAX_LATE`].
+/// would one that comes when the later boot has been silent for [`MAX_REPORT_DELAY`].
 const EARLIER_BOOTS: usize = 4;
 /// Below this many entries the board does not check whether their nodes still exist.
 const FEW: usize = 1024;
@@ -127,7 +127,7 @@ impl Board {
         Some(Latest::read(&text, received))
     }
 
-    /// Whether the node's latest report says so.
+    /// Whether the node's container runtime is a legacy one, by its latest report.
     pub(crate) fn has_legacy_runtime(&self, node: &NodeName) -> bool {
         self.places
             .get(node)
@@ -198,7 +198,7 @@ impl Board {
         self.places.len().max(self.origins.len()) >= self.tidy_at.load(Ordering::Relaxed)
     }
 
-    /// Nodes with an entry, in no order.
+    /// The nodes with an entry, in no order.
     pub fn names(&self) -> Vec<NodeName> {
         self.places
             .iter()
@@ -206,7 +206,7 @@ impl Board {
             .collect()
     }
 
-    /// Removes nodes that do not exist any more.
+    /// Removes the entries of nodes that do not exist any more.
     pub fn tidy(&self, exists: impl Fn(&NodeName) -> bool) {
         let gone = |names: Vec<NodeName>| names.into_iter().filter(|name| !exists(name));
         gone(self.names()).for_each(|name| drop(self.places.remove(&name)));
@@ -217,7 +217,7 @@ impl Board {
 }
 
 impl Latest {
-    /// Time since it was received.
+    /// The age of the report: the time since it was received.
     pub fn age(&self, now: Moment) -> Millis {
         now.since(self.received)
     }

@@ -21,7 +21,7 @@ const IN_ALL: usize = 12 << 20;
 const PER_AGENT: usize = 2;
 /// Longer than it takes to read everything that may be in progress, and shorter than an agent waits for its answer.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// A body has so much time while others wait for room: enough for the largest over a slow link, and half of what they wait.
+/// The time of a body while others wait for room: enough for the largest over a slow link, and half of what they wait.
 const TURN_TIME: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
@@ -81,7 +81,7 @@ impl Bodies {
         }
     }
 
-    /// Ends when a body that has room must give it up: it has had its time, and another waits.
+    /// Waits until a body that has room must give it up: it has had its time, and another waits.
     pub(crate) async fn turn_ends(&self) -> BadRequest {
         tokio::time::sleep(TURN_TIME).await;
         // The sender lives as long as this.
@@ -113,7 +113,7 @@ impl Bodies {
     }
 }
 
-/// A body that waits for room.
+/// Counts a body as waiting for room until it is dropped.
 struct Waits<'a>(&'a watch::Sender<usize>);
 
 impl<'a> Waits<'a> {

@@ -277,13 +277,13 @@ fn apply(
     Ok(present)
 }
 
-/// The same list as long as nothing in it has changed.
+/// The devices of a node. The list is the same allocation as long as nothing in it has changed.
 fn devices_of(ledger: &Ledger, node: &NodeName) -> Option<Arc<[Device]>> {
     ledger.node(node).map(|node| node.devices.clone())
 }
 
 /// Removes nodes that are gone from the board, by a copy of the ledger. The ledger is not locked while an entry of the board
-/// is: [`Board::take`] locks them in the other order.
+/// is: [`Board::record`] locks them in the other order.
 pub fn tidy(board: &Board, ledger: &Ledger) {
     board.tidy(|name| ledger.has_node(name));
 }

@@ -14,10 +14,10 @@ use stowage_scheduling::vocabulary::node::NodeIdentity;
 
 /// How long reports of an agent that has ended may still come. Agents give one up after a second, and its head has ten to arrive.
 pub(crate) const MAX_LATE: Millis = Millis::seconds(30);
-/// A Node that is older by this replica's wall clock has replaced no machine within [`MAX_LATE`], even if the clock is some way off.
+/// Seconds of a Node's age after which it has replaced no machine within [`MAX_REPORT_DELAY`], even if the clock is some way off.
 const LONG_AGO: i64 = 120;
 
-/// The Nodes of which reports came.
+/// The Node objects under which reports were received.
 #[derive(Debug, Default)]
 pub struct ReportOrigins {
     nodes: DashMap<NodeName, ReportedNode>,
@@ -35,7 +35,7 @@ struct ReportedNode {
 }
 
 impl ReportOrigins {
-    /// Whether a report counts under `present`, the Node that has the name, and notes what it shows. `counted_under` had the name
+    /// Whether a report counts under `present`, the Node that has the name, and records what it shows. `counted_under` had the name
     /// when a report of the same boot of the agent counted last. `wall` is in seconds since 1970.
     pub fn admit(
         &self,
@@ -67,7 +67,7 @@ impl ReportOrigins {
         }
     }
 
-    /// In no order.
+    /// The nodes with an entry, in no order.
     pub fn names(&self) -> Vec<NodeName> {
         self.nodes.iter().map(|node| node.key().clone()).collect()
     }

@@ -1,4 +1,4 @@
-//! A text in a fraction of its memory. A report of eight GPUs and their engines has 6 KiB and repeats itself. A packed text takes no
+//! Compressed text. A report of eight GPUs and their engines has 6 KiB and repeats itself. A packed text takes no
 //! more than it needs, however long the texts before it were.
 
 use lz4_flex::block;

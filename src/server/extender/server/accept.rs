@@ -35,7 +35,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 
-/// Pause after the kernel failed to accept a connection: doubled each time.
+/// First and longest pause after the kernel failed to accept a connection; doubled each time.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
 
 /// An address and its rules.
@@ -175,7 +175,7 @@ struct ServedConnection {
     address: ServedAddress,
     router: Router,
     stop: CancellationToken,
-    /// The time for an orderly end is over.
+    /// Cancelled when the time for an orderly end is over.
     cut: CancellationToken,
 }
 
@@ -254,7 +254,7 @@ impl ServedConnection {
         .await
     }
 
-    /// Ends when the connection has timed out.
+    /// Waits until the connection has timed out, is displaced, or is cut off at shutdown.
     async fn watch(&self) -> Option<CloseCause> {
         let mut timer = pin!(sleep_until(self.peer().deadline(&self.address.limits).0));
         let mut displaced = pin!(self.peer().displaced.cancelled());

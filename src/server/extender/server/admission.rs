@@ -72,7 +72,7 @@ impl ConnectionSlots {
         self.by_source.get(&source).copied().unwrap_or(0)
     }
 
-    /// Ends the connection that is most expendable.
+    /// Displaces the most expendable connection; `None` if each is in the middle of a request.
     fn displace(&mut self, may: impl Fn(&Peer) -> bool) -> Option<()> {
         let standings = self
             .peers

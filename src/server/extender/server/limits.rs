@@ -1,7 +1,7 @@
 //! Limits of connections to an address: how long each step may take, and how many there may be.
 //!
 //! Each address has numbers of its own; the times are the same for all. The process' file descriptors bound the sum
-//! ([`ConnectionLimits::fit`]). Nothing here reads or writes.
+//! ([`ConnectionLimits::fit_to`]). Nothing here reads or writes.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::time::Duration;

@@ -67,7 +67,7 @@ enum PeerStage {
     Idle,
 }
 
-/// A handshake and a head take two or three round trips.
+/// How long a new connection counts as about to send a request: a handshake and a head take two or three round trips.
 const TIME_TO_ASK: Duration = Duration::from_secs(1);
 
 /// How expendable a connection is when a newer one needs its slot.
@@ -84,10 +84,10 @@ pub(crate) enum EvictionOrder {
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub source: IpAddr,
-    /// Another connection has its slot.
+    /// Cancelled when a newer connection takes its slot.
     pub displaced: CancellationToken,
     state: Mutex<PeerState>,
-    /// Unsent data is not worth the kernel's memory.
+    /// Whether the kernel discards unsent data when the connection closes.
     is_cut: AtomicBool,
 }
 
@@ -98,7 +98,7 @@ struct PeerState {
     opened: Instant,
     /// When a write began to wait for the client to read.
     stalled: Option<Instant>,
-    /// It has sent a whole head.
+    /// Whether it has sent a whole head.
     is_proven: bool,
 }
 
@@ -120,7 +120,7 @@ impl Peer {
         })
     }
 
-    /// The handshake, if there was one, is done.
+    /// Records that the connection is ready for requests, after its handshake if there was one.
     pub(crate) fn note_connected(&self) {
         self.enter(PeerStage::Silent);
     }
@@ -140,7 +140,7 @@ impl Peer {
         (standing, state.since)
     }
 
-    /// No request is being read or answered.
+    /// Whether no request is being read or answered.
     pub fn is_quiet(&self) -> bool {
         matches!(
             self.state.lock().stage,

@@ -94,9 +94,9 @@ impl ApiControlPlane {
         }
     }
 
-    /// The grace period that a victim gets, in seconds; what Kubernetes gives by default, if the ledger does not know it: its own may
-    /// be 0, which frees its name and not its GPUs. To a pod that is being deleted
-    /// already the API server gives it if it is shorter than what is left of the pod's own, and asks no disruption budget.
+    /// A victim's grace period in seconds; Kubernetes' default if the ledger does not have the pod, whose own may be 0, which frees its
+    /// name and not its GPUs. For a pod that is being deleted already, the API server applies it if it is shorter than what remains
+    /// of the pod's own, and checks no disruption budget.
     fn grace(&self, uid: &PodUid) -> u32 {
         let cluster = self.service.cluster();
         let known = cluster.ledger().pod_state(uid);

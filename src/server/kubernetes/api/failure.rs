@@ -22,7 +22,7 @@ pub(crate) enum FailureCause {
     Conflict,
     /// 429, and how long to wait, if the answer says so.
     TooMany { after: Option<Duration> },
-    /// The same, because a disruption budget refuses an eviction.
+    /// 429 to an eviction that a disruption budget refuses, and how long to wait, if the answer says so.
     Budget { after: Option<Duration> },
     /// An eviction of a pod that several disruption budgets cover: the API server refuses it, whatever they allow, with a 500.
     SeveralBudgets,
@@ -33,7 +33,7 @@ pub(crate) enum FailureCause {
 }
 
 impl ApiFailure {
-    /// Disruption budgets refuse an eviction.
+    /// Whether disruption budgets refused an eviction.
     pub(crate) fn is_of_budgets(&self) -> bool {
         matches!(
             self.why,
@@ -70,7 +70,7 @@ const SEVERAL_BUDGETS: &str = "more than one PodDisruptionBudget";
 /// and admission webhooks answer 429 without it.
 const BUDGET_CAUSE: &str = "DisruptionBudget";
 
-/// An answer that leaves it open is unknown, and has to be read.
+/// Cause of an error. After an answer that leaves open whether it was written, the object has to be read.
 fn why(error: &kube::Error) -> FailureCause {
     match error {
         kube::Error::Api(status) => match status.code {

@@ -75,7 +75,7 @@ impl Managed {
         Ok(())
     }
 
-    /// Keeps published what agents trust, of whomever it is: a replica may serve a certificate of it. Its ends are its own.
+    /// Keeps the published CAs trusted as previous ones, whoever made them: a replica may serve a certificate of them.
     fn adopt(&mut self, published: &[CaCertificate]) {
         for ca in published {
             if self.previous.iter().all(|known| known.der != ca.der) {
@@ -85,8 +85,8 @@ impl Managed {
         self.previous_until = None;
     }
 
-    /// The signing CA signs no more. Agents trust it until the last certificate of it has ended: a replica that the API server
-    /// cannot reach may serve one until then.
+    /// Makes the signing CA a previous one, trusted until its last certificate has expired: a replica without contact to the API
+    /// server may serve one until then.
     fn retire(&mut self, now: Timestamp, settings: &CertificateSettings) {
         let serving_ends = match &self.serving {
             Ok(serving) => serving.not_after,

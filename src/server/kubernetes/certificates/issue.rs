@@ -22,7 +22,7 @@ pub(crate) enum IssueError {
     NoKey,
 }
 
-/// A CA that lasts so long from now.
+/// Makes a CA that is valid for `lifetime` from now.
 pub(crate) fn new_ca(now: Timestamp, lifetime: Duration) -> Result<Ca, IssueError> {
     let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
     let mut params = ca_params(&key);
@@ -31,7 +31,7 @@ pub(crate) fn new_ca(now: Timestamp, lifetime: Duration) -> Result<Ca, IssueErro
     Ca::read(certificate.as_bytes(), key.serialize_pem().as_bytes()).map_err(IssueError::Read)
 }
 
-/// A serving certificate that lasts so long from now, but no longer than its CA.
+/// Makes a serving certificate that is valid for `lifetime` from now, but no longer than its CA.
 pub(crate) fn new_serving(
     ca: &Ca,
     names: &[String],
@@ -65,7 +65,7 @@ fn ca_params(key: &KeyPair) -> CertificateParams {
     params
 }
 
-/// The common name of a CA: of each another one, and made from the key, so that a CA can sign with nothing else read.
+/// The common name of a CA, derived from its key and so unique: a CA can sign without its certificate being read.
 fn subject(key: &KeyPair) -> String {
     let digest = Sha256::digest(key.subject_public_key_info());
     digest[..8]
@@ -87,7 +87,7 @@ fn named(name: &str) -> DistinguishedName {
     names
 }
 
-/// From the beginning of Unix time. A certificate's beginning protects nothing, and the clock of the replica that makes it may be
+/// Sets the validity, from 1970 on: a certificate's beginning protects nothing, and the clock of the replica that makes it may be
 /// ahead of an agent's.
 fn set_validity(params: &mut CertificateParams, end: Timestamp) {
     let seconds = u64::try_from(end.as_second()).unwrap_or_default();
@@ -95,7 +95,7 @@ fn set_validity(params: &mut CertificateParams, end: Timestamp) {
     params.not_after = date_time_ymd(1970, 1, 1) + Duration::from_secs(seconds);
 }
 
-/// In whole seconds, as a certificate has it.
+/// End of a validity of `lifetime` from now, in whole seconds as in a certificate.
 fn end(now: Timestamp, lifetime: Duration) -> Timestamp {
     let lifetime = SignedDuration::try_from(lifetime).unwrap_or(SignedDuration::MAX);
     // The latest year that a certificate can name is 9999, as a Timestamp's.

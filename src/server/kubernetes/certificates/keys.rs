@@ -33,7 +33,7 @@ pub struct CaCertificate {
     pub not_after: Timestamp,
 }
 
-/// A CA.
+/// A CA's certificate, and its key if it has one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ca {
     pub certificate: CaCertificate,
@@ -128,7 +128,7 @@ impl ServingCertificate {
         })
     }
 
-    /// Whether a client that trusts these CAs accepts it for every name, as long as it lasts.
+    /// Whether a client that trusts these CAs accepts it for every name until it expires.
     pub fn is_of(&self, cas: &[&CaCertificate], names: &[String]) -> bool {
         let certificates: Vec<_> = CertificateDer::pem_slice_iter(self.chain.as_bytes())
             .filter_map(Result::ok)

@@ -37,9 +37,9 @@ use std::time::Duration;
 
 /// The annotation of a Secret that Stowage writes, with the value `managed`.
 pub(crate) const MANAGED: &str = "stowage.dev/certificates";
-/// How long the next CA has been published, at least.
+/// Annotation: how long the next CA has been published, at least.
 const PUBLISHED_FOR: &str = "stowage.dev/next-ca-published-for";
-/// Until when a certificate of a CA before this one may be in use.
+/// Annotation: until when a certificate of a previous CA may be in use.
 const PREVIOUS_UNTIL: &str = "stowage.dev/previous-ca-until";
 
 /// `NAMESPACE/NAME` of a Secret or a ConfigMap.
@@ -92,7 +92,7 @@ pub struct CertificateSettings {
     pub publication_delay: Duration,
 }
 
-/// As for files: a new certificate takes effect within this time.
+/// How often the Secret and the ConfigMap are read; a new certificate takes effect within this time, as one in files does.
 pub const LOOK_EVERY: Duration = Duration::from_secs(5);
 pub const LIFETIME: &str = "90d";
 pub const CA_LIFETIME: &str = "365d";

@@ -9,7 +9,7 @@ use super::stored::{Managed, SecretState};
 use jiff::{SignedDuration, Timestamp};
 use std::time::Duration;
 
-/// One read of the two objects.
+/// Inputs of a step: one read of the Secret and the ConfigMap, leadership and time.
 #[derive(Debug, Clone)]
 pub struct Look<'a> {
     pub secret: &'a SecretState,
@@ -106,7 +106,7 @@ fn step_of(managed: &Managed, look: &Look<'_>, settings: &CertificateSettings) -
     }
 }
 
-/// What is due where everything that is to be trusted is published.
+/// The change that is due to the CAs when every trusted CA is published.
 fn step_of_cas(
     managed: &Managed,
     look: &Look<'_>,
@@ -163,7 +163,7 @@ fn needs_serving(managed: &Managed, now: Timestamp, settings: &CertificateSettin
     }
 }
 
-/// Two thirds of the lifetime are over, or it was made by a clock that was far ahead, or for a longer lifetime.
+/// Whether to renew a certificate: two thirds of its lifetime have passed, or it ends well after a new one would.
 fn is_due(not_after: Timestamp, lifetime: Duration, now: Timestamp) -> bool {
     let lifetime = SignedDuration::try_from(lifetime).unwrap_or(SignedDuration::MAX);
     let (left, third) = (not_after.duration_since(now), lifetime / 3);

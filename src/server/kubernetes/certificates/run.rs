@@ -20,10 +20,10 @@ use tracing::{error, info, warn};
 
 /// A request that takes longer is given up: the next read shows what became of it.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// After a write the objects are read again at once, but for this.
+/// Pause after a write before the objects are read again, because more may be due.
 const AFTER_WRITE: Duration = Duration::from_millis(100);
 
-/// Whether the certificate that is to be served works.
+/// Puts a certificate into use; an error if it does not work.
 type Serve = Box<dyn FnMut(&ServingCertificate) -> Result<(), String> + Send + Sync>;
 
 /// Keeps the certificate until it is dropped. `serve` puts one into use; `addresses` are where, for the metrics.
@@ -66,7 +66,7 @@ struct CertificateKeeper {
     config_maps: Api<ConfigMap>,
     service: Arc<Service>,
     served: ServedCertificate,
-    /// The versions of the two objects, and since when they are these.
+    /// The latest resourceVersions of the two objects, and since when they have not changed.
     seen: Option<(ObjectVersions, Moment)>,
     out_of_reach: Trouble,
     options: CertificateOptions,
@@ -128,7 +128,8 @@ impl CertificateKeeper {
         Ok((secret, config_map))
     }
 
-    /// From the end of the first read that showed them so to the beginning of the latest.
+    /// How long the two objects have not changed: from the end of the first read that showed these versions to the beginning of the
+    /// latest.
     fn unchanged_for(
         &mut self,
         asked: Moment,
@@ -200,7 +201,7 @@ impl CertificateKeeper {
         Ok(true)
     }
 
-    /// Whether it was written; another replica's write in between is none of this one's.
+    /// Counts a write's outcome. Returns whether it was written; `false` if another replica has written the object meanwhile.
     fn counted<T>(
         &self,
         written: Result<T, ApiRequestError>,
@@ -261,7 +262,7 @@ impl CertificateKeeper {
         }
     }
 
-    /// Once, until the objects are within reach again.
+    /// Logs that the objects are unreachable, once until they are reachable again.
     fn complain(&mut self, error: &ApiRequestError) {
         if self.out_of_reach.begin(self.service.now()) {
             let CertificateOptions {
@@ -282,7 +283,7 @@ fn missing(kind: &str, name: &ObjectName) -> String {
     )
 }
 
-/// The certificate in use, and what is said of it.
+/// The certificate in use, and the problems that were reported.
 struct ServedCertificate {
     service: Arc<Service>,
     secret: ObjectName,
@@ -395,7 +396,7 @@ impl ServedCertificate {
         Ok(())
     }
 
-    /// As long as there is none in use, this replica is not ready.
+    /// Makes this replica not ready for the given reason, unless a certificate is in use.
     fn awaits(&self, why: &str) {
         if self.current.is_none() {
             let why = format!(

@@ -15,7 +15,7 @@ use stowage_scheduling::units::Millis;
 /// The key of the ConfigMap, and of the signing CA in the Secret.
 const CA: &str = "ca.crt";
 
-/// What a Secret is for.
+/// Contents of the Secret, by who manages it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SecretState {
     /// It has no data: Stowage fills it.
@@ -26,7 +26,7 @@ pub(crate) enum SecretState {
     Foreign(Result<ServingCertificate, String>),
 }
 
-/// What a Secret of Stowage's own has.
+/// Contents of a Secret that Stowage manages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Managed {
     pub signing: Option<Ca>,
@@ -37,7 +37,7 @@ pub(crate) struct Managed {
     /// Until when a certificate of these may be in use; `None` as long as they last.
     pub previous_until: Option<Timestamp>,
     pub serving: Result<ServingCertificate, String>,
-    /// What else cannot be used.
+    /// Problems with its other entries, for the log.
     pub problems: Vec<String>,
 }
 

@@ -26,7 +26,7 @@ impl ClusterIndex {
         }
     }
 
-    /// The same for budgets.
+    /// Marks the budget list incomplete unless it was begun in this term of leadership or later.
     pub(crate) fn expect_budgets(&mut self, term: u64) {
         self.budgets_list.expect(term);
     }
@@ -41,7 +41,7 @@ impl ClusterIndex {
         self.unlisted_budgets = named.collect();
     }
 
-    /// Ends the list: these are all budgets.
+    /// Ends the list: budgets that it did not contain are gone.
     pub(crate) fn end_budgets(&mut self, service: &Service) {
         let mut ledger = service.cluster();
         for (namespace, name) in std::mem::take(&mut self.unlisted_budgets) {

@@ -1,5 +1,5 @@
-//! Up to when the index knows what happened to pods: what makes a list that began before this replica led as good as one that
-//! begins now.
+//! Tracks up to which takeover the index has every write to pods, so that a new leader need not relist pods after a list that
+//! began before it led.
 //!
 //! All writes of earlier leaders, which go to pods, have landed when a replica begins to lead. A resourceVersion of the pods that
 //! is read from then on is as new as the last of them, and a watch shows pods in the order of their resourceVersions: once it
@@ -9,16 +9,16 @@
 use super::{ClusterIndex, version};
 use k8s_openapi::api::core::v1::Pod;
 
-/// What is known of the list of pods and of the watch that goes on from it.
+/// Progress of the latest list of pods and of the watch that continues it.
 #[derive(Debug, Default)]
 pub(super) struct PodsShown {
     /// The takeover that preceded the latest list.
     listed_after: u64,
-    /// The takeover up to which everything has been shown.
+    /// The latest takeover before which every write to pods has been shown.
     caught_up: u64,
     /// The newest resourceVersion of a pod since that list began.
     version: u64,
-    /// What has to be shown for a takeover.
+    /// The resourceVersion that the watch must reach for a takeover.
     awaited: Option<Awaited>,
 }
 
@@ -33,12 +33,12 @@ impl PodsShown {
         (self.listed_after, self.version) = (takeover, 0);
     }
 
-    /// A pod has this resourceVersion now, or had it when it was deleted.
+    /// Records the resourceVersion of a pod that the watch showed, present or deleted.
     pub(super) fn note(&mut self, version: Option<u64>) {
         self.version = self.version.max(version.unwrap_or(0));
     }
 
-    /// What is shown is complete: it comes from a list that has ended, or from the watch after it.
+    /// Updates `caught_up` after an event of a complete list or of the watch that continues it.
     pub(super) fn note_complete(&mut self) {
         let awaited = self
             .awaited
@@ -56,7 +56,7 @@ impl ClusterIndex {
         self.pods_shown.caught_up
     }
 
-    /// Whether it knows what happened to pods by this takeover, or the list that is in progress will show it.
+    /// Whether every write to pods before this takeover has been shown, or the list in progress will show it.
     pub(crate) fn will_know_pods_of(&self, takeover: u64) -> bool {
         self.pods_shown.caught_up >= takeover || self.pods_shown.listed_after >= takeover
     }
@@ -71,13 +71,13 @@ impl ClusterIndex {
         self.pods_list.is_complete && !self.is_listing_pods
     }
 
-    /// Once a pod is shown with this resourceVersion or a later one, it knows what had happened to pods by this takeover.
+    /// Sets the resourceVersion that a pod must show before the index has caught up with this takeover.
     pub(crate) fn expect_pods_up_to(&mut self, takeover: u64, version: u64) {
         self.pods_shown.awaited = Some(Awaited { takeover, version });
         self.note_pods_complete();
     }
 
-    /// The pod is in the ledger as it is shown here.
+    /// Records the resourceVersion of a pod whose state has been applied to the ledger.
     pub(super) fn note_pod_shown(&mut self, pod: &Pod) {
         self.pods_shown.note(version(pod));
         self.note_pods_complete();

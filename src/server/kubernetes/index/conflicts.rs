@@ -7,7 +7,7 @@ use stowage_scheduling::audit::conflicts::AuditedPod;
 use stowage_scheduling::ids::{PodKey, PodUid};
 use stowage_scheduling::vocabulary::classification::PodTraits;
 
-/// A pod that requests a GPU and has not ended.
+/// Passes a pod that requests a GPU and has not ended to the audit.
 pub fn see(service: &Service, uid: &PodUid, key: &PodKey, pod: &Pod) {
     let shown = objects::observed_binding(pod, key).or_else(|| reservation(service, key, pod));
     service.conflicts().see(uid, shown);

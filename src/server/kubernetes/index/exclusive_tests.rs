@@ -81,7 +81,7 @@ impl IndexedReplica {
         Some(bound)
     }
 
-    /// The same, up to the Binding: its answer is still to come.
+    /// Binds a pod up to the Binding request, whose answer is still to come.
     fn write(&mut self, pod: &Value) -> Option<Value> {
         self.apply(pod);
         let node = NodeName::parse("a").unwrap();

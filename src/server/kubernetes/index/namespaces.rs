@@ -9,7 +9,7 @@ use stowage_scheduling::policy::namespaces::Labels;
 use stowage_scheduling::verbs::namespaces::{NamespaceDeleted, NamespaceObserved};
 
 impl ClusterIndex {
-    /// The same for namespaces.
+    /// Marks the namespace list incomplete unless it was begun in this term of leadership or later.
     pub(crate) fn expect_namespaces(&mut self, term: u64) {
         self.namespaces_list.expect(term);
     }
@@ -18,22 +18,22 @@ impl ClusterIndex {
         self.listed_namespaces.clear();
     }
 
-    /// One of a list, which counts as a whole at its end.
+    /// Adds a namespace of the list in progress, which takes effect as a whole at its end.
     pub(crate) fn list_namespace(&mut self, metadata: &ObjectMeta) {
         self.listed_namespaces.extend(named(metadata));
     }
 
-    /// These are all namespaces, at the end of the list.
+    /// Hands out the labels of all namespaces of the list that has ended.
     pub(crate) fn listed_namespaces(&mut self) -> NamespaceLabels {
         std::mem::take(&mut self.listed_namespaces)
     }
 
-    /// The cluster has the labels of all of them.
+    /// Marks the list complete, once the cluster has the labels of all its namespaces.
     pub(crate) fn end_namespaces(&mut self) {
         self.namespaces_list.is_complete = true;
     }
 
-    /// Nothing shows them any more, unless a policy asks for them again.
+    /// Forgets all namespaces, because no policy selects by their labels any more and their watch has ended.
     pub(crate) fn forget_namespaces(&mut self, service: &Service) {
         if service.forget_namespaces() {
             self.namespaces_list.is_complete = false;
@@ -41,7 +41,7 @@ impl ClusterIndex {
         }
     }
 
-    /// The term since which every namespace has been seen once; `None` before that and during a list.
+    /// The leadership term in which all namespaces were listed; `None` until the list is complete.
     pub(crate) fn namespaces_since(&self) -> Option<u64> {
         self.namespaces_list
             .is_complete
@@ -49,7 +49,7 @@ impl ClusterIndex {
     }
 }
 
-/// A namespace as it is shown. May take seconds: hold no lock.
+/// Applies a namespace's labels. May take seconds: hold no lock.
 pub fn apply(service: &Service, metadata: &ObjectMeta) {
     let Some((name, labels)) = named(metadata) else {
         return;
@@ -61,7 +61,7 @@ pub fn apply(service: &Service, metadata: &ObjectMeta) {
     service.apply_namespaces(change, |namespace| namespace == name);
 }
 
-/// The same of one that is gone.
+/// Removes a namespace that is gone. May take seconds: hold no lock.
 pub fn delete(service: &Service, metadata: &ObjectMeta) {
     let Some((name, _)) = named(metadata) else {
         return;

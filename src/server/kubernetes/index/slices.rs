@@ -41,7 +41,7 @@ impl ClusterIndex {
         remove(service, &name.into())
     }
 
-    /// The same for slices.
+    /// Marks the ResourceSlice list incomplete unless it was begun in this term of leadership or later.
     pub(crate) fn expect_slices(&mut self, term: u64) {
         self.slices_list.expect(term);
     }
@@ -50,7 +50,7 @@ impl ClusterIndex {
         self.unlisted_slices = service.cluster().ledger().slice_names().cloned().collect();
     }
 
-    /// Ends the list: these are all slices.
+    /// Ends the list: slices that it did not contain are gone. Returns Events for pods whose GPUs are published from now on.
     pub(crate) fn end_slices(&mut self, service: &Service) -> Vec<PodEvent> {
         let gone = std::mem::take(&mut self.unlisted_slices);
         let events = gone.iter().flat_map(|name| remove(service, name)).collect();
@@ -58,7 +58,7 @@ impl ClusterIndex {
         events
     }
 
-    /// The API server has no ResourceSlices. What an earlier list showed stays.
+    /// Counts the list as complete, because the API server has no ResourceSlices. Slices of an earlier list stay.
     pub(crate) fn lack_slices(&mut self) {
         self.slices_list.is_complete = true;
     }

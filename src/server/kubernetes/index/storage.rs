@@ -36,7 +36,7 @@ impl ClusterIndex {
             .insert(kind, known.into_iter().collect());
     }
 
-    /// Ends it: objects that were known when it began and are not in it are gone.
+    /// Ends the list of one kind: objects known when it began and absent from it are gone.
     pub(crate) fn end_storage(&mut self, service: &Service, kind: StorageKind) {
         for name in self.unlisted_storage.remove(&kind).unwrap_or_default() {
             service.cluster().apply(StorageDeleted { kind, name });

@@ -9,7 +9,7 @@ use stowage_scheduling::ids::{PodKey, PodUid};
 use stowage_scheduling::planning::WaitReason;
 
 impl ClusterIndex {
-    /// The next of them in order of UID, after a given one or from the first, at most this many.
+    /// Unplannable pods in order of UID, after a given one or from the first, at most `limit`.
     pub(crate) fn unplannable_pods_after(
         &self,
         after: Option<&PodUid>,

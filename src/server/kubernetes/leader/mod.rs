@@ -33,9 +33,9 @@ use tokio_util::sync::CancellationToken;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Five renewals fit into the ten seconds before this replica steps down.
 const RENEW_EVERY: Duration = Duration::from_secs(2);
-/// A read that takes longer is given up: the next one shows more.
+/// Time limit of a request for the Lease: a slower answer is outdated, and the next attempt shows more.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
-/// How late leadership may begin. It ends by itself at the Lease's safe end.
+/// How often leadership is set from the latest read, so how late it may begin. It ends by itself at the Lease's safe end.
 const CHECK_EVERY: Duration = Duration::from_millis(100);
 /// Duration of a Lease that has none: Kubernetes' default.
 const DEFAULT_DURATION: Millis = Millis::seconds(15);
@@ -68,7 +68,7 @@ impl LeaseName {
         }
     }
 
-    /// Stowage's own.
+    /// The Lease of Stowage's own in this namespace.
     pub fn own(namespace: &str) -> Self {
         Self {
             namespace: namespace.into(),
@@ -176,7 +176,7 @@ pub async fn run(
     set_tenure(&service, Tenure::Standby);
 }
 
-/// Leads without a Lease from this moment on. What succeeds, another leader or itself, acts once it may.
+/// Leads without a Lease from `from` on, and again after each time that this replica has to succeed itself.
 async fn lead_alone(service: &Service, succession: &Succession, from: Moment) {
     set_tenure(service, succession.alone(from, service.now()));
     loop {

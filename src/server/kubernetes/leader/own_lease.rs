@@ -25,7 +25,7 @@ pub(crate) struct LeaseCandidate {
     /// Another replica's latest renewal, and when it was seen.
     rival: Option<(LeaseReading, Moment)>,
     until: Option<Moment>,
-    /// When no write of the previous holder can land any more, once the Lease is this replica's.
+    /// When this replica may act once it holds the Lease: no write of the previous holder can land any more.
     inherits: Moment,
     term: Option<LeaseTerm>,
 }
@@ -102,7 +102,7 @@ impl LeaseCandidate {
         })
     }
 
-    /// Once the rival's latest renewal has been seen for its whole duration: when no write of the rival can land any more.
+    /// The moment from which no write of the rival can land; `None` until its latest renewal has been seen for its whole duration.
     fn outwaited(&mut self, reading: LeaseReading, now: Moment) -> Option<Moment> {
         match &self.rival {
             Some((known, seen)) if *known == reading => {

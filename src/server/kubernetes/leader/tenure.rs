@@ -8,9 +8,9 @@ use stowage_scheduling::units::{Millis, Moment};
 /// How long the predecessor's writes can land, and what makes this leader's epoch unique.
 #[derive(Debug, Clone)]
 pub(crate) struct Succession {
-    /// How long after it began a write can land at the latest.
+    /// Longest time from the beginning of a write to its taking effect.
     landing: Millis,
-    /// Of this process.
+    /// Distinguishes this process in its epochs.
     nonce: String,
 }
 
@@ -22,12 +22,12 @@ impl Succession {
         }
     }
 
-    /// When no write can land any more of a leader that may have renewed a Lease of this duration until `renewed`.
+    /// The moment from which no write can land of a leader that may have renewed a Lease of this duration until `renewed`.
     pub(crate) fn after_a_renewal_at(&self, renewed: Moment, duration: Millis) -> Moment {
         self.after_a_last_send_at(renewed + safe_duration(duration))
     }
 
-    /// The same for a leader that began its last write at `sent` or before.
+    /// The moment from which no write can land of a leader that began its last write at `sent` or before.
     pub(crate) fn after_a_last_send_at(&self, sent: Moment) -> Moment {
         sent + self.landing
     }

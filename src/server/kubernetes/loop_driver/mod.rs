@@ -1,5 +1,5 @@
-//! Drives the core's control loop over the API server: brings it the time and the answers, and carries out its acts. Each write is
-//! a task, and plans and looks for pressure run on threads of their own, so nothing else waits for them.
+//! Drives the core's control loop over the API server: passes it the time and the answers, and carries out its acts. Each write is
+//! a task, and plans and checks for engine pressure run on threads of their own, so nothing else waits for them.
 //!
 //! Nothing here decides: what to write is the loop's, and whether it still holds is asked of the core when it is sent
 //! ([`mod@carry_out`]).
@@ -36,7 +36,7 @@ pub(super) struct LoopDriver {
     about: FxHashMap<Id, PodWrite>,
     plan: PlanTask,
     look: Option<JoinHandle<FoundPressure>>,
-    /// Planning fails on the pod of this name.
+    /// Name of the pod on which planning panics, in tests.
     #[cfg(test)]
     poison: Option<&'static str>,
 }
@@ -90,7 +90,7 @@ impl LoopDriver {
         }
     }
 
-    /// Waits until a write, the planning run or a look for pressure ends, and handles its result. Never ends while none is in
+    /// Waits until a write, the planning run or a pressure check ends, and handles its result. Never ends while none is in
     /// progress.
     pub async fn go_on(&mut self) {
         tokio::select! {
@@ -156,7 +156,7 @@ impl LoopDriver {
             });
     }
 
-    /// The ledger's present: what is due by it is due here.
+    /// The ledger's clock, by which acts are due.
     fn now(&self) -> Moment {
         self.service.cluster().ledger().now()
     }
@@ -182,7 +182,7 @@ async fn next_outcome(
     }
 }
 
-/// `None` if the look failed. Never ends while none is in progress.
+/// Result of the pressure check in progress, `None` if it failed. Never ends while none is in progress.
 async fn end_of_look(look: &mut Option<JoinHandle<FoundPressure>>) -> Option<FoundPressure> {
     let Some(task) = look else {
         return std::future::pending().await;

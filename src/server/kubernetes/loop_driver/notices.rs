@@ -1,4 +1,4 @@
-//! What the loop tells of itself, in the log, the metrics and the traces.
+//! Reports the control loop's notices in the log, the metrics and the traces.
 
 use super::LoopDriver;
 use std::time::Duration;
@@ -65,7 +65,7 @@ impl LoopDriver {
         }
     }
 
-    /// In the log, and as a span of the run in the trace of the pod that it placed.
+    /// Logs a planned placement, and adds the planning run as a span to the pod's trace.
     fn tell_planned(&self, place: &PlannedPlacement, took: Millis) {
         let PlannedPlacement {
             uid,

@@ -17,12 +17,12 @@ use workload::{Made, PodTemplate};
 
 /// The path that stands for standard input on the command line.
 const STANDARD_INPUT: &str = "-";
-/// As for a dump: the file is the operator's own.
+/// Limit on YAML events, as high as for a dump: the file is the operator's own.
 const MAX_YAML_EVENTS: usize = 200_000_000;
 /// More GPU pods than the largest clusters run: a number of replicas beyond it is a slip. The time of a plan grows with its
 /// square.
 const MAX_PODS: usize = 20_000;
-/// Endings of manifests in a directory.
+/// File extensions of manifests in a directory.
 const ENDINGS: [&str; 3] = ["yaml", "yml", "json"];
 
 /// Why manifests cannot be read. Each text names the file and says what to do.
@@ -80,12 +80,12 @@ struct ManifestObject {
 /// Kind, namespace and name.
 type Identity = (String, String, String);
 
-/// With what an object is counted.
+/// How the pods of an object are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Counted {
     ByItself,
     WithItsOwner,
-    /// How many pods it makes is not known, but what it made is there.
+    /// How many pods it makes is unknown, but the pods that it made are among the objects.
     ByWhatItMade,
 }
 
@@ -238,8 +238,8 @@ impl Manifests {
         own.into_iter().chain(named).collect()
     }
 
-    /// With what each object is counted. Owners are followed as far as they are there: the workers of a group belong to its
-    /// leader's Pod, that to a StatefulSet, and that to the LeaderWorkerSet.
+    /// How each object is counted. Owners are followed as far as they are present: the workers of a group belong to its leader's Pod,
+    /// that to a StatefulSet, and that to the LeaderWorkerSet.
     fn counted(&self, made: &[Made]) -> Vec<Counted> {
         let named = |(place, object): (usize, &ManifestObject)| (object.identity(), place);
         let places: BTreeMap<Identity, usize> = self.0.iter().enumerate().map(named).collect();
@@ -491,7 +491,7 @@ fn items(mut document: Value) -> Vec<Value> {
     }
 }
 
-/// An error names the field.
+/// Deserializes an object; an error names the field.
 fn parsed<T: DeserializeOwned>(value: Value, source: &str) -> Result<T, ManifestError> {
     let error = |error| ManifestError::Object {
         source_name: source.into(),

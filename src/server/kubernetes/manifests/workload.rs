@@ -11,11 +11,11 @@ pub(crate) struct PodTemplate {
     pub names: Vec<String>,
 }
 
-/// What an object makes.
+/// The pods that an object makes.
 pub enum Made {
     Pods(Vec<PodTemplate>),
     Nothing,
-    /// None that count, or in a way that is not known here; why, for people.
+    /// Not counted, with the reason for people: it runs no pods now, or how many is unknown.
     LeftOut(&'static str),
 }
 
@@ -84,7 +84,7 @@ fn at_rest(object: &Value, spec: &Value) -> Option<&'static str> {
     }
 }
 
-/// As many as run at once.
+/// Template of a Job, with as many pods as run at once.
 fn of_job(spec: &Value, name: &str, source: &str) -> Result<PodTemplate, ManifestError> {
     let parallelism = count(spec, "parallelism", source)?.unwrap_or(1);
     let completions = count(spec, "completions", source)?.unwrap_or(parallelism);
@@ -169,7 +169,7 @@ fn numbered(name: &str, count: usize) -> Vec<String> {
         .collect()
 }
 
-/// `None` if the field is not there.
+/// A number of pods in a field, at most `MAX_PODS`; `None` if the field is absent.
 fn count(from: &Value, field: &'static str, source: &str) -> Result<Option<usize>, ManifestError> {
     let Some(value) = from.get(field).filter(|value| !value.is_null()) else {
         return Ok(None);

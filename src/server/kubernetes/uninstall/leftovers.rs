@@ -78,7 +78,7 @@ fn is_pending(pod: &Pod) -> bool {
         .is_none_or(str::is_empty)
 }
 
-/// How a pod that asks for VRAM stands once Stowage is gone.
+/// State of a pod that requests VRAM once Stowage is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LeftState {
     /// It runs, and keeps its GPUs until it ends.
@@ -87,7 +87,7 @@ pub(crate) enum LeftState {
     Pending,
 }
 
-/// `None` for pods that ask for no VRAM, or have ended.
+/// State in which the pod stays once Stowage is gone; `None` for pods that request no VRAM, or have ended.
 pub fn stays(pod: &Pod) -> Option<LeftState> {
     let asks = objects::asks_for_vram(pod) && !objects::is_finished(pod);
     asks.then(|| {

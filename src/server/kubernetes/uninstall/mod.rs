@@ -23,9 +23,9 @@ use std::time::Duration;
 use stowage_kubernetes_objects as objects;
 use stowage_scheduling::ids::{NodeName, PodKey};
 
-/// Objects in one answer of the API server.
+/// Objects in one page of a list.
 const PAGE: u32 = 500;
-/// A list whose pages expired before the last one was read is begun again.
+/// Maximum number of attempts at a list: one whose pages expire before the last is read begins again.
 const ATTEMPTS: u32 = 3;
 /// Concurrent writes: tens of thousands of pods take minutes, and the load on the API server stays small.
 const WRITES: usize = 8;
@@ -34,7 +34,7 @@ const WRITES: usize = 8;
 const LEASES: [&str; 2] = ["stowage-scheduler", "stowage"];
 const LEASE_NAMESPACE: &str = "kube-system";
 
-/// In seconds: nobody waits for longer to see whether one is renewed.
+/// Longest wait, in seconds, to see whether a Lease is renewed: somebody waits at the command line.
 const LONGEST_LEASE: u64 = 60;
 
 /// Which pods are Stowage's own.
@@ -120,7 +120,7 @@ pub struct Failure {
     pub error: String,
 }
 
-/// Looks and writes nothing.
+/// Finds what is left of Stowage; writes nothing.
 pub async fn find(client: &Client) -> Result<Leftovers, UninstallError> {
     refuse_while_running(client).await?;
     let all = ListParams::default();
@@ -265,7 +265,8 @@ async fn refuse_while_running(client: &Client) -> Result<(), UninstallError> {
     }
 }
 
-/// Of the kinds in which overlays and components differ. A kind that is not served, or may not be listed, has none.
+/// Objects of Stowage's manifests, of the kinds in which overlays and components differ. A kind that is not served, or may not be
+/// listed, has none.
 async fn own_objects(client: &Client) -> Vec<String> {
     const ADMISSION: &str = "admissionregistration.k8s.io";
     let mut found = Vec::new();

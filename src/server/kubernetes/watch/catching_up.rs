@@ -11,15 +11,17 @@ use kube::api::ListParams;
 use kube::{Api, Client};
 use std::time::Duration;
 
-/// How long the watch of pods may show nothing new before they are listed.
+/// How long the watch of pods may show nothing new before pods are relisted.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// How often the watch's progress is checked; a takeover is delayed by at most this.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// In which the resourceVersion has to be read. An API server whose cache lags answers after three seconds.
+/// Time limit for reading the resourceVersion. An API server whose cache lags answers after three seconds.
 const READ_WITHIN: Duration = Duration::from_secs(5);
+/// Pause after a failed read of the resourceVersion; some ten reads fit into the time limit.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
 
-/// Ends when this replica has begun to lead and the watch of pods does not show that it is up to date. A list that begins from
-/// then on is.
+/// Ends when pods must be relisted: this replica has begun to lead, and the watch of pods does not show that it has caught up.
+/// A list that begins from then on is up to date.
 pub(crate) async fn stays_behind(client: &Client, feed: &WatchFeed, takeovers: &mut SeenCount) {
     takeovers.changed().await;
     loop {
@@ -33,7 +35,7 @@ pub(crate) async fn stays_behind(client: &Client, feed: &WatchFeed, takeovers: &
     }
 }
 
-/// The same for one takeover: never ends if the watch has shown what happened to pods by then, or a new list will.
+/// Ends when pods must be relisted for one takeover; never, if the watch has caught up with it or the list in progress will.
 async fn stays_behind_takeover(client: &Client, feed: &WatchFeed, takeover: u64) {
     let is_shown = || feed.index.lock().will_know_pods_of(takeover);
     let mut shown = loop {
@@ -68,7 +70,7 @@ async fn stays_behind_takeover(client: &Client, feed: &WatchFeed, takeover: u64)
     }
 }
 
-/// What a list says of the resourceVersion of the pods.
+/// The resourceVersion in a list's metadata.
 enum NewestVersion {
     Number(u64),
     /// Nothing that can be compared.

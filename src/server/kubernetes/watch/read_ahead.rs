@@ -6,15 +6,15 @@ use kube::runtime::watcher::{Event, Result};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::task::AbortOnDropHandle;
 
-/// As many as a page has: one page is applied, one waits, and one is read.
+/// Events in one batch, as many as objects in a page of a list: one batch is applied, one waits, one is read.
 const TOGETHER: usize = super::PAGE as usize;
 
-/// Events that were there at once: to wake the other task for each would take longer than to read one. After the beginning of a
-/// list nothing is read ahead: it is alone, and has a channel that says when it was handled.
+/// Events that were available at once: notifying the consumer of each would take longer than reading it. `Init` is a batch of its
+/// own, with a channel that signals when it was handled; nothing is read ahead of that.
 type Batch<K> = (Vec<Result<Event<K>>>, Option<oneshot::Sender<()>>);
 
-/// The same events, read by a task of its own. The beginning of a list is handled before the list is requested: pods that come
-/// between the two would be taken for such as the list does not have.
+/// Stream of the given events, read in a separate task. The consumer handles `Init` before the list is requested: pods that came
+/// between the two would otherwise be taken for pods absent from the list.
 pub(crate) fn read_ahead<K: Send + 'static>(
     events: impl Stream<Item = Result<Event<K>>> + Unpin + Send + 'static,
 ) -> impl Stream<Item = Result<Event<K>>> + Unpin {
@@ -67,7 +67,7 @@ async fn read<K>(
 struct HandingOut<K> {
     from: mpsc::Receiver<Batch<K>>,
     batch: std::vec::IntoIter<Result<Event<K>>>,
-    /// The channel of the event that was handed out last: the reading task waits until that is handled.
+    /// Signals the reader that the event returned last, an `Init`, was handled.
     last: Option<oneshot::Sender<()>>,
     _reading: AbortOnDropHandle<()>,
 }

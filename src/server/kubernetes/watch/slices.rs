@@ -11,11 +11,11 @@ use std::time::Duration;
 
 const SLICES: &str = "resourceslices";
 const SLICES_VERSION: &str = "resource.k8s.io/v1";
-/// A slice may have 128 devices, each with a kilobyte of attributes.
+/// Slices in one page of a list: a slice may have 128 devices, each with a kilobyte of attributes.
 const SLICES_PAGE: u32 = 50;
-/// An API server that does not serve ResourceSlices may do so after its next upgrade.
+/// How often to check again an API server that does not serve ResourceSlices: it may after its next upgrade.
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
-/// After a look that was not answered; twice as long each time.
+/// First pause after an unanswered discovery request; doubles with each failure.
 const LOOK_PAUSE: Duration = Duration::from_millis(500);
 
 /// Before 1.34 no API server serves `resource.k8s.io/v1`: that is no failure, and it is looked for again from time to time. Where
@@ -79,7 +79,7 @@ pub async fn slices(client: Client, feed: WatchFeed) {
     }
 }
 
-/// Whether the API server serves ResourceSlices, or does not let itself be asked that.
+/// Whether the API server serves ResourceSlices. One that refuses the discovery request counts as serving them.
 async fn has_slices(client: &Client) -> Result<bool, kube::Error> {
     match client.list_api_group_resources(SLICES_VERSION).await {
         Ok(served) => Ok(served

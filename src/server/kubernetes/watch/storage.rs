@@ -11,7 +11,7 @@ pub const CLASSES: &str = "storageclasses";
 /// All of them are needed to evaluate a pod with claims.
 pub(crate) const STORAGE: [&str; 3] = [CLAIMS, VOLUMES, CLASSES];
 
-/// The planner evaluates pods with volumes by these. Nothing waits for them: what is not known is not evaluated.
+/// Watches one kind of storage object, by which the planner evaluates pods with volumes. Readiness does not wait for it.
 pub async fn storage<K>(client: Client, feed: WatchFeed, what: &'static str)
 where
     K: StorageResource

@@ -15,7 +15,7 @@ const PODS: usize = 600;
 const CLIENTS: usize = 8;
 const ROUNDS: usize = 2;
 const POLICY: &str = "telemetry: {fresh: 1h, stale: 2h}\n";
-/// Events of kube-scheduler are written after the Bindings.
+/// Wait after the last Binding: kube-scheduler writes its Events after the Bindings.
 const AFTER_THE_LAST: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

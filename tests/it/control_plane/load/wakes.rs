@@ -16,11 +16,12 @@ use tokio::task::JoinHandle;
 use tokio::time::MissedTickBehavior;
 
 const BOUND: usize = 1_000;
+/// Period in which a kubelet writes once to each of the bound pods: a kubelet writes something every ten seconds.
 const EVERY: Duration = Duration::from_secs(10);
 const WRITES_AT_ONCE: usize = 8;
 const NODES: usize = 10;
 const ROUNDS: usize = 5;
-/// Until a pod that others wake all the time is deep in its back-off, which ends at ten seconds.
+/// Wait until a pod that others requeue all the time is deep in its back-off, which ends at ten seconds.
 const REFUSED_FOR: Duration = Duration::from_secs(30);
 
 #[tokio::test(flavor = "multi_thread")]

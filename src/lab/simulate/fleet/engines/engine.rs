@@ -9,7 +9,7 @@ use stowage_scheduling::autoscaling::{EngineFigures, Permille};
 /// A stretch is cut into parts of at most this many seconds, within which rates do not change.
 const PART_S: f64 = 1.0;
 /// Where requests wait for room, a part is so much shorter than a request decodes: what one leaves free, the next one takes. Of
-/// those parts there are at most [`MOST_FINE`] in one of the others.
+/// those parts there are at most [`MAX_FINE_SUBSTEPS`] in one of the others.
 const FINE: f64 = 10.0;
 const MOST_FINE: f64 = 25.0;
 
@@ -170,7 +170,7 @@ impl Engine {
         self.running() * kv_tokens(self.prompt, self.output)
     }
 
-    /// Of a decode step, with this share of the compute.
+    /// Seconds of a decode step, with this share of the compute.
     fn step_s(&self, share: f64) -> f64 {
         let kv_of_decoding = self.decoding * (self.prompt + self.output / 2.0);
         self.spec.cost.step_s(self.decoding, kv_of_decoding) / share
@@ -287,7 +287,7 @@ impl Engine {
 
 /// How prompts are read in a part of a stretch.
 pub(super) struct Prefill {
-    /// Of a step of those that decode, beside which prompts are read.
+    /// Seconds of a decode step, beside which prompts are read.
     pub step_s: f64,
     /// Prompt tokens a second.
     pub rate: f64,

@@ -55,7 +55,7 @@ impl LatencyHistogram {
         (self.count > 0.0).then(|| self.sum_s / self.count)
     }
 
-    /// So large a share of the requests took no longer than this: the upper end of a bucket.
+    /// Seconds within which this share of the requests was done: the upper end of a bucket.
     pub(crate) fn quantile_s(&self, share: f64) -> Option<f64> {
         let wanted = self.count * share.clamp(0.0, 1.0);
         let mut below = 0.0;

@@ -3,7 +3,7 @@
 use super::latency::{Slo, SloTally};
 use super::requests::Requests;
 
-/// What an engine that is gone leaves undone.
+/// Requests that an engine had when it was killed.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Unfinished {
     pub waiting: Requests,

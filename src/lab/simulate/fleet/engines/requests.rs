@@ -30,7 +30,7 @@ impl Requests {
         }
     }
 
-    /// So much of them.
+    /// This share of the requests.
     pub fn part(self, share: f64) -> Self {
         Self {
             count: self.count * share,

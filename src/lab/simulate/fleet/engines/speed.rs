@@ -88,7 +88,7 @@ impl GpuSpeed {
         batching: Batching::SMALL,
     };
 
-    /// The same GPU with weights of one byte a parameter: tensor cores are twice as fast on them, from Hopper on.
+    /// This GPU with weights of one byte a parameter: tensor cores are twice as fast on them, from Hopper on.
     #[cfg(test)]
     pub(crate) const fn with_fp8(self) -> Self {
         Self {
@@ -154,11 +154,11 @@ impl ModelShape {
 /// A decode step, linear in what it works on, and how fast prompts are read.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepCost {
-    /// Of a step with nothing in it: overhead, the weights, the links.
+    /// Seconds of a step without requests: overhead, the weights, the links.
     pub fixed_s: f64,
-    /// Of each request that decodes: the compute of one token.
+    /// Seconds for each request that decodes: the compute of one token.
     pub per_request_s: f64,
-    /// Of each token in the KV cache of those requests: it is read once a step.
+    /// Seconds for each token in the KV cache of those requests: it is read once a step.
     pub per_kv_token_s: f64,
     /// Prompt tokens a second when nothing else runs.
     pub prefill_rate: f64,

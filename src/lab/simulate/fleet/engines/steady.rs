@@ -15,7 +15,7 @@ pub(crate) struct SteadyState {
     pub tpot_s: f64,
 }
 
-/// `None` where requests of that size come faster than they are served, or do not fit.
+/// The steady state of an engine; `None` where requests of that size come faster than they are served, or do not fit.
 pub(crate) fn steady_state(
     spec: &EngineSpec,
     per_s: f64,

@@ -20,7 +20,7 @@ pub(crate) struct PretendPods {
 }
 
 impl PretendPods {
-    /// So many are ready at once.
+    /// A set of which `ready` replicas are ready at once.
     pub fn new(ready: u32, start: Millis, grace: Millis) -> Self {
         let up = (0..u64::from(ready)).map(ready_replica).collect();
         Self {

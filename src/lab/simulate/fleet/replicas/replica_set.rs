@@ -159,7 +159,7 @@ impl ReplicaSet {
         all.into_iter().map(|(_, uid)| uid).collect()
     }
 
-    /// Those that do not answer yet go first, then those with the fewest requests.
+    /// Removes replicas: those that do not answer yet first, then those with the fewest requests.
     fn let_go<T>(
         &mut self,
         stage: &mut Stage<'_, T>,

@@ -29,17 +29,17 @@ pub struct Observed {
 pub struct Wanted {
     /// In all, those that start and those that sleep included.
     pub replicas: u32,
-    /// Of those that sleep, how many to wake now.
+    /// How many of the sleeping replicas to wake now.
     pub wake: u32,
 }
 
-/// An autoscaler of one model. It is asked every [`SYNC`].
+/// An autoscaler of one model. It decides every [`SYNC_PERIOD`].
 pub trait Scaler {
     fn decide(&mut self, observed: &Observed, now: Moment) -> Wanted;
 }
 
 impl Observed {
-    /// As the autoscaler in scheduling::autoscaling counts it.
+    /// The model's load, as the autoscaler in scheduling::autoscaling counts it.
     pub fn load(&self) -> ModelLoad {
         let mut load = ModelLoad {
             ready_in: self.ready_in,

@@ -41,12 +41,12 @@ pub struct Replicas<'a> {
     pub ready_in: Millis,
 }
 
-/// What a day has brought so far.
+/// Totals of a day so far.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ServingTally {
     pub arrived: f64,
     pub completed: f64,
-    /// Longer than an engine's KV cache.
+    /// Requests that are longer than an engine's KV cache.
     pub refused: f64,
     /// Had begun on a replica that went away before they were done, and began again on another.
     pub restarted: f64,
@@ -68,7 +68,7 @@ pub struct ServingDay<S> {
     slo: Slo,
     pub scaler: S,
     engines: BTreeMap<ReplicaId, Engine>,
-    /// What no replica has taken.
+    /// Requests that no replica has taken.
     unrouted: Requests,
     now: Moment,
     evaluated: Option<Moment>,
@@ -102,8 +102,8 @@ impl<S: Scaler> ServingDay<S> {
         }
     }
 
-    /// Time goes on to `now`, with the replicas as they were since the last call, and then they are `there`. The answer is the
-    /// autoscaler's latest, a new one every [`SYNC`]. Steps of some seconds are meant; a step over several evaluations makes one.
+    /// Time goes on to `now`, with the replicas as they were since the last call, and then they are `replicas`. The answer is the
+    /// autoscaler's latest, a new one every [`SYNC_PERIOD`]. Steps of some seconds are meant; a step over several evaluations makes one.
     pub fn tick(&mut self, now: Moment, there: &Replicas<'_>) -> Wanted {
         self.pass(now, there);
         self.follow(there.up);

@@ -136,7 +136,7 @@ const SLO: Slo = Slo {
     ttft_s: 5.0,
     tpot_s: 0.2,
 };
-/// Of the requests.
+/// Share of the requests that may be late.
 const MOST_LATE: f64 = 0.01;
 /// Replicas beyond those that a model's busy stretches need.
 const MORE_REPLICAS: u32 = 8;
@@ -151,7 +151,7 @@ const TIMING: ReplicaTiming = ReplicaTiming {
 const COMES_EVERY: Millis = Millis::seconds(30);
 /// From the last one until traffic begins.
 const WARM_UP: Millis = Millis::seconds(120);
-/// GPUs of the pool, of the least.
+/// GPUs of the pool, as a multiple of the fewest that hold all engines.
 const POOL: f64 = 1.25;
 
 #[derive(Debug, PartialEq, Eq)]

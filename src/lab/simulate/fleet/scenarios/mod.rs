@@ -30,7 +30,7 @@ pub struct Scenario {
     pub claim: &'static str,
     /// What is compared: Stowage first.
     pub variants: &'static [&'static str],
-    /// The figures of each variant, in the order of [`Played::figures`].
+    /// The figures of each variant, in the order of [`VariantRun::figures`].
     pub figures: &'static [Figure],
     pub targets: &'static [Target],
     /// Names of the files that `--trace DIR` is read for; none if the workload is always its own.
@@ -78,7 +78,7 @@ pub struct Means<'a> {
     means: &'a [Vec<f64>],
 }
 
-/// What is played.
+/// The input of a scenario: traces, and how much of the workload to play.
 #[derive(Debug, Clone, Default)]
 pub struct ScenarioInput {
     /// The texts of trace files, by name; none for the built-in workload.

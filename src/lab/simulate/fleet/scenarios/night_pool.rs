@@ -140,7 +140,7 @@ const STEP: Millis = Millis::seconds(5);
 const DRAIN: Millis = Millis::seconds(120);
 /// What an HPA on GPU utilization is usually told.
 const TARGET_UTILISATION: f64 = 0.7;
-/// Of all GPUs.
+/// Share of all GPUs that is not counted as idle.
 const HEADROOM: f64 = 0.02;
 
 pub(crate) enum Timer {

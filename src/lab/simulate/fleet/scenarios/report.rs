@@ -57,7 +57,7 @@ pub enum Verdict {
     OutOfReach,
 }
 
-/// Of a limit that is below the target.
+/// Share of the best possible value that counts as near it, where the target is out of reach.
 const NEAR: f64 = 0.9;
 
 impl Verdict {

@@ -28,7 +28,7 @@ pub(crate) enum Saving {
 #[derive(Debug, Clone, Copy)]
 pub struct Job {
     pub gpus: u32,
-    /// Work that is not saved yet.
+    /// Work that is not done, or not saved yet.
     pub left: Millis,
     pub saving: Saving,
     /// Since when it works on what is not saved.
@@ -55,7 +55,7 @@ impl RunningJobs {
         self.running.insert(uid.clone(), Job { since: now, ..job });
     }
 
-    /// Answers the pod whose job has ended; it is gone from the stage.
+    /// Handles a job's timer. Returns the pod if its job has ended; it is gone from the stage.
     pub fn tell<T: From<JobTimer>>(
         &mut self,
         timer: JobTimer,

@@ -165,7 +165,7 @@ const NODES: [(u32, Team); 5] = [
     (2, Team::Inference),
     (2, Team::Training),
 ];
-/// Of each GPU; a pod gets nine tenths of it, which the policy's headroom leaves.
+/// VRAM of each GPU; a pod gets nine tenths of it, which the policy's headroom leaves.
 const GPU: Bytes = Bytes::gib(80);
 const GRANT: Bytes = Bytes::gib(72);
 

@@ -99,7 +99,7 @@ pub(crate) static WARM_CONTEXT: Scenario = Scenario {
 };
 
 const INFERENCES: u64 = 150_000;
-/// Seconds an inference.
+/// Seconds that one inference takes, by GPU.
 const A10: f64 = 0.273;
 const TITAN_X: f64 = 0.645;
 /// Seconds of context: from nothing, and from the node's files.

@@ -13,7 +13,7 @@ use super::messages::{Act, Message};
 use stowage_scheduling::units::Moment;
 
 pub trait FleetScheduler {
-    /// The fleet is there.
+    /// Called once, with the fleet as it is at the beginning.
     fn meet(&mut self, now: Moment, machines: &Machines);
 
     fn observe(&mut self, now: Moment, message: &Message);

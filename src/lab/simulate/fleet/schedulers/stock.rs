@@ -178,7 +178,7 @@ impl StockScheduler {
                 .map_or(0.0, |image| locality(image, machine, machines)))
     }
 
-    /// The best node that has room now; of equal ones any.
+    /// Picks the best node that has enough free GPUs now; of equal ones any.
     fn place(
         &mut self,
         uid: &PodUid,
@@ -277,7 +277,7 @@ impl StockScheduler {
     }
 }
 
-/// From 0 to 1.
+/// `ImageLocality`'s score of a node, from 0 to 1.
 fn locality(image: &Image, machine: &Machine, machines: &Machines) -> f64 {
     if !machine.images.contains(image) {
         return 0.0;

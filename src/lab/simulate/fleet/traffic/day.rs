@@ -18,7 +18,7 @@ pub struct Minute {
 /// A day of traffic. After its last minute comes its first again.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DayOfTraffic {
-    /// One or more.
+    /// The day's minutes; there is at least one.
     minutes: Vec<Minute>,
 }
 
@@ -32,7 +32,7 @@ impl DayOfTraffic {
         &self.minutes
     }
 
-    /// So many times as many requests of the same sizes.
+    /// This day with `factor` times as many requests of the same sizes.
     pub fn scaled(mut self, factor: f64) -> Self {
         self.minutes
             .iter_mut()

@@ -7,14 +7,14 @@ use super::{Service, TrafficError, TrafficText};
 use crate::simulate::table::Table;
 use stowage_scheduling::units::Moment;
 
-/// A year.
+/// The latest offset that a trace may have, in milliseconds: a year.
 const MOST_OFFSET: u64 = 365 * 86_400_000;
 const MOST_TOKENS: u64 = 1_000_000_000;
 
 /// One request of a trace.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TracedRequest {
-    /// Since the trace's start.
+    /// Time since the trace's start.
     pub at: Moment,
     /// `None` in a trace of one service.
     pub service: Option<Service>,

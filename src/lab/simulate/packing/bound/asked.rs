@@ -13,7 +13,7 @@ use crate::simulate::packing::trace::PlayedTrace;
 #[derive(Debug, Clone, PartialEq)]
 pub struct DemandAtLoad {
     pub came: Vec<f64>,
-    /// Of them, those that were placed, whatever arrived later.
+    /// Pods of each kind that were placed, whatever arrived later.
     pub placed: Vec<f64>,
 }
 

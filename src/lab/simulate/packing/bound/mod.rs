@@ -1,5 +1,5 @@
 //! Upper bounds of GPU allocation for any placement policy, by a linear program ([`program`]) on how many pods of each kind had
-//! arrived ([`asked`]). How near a policy comes is not known here.
+//! arrived ([`demand_at_load`]). How near a policy comes is not known here.
 //!
 //! When more has been requested than there is, some pods are rejected, and a policy that knew the future would choose which:
 //! about such a policy little more can be said than that GPUs are finite. Real policies place every pod that fits. So there are

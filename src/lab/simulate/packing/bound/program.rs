@@ -100,10 +100,10 @@ impl KindPrices {
 
 /// The prices on nodes that are alike.
 struct NodePrices {
-    /// Of all these nodes.
+    /// GPUs of all these nodes.
     gpus: f64,
     gpu: Variable,
-    /// Of a part of each size, in thousandths.
+    /// Prices of a part of a GPU, by its size in thousandths.
     parts: BTreeMap<u32, Variable>,
 }
 
@@ -200,7 +200,7 @@ fn solved(outcome: microlp::SolveOutcome) -> Result<Solution, Unsolved> {
     outcome.into_solution().map_err(|_| Unsolved::Interrupted)
 }
 
-/// Of parts of these sizes in thousandths and with these values, the most valuable set that fits on one GPU.
+/// The most valuable set of parts that fits on one GPU. `parts` are sizes in thousandths, and their values.
 fn best_cut(parts: &[(u32, f64)]) -> (BTreeMap<u32, u32>, f64) {
     let whole = WHOLE_GPU as usize;
     let mut best = vec![0.0; whole + 1];

@@ -36,7 +36,7 @@ pub struct CpuOnly<'s> {
 }
 
 impl<'s> CpuOnly<'s> {
-    /// Without evictions.
+    /// A placer that evicts nothing.
     pub fn new(setting: &'s PlayedTrace, rule: CpuRule) -> Self {
         let best_fit = Scored::new(setting, BestFit);
         Self {

@@ -16,7 +16,7 @@ use stowage_scheduling::vocabulary::demand::HostResources;
 use stowage_scheduling::vocabulary::placement::Reservation;
 
 impl Shipped<'_> {
-    /// A victim is gone at once.
+    /// Preempts for the pod: reserves GPUs, removes the victims at once, and binds the pod.
     pub(super) fn make_room(
         &mut self,
         cluster: &SimulatedCluster,

@@ -35,7 +35,7 @@ use stowage_scheduling::verbs::tick::Tick;
 use stowage_scheduling::vocabulary::demand::Demand;
 use stowage_scheduling::vocabulary::placement::Placement;
 
-/// So short that no victim has lost relevant work: pods differ in their requests, and in nothing else.
+/// Time between two arrivals: so short that no victim has lost relevant work, and pods differ only in their requests.
 const BETWEEN_ARRIVALS: Millis = Millis(1);
 
 /// Which pods may be evicted for others.
@@ -48,7 +48,7 @@ pub enum SimulatedEviction {
 }
 
 impl SimulatedEviction {
-    /// Without evictions all are equal.
+    /// The pod's role in evictions; without evictions all roles are equal.
     pub fn standing(self, qos: Option<Qos>) -> PodTier {
         match self {
             Self::Never => PodTier::Bystander,

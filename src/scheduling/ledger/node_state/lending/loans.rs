@@ -1,5 +1,5 @@
-//! Loans: what lenders do not use and who may have it; pods that ask to wake, and loans that end, as the planner sees them; and loans as
-//! a person is told of them who asks why ([`PodLoan`]), by which nothing is decided.
+//! Loans: what lenders do not use and which pods may have it; pods that ask to wake, and loans that end, as the planner sees them; and
+//! [`PodLoan`], which explains a loan to people and decides nothing.
 
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::ledger::node_state::unaccounted_vram::observation;
@@ -175,7 +175,7 @@ pub(in crate::ledger::node_state) fn may_borrow(
     demand.terms.borrows && !pod_state.is_some_and(stays)
 }
 
-/// What would keep a pod from being evicted alone, and soon, when a lender asks.
+/// The reason, if any, why a pod could not be evicted alone and soon when a lender asks.
 fn kept_from_borrowing(
     demand: &Demand,
     pod_state: &PodState,
@@ -200,7 +200,7 @@ fn kept_from_borrowing(
 }
 
 impl Ledger {
-    /// The demand as the pod may be placed by it: one that could not be evicted when a lender asks borrows nothing.
+    /// The demand by which the pod may be placed: one that could not be evicted when a lender asks borrows nothing.
     pub(crate) fn as_borrower(&self, uid: &PodUid, mut demand: Demand) -> Demand {
         demand.terms.borrows = may_borrow(&demand, self.pod_states.get(uid), &self.policy);
         demand
@@ -235,7 +235,7 @@ pub struct WakeStatus {
 }
 
 impl Ledger {
-    /// The pods that have not been told what their request, or the end of it, asks for, in order of node and UID.
+    /// The pods whose condition does not answer their latest wake request, or the end of it, in order of node and UID.
     pub fn open_wakes(&self) -> Vec<WakeStatus> {
         let nodes = self
             .node_states
@@ -251,7 +251,7 @@ impl Ledger {
             .collect()
     }
 
-    /// How far a pod is that is to wake, or may; `None` for any other.
+    /// The wake status of a pod that is to wake, or may; `None` for any other.
     pub fn wake_status(&self, uid: &PodUid) -> Option<WakeStatus> {
         let node_state = self.node_states.get(self.pod_states.get(uid)?.node()?)?;
         let resident = node_state
@@ -289,7 +289,7 @@ impl Ledger {
         })
     }
 
-    /// These pods get back what they lent before they ask for it, or need not any more.
+    /// Recalls what these pods lent before they ask for it, or ends the recall.
     pub(crate) fn set_recalled(&mut self, pods: &[PodUid], is_recalled: bool) {
         for uid in pods {
             let Some(name) = self
@@ -323,7 +323,7 @@ impl Ledger {
     }
 }
 
-/// What a pod has to do with VRAM that is lent.
+/// A pod's part in lending: borrower, or one of the stages of a lender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(
     rename_all = "kebab-case",
@@ -339,19 +339,19 @@ pub enum LoanStage {
     Sleeps { lends_in_millis: Millis },
     /// It sleeps, and got back what it lent, because its model is in demand.
     Recalled,
-    /// It asked to wake, and is not told yet that it may.
+    /// It asked to wake, and its condition does not say yet that it may.
     WaitsToWake,
     /// It may wake.
     MayWake,
 }
 
-/// What a bound pod has to do with VRAM that is lent, and with whom.
+/// A bound pod's part in lending, and the pods on the other side.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodLoan {
     pub stage: LoanStage,
     /// What its annotation says.
     pub request: Option<Arc<str>>,
-    /// Of a pod that borrows, the pods on its GPUs that may lend; of any other, the pods that borrow there.
+    /// For a pod that borrows, the pods on its GPUs that may lend; for any other, the pods that borrow there.
     pub others: Vec<PodKey>,
     /// What pods borrow on its GPUs.
     pub borrowed: Bytes,
@@ -360,7 +360,7 @@ pub struct PodLoan {
 }
 
 impl Ledger {
-    /// What a bound pod has to do with VRAM that is lent; `None` if that is nothing.
+    /// A bound pod's part in lending; `None` if it has none.
     pub(crate) fn loan_of(&self, uid: &PodUid) -> Option<PodLoan> {
         let pod_state = self.pod_states.get(uid)?;
         let node_state = self.node_states.get(pod_state.node()?)?;

@@ -102,7 +102,7 @@ impl PlannerFixture {
         self.planner.act();
     }
 
-    /// The next tick is told the next unplannable pods.
+    /// Passes the next unplannable pods to the next tick.
     pub fn released(&mut self) {
         let after = self.planner.control_loop.unplannable_pods_after().cloned();
         self.unplannable_pods = self
@@ -118,7 +118,7 @@ impl PlannerFixture {
             .tick(self.planner.now(), is_leading, unplannable_pods);
     }
 
-    /// One tick with all that it writes, in words. The watch shows it at once.
+    /// Runs one tick, shows its writes in the watch at once, and returns them as text.
     pub async fn tick(&mut self) -> Vec<String> {
         let mut written = self.tick_unseen().await;
         for line in &written {
@@ -145,20 +145,20 @@ impl PlannerFixture {
         written
     }
 
-    /// One tick with all that it writes, of which the watch shows nothing yet.
+    /// Runs one tick whose writes the watch does not show yet, and returns them as text.
     pub(crate) async fn tick_unseen(&mut self) -> Vec<String> {
         self.begin_tick();
         self.settle().await
     }
 
-    /// Until the planning run has ended.
+    /// Waits until the planning run has ended.
     pub(crate) async fn run_ends(&mut self) {
         while self.planner.control_loop.is_planning() {
             self.planner.go_on().await;
         }
     }
 
-    /// Until the look for pressure has ended. What it orders waits to be sent.
+    /// Waits until the pressure check has ended. The evictions that it orders are not sent yet.
     pub(crate) async fn look_ends(&mut self) {
         while self.planner.control_loop.is_looking() {
             self.planner.go_on().await;

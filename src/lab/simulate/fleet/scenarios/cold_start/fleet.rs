@@ -158,7 +158,7 @@ fn weights(index: usize) -> Bytes {
     Bytes(SIZES[index % SIZES.len()] * 1_000_000_000)
 }
 
-/// As many as the weights need with KV cache beside them.
+/// How many GPUs the weights need with KV cache beside them.
 fn gpus_of(index: usize) -> u32 {
     match SIZES[index % SIZES.len()] {
         ..=40 => 1,
@@ -167,7 +167,7 @@ fn gpus_of(index: usize) -> u32 {
     }
 }
 
-/// Zipf's law.
+/// Draws a model's index by popularity: Zipf's law with exponent 1.
 pub(crate) fn by_popularity(draws: &mut Random) -> usize {
     let weight = |index: usize| 1.0 / (index + 1) as f64;
     let mut left = draws.share() * (0..MODELS).map(weight).sum::<f64>();

@@ -13,7 +13,7 @@ pub(crate) struct CountedStart {
 }
 
 impl CountedStart {
-    /// Of a pod that is ready.
+    /// The start of a pod that is ready.
     pub fn of(stage: &Stage<'_, Timer>, uid: &PodUid, shortest: Millis) -> Self {
         let seconds = |time: Millis| time.0 as f64 / 1000.0;
         let pod = stage.pod(uid).expect("it is ready");

@@ -22,11 +22,11 @@ const BUSY: usize = 6;
 const BUSY_FOR: (Millis, Millis) = (Millis::seconds(600), Millis::seconds(1800));
 
 pub(crate) struct Day {
-    /// In hundredths of all VRAM.
+    /// Requested VRAM, in percent of all VRAM.
     pub utilization: f64,
-    /// By app, in hundredths of the day.
+    /// Time for which a replica of each app runs, in percent of the day.
     pub up: [f64; 3],
-    /// By the number of pods beside fraud detection, hours.
+    /// Hours, by the number of pods beside fraud detection.
     pub company: BTreeMap<usize, f64>,
     pub curves: Vec<Curve>,
     pub broken: Vec<BrokenPromise>,
@@ -73,7 +73,7 @@ pub fn played(hours: u64, seed: u64, replica: Bytes, scheduler: Box<dyn FleetSch
     day
 }
 
-/// How things stand between two happenings.
+/// The GPUs' usage between two events.
 #[derive(Debug, Clone, Copy, Default)]
 struct Standing {
     asked: Bytes,

@@ -19,7 +19,7 @@ use crate::simulate::fleet::traffic::RequestSize;
 use std::collections::{BTreeMap, VecDeque};
 use stowage_scheduling::testkit::random::Random;
 
-/// Of fraud detection: milliseconds between two inferences on average, and of one with the GPU to itself.
+/// Fraud detection: mean milliseconds between two inferences, and the range of one that has the GPU to itself.
 const INFERENCE_EVERY: f64 = 1000.0 / 15.0;
 const INFERENCE: (f64, f64) = (10.0, 15.0);
 /// Milliseconds between two requests of an engine, on average.

@@ -165,7 +165,7 @@ impl Schedules {
         }
     }
 
-    /// In hundredths of the sets.
+    /// Victim sets in which the chatbot leaves first, in percent.
     pub(crate) fn chatbot_first(&self) -> f64 {
         100.0 - 100.0 * self.unfair as f64 / self.evictions.max(1) as f64
     }

@@ -67,7 +67,7 @@ pub fn catalog(seed: u64, models: usize, minutes: usize, grants: Grants) -> Vec<
     models.iter().enumerate().map(served).collect()
 }
 
-/// As few as hold the weights beside the headroom.
+/// The fewest GPUs that hold the weights beside the headroom.
 fn gpus_of(model: &CatalogModel) -> u32 {
     if model.shape.weights > Bytes::gib(64) {
         2

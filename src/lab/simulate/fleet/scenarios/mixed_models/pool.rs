@@ -14,7 +14,7 @@ use stowage_scheduling::units::{Millis, Moment};
 /// Whether engines slow their neighbors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compute {
-    /// They take turns.
+    /// Engines on a GPU take turns.
     Shared,
     /// Each has its GPUs' compute to itself.
     Alone,
@@ -24,7 +24,7 @@ pub struct Pool<'m> {
     pub stage: Stage<'static, Timer>,
     pub served: Vec<Served<'m>>,
     pub jobs: EndlessJobs,
-    /// Of pods that others leave for: how full the fullest engine was where they go, when that was decided.
+    /// By preemptor: the KV occupancy of the fullest engine on its GPUs when its placement was decided.
     decided: BTreeMap<PodUid, f64>,
     /// Whether agents report KV caches and queues.
     reports_load: bool,
@@ -121,7 +121,7 @@ impl<'m> Pool<'m> {
         self.served.iter().map(|served| served.day.waiting()).sum()
     }
 
-    /// Of all models' requests that an engine took.
+    /// Times to first token of all models' requests that an engine took.
     pub(crate) fn ttft(&self) -> LatencyHistogram {
         let mut all = LatencyHistogram::default();
         self.served

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use stowage_scheduling::ids::GpuUuid;
 use stowage_scheduling::units::{Bytes, Millis};
 
-/// Between two points of the picture.
+/// Time between two points of the picture.
 const CURVE_EVERY: Millis = Millis::seconds(60);
 /// No class may join an engine that is fuller: the policy's limit.
 const FULL: f64 = 0.9;
@@ -38,7 +38,7 @@ pub(crate) struct GpuUse {
 }
 
 impl GpuUse {
-    /// It always has something to do, and has no requests.
+    /// What a job does on its GPU: it is always busy, and has no requests.
     pub(crate) const OF_A_JOB: Self = Self {
         busy: 1.0,
         running: 0.0,
@@ -112,12 +112,12 @@ impl Sums {
         100.0 * self.onto_full / self.placements.max(1.0)
     }
 
-    /// Of GPUs with a pod, in hundredths.
+    /// Time for which a GPU with a pod has a request, in percent.
     pub fn busy(&self) -> f64 {
         100.0 * self.busy / self.in_use.max(1.0)
     }
 
-    /// In hundredths of the VRAM of GPUs with a pod that may be granted.
+    /// Free VRAM that no model fits, in percent of the allocatable VRAM of GPUs with a pod.
     pub fn stranded(&self) -> f64 {
         100.0 * self.stranded.0 as f64 / (most().0 as f64 * self.in_use.max(1.0))
     }

@@ -12,13 +12,13 @@ pub(crate) struct Quota {
     pub weight: u32,
 }
 
-/// How things stand between two happenings.
+/// The pool's usage between two events.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Standing {
     pub free: u32,
     /// GPUs of each team's pods.
     pub used: [u32; 3],
-    /// Of these, GPUs of pods that were bound while no two teams competed: no borrower is evicted for another.
+    /// GPUs of pods that were bound while no two teams competed: no borrower is evicted for another.
     pub settled: [u32; 3],
     /// A pod waits that its team's limit allows.
     pub waits: bool,
@@ -38,7 +38,7 @@ pub(crate) struct Competition {
 #[derive(Debug, Default)]
 struct Borrowed {
     had: [f64; 3],
-    /// The same GPUs, but for those that are settled, split at each moment as evenly as whole GPUs can be.
+    /// GPU-hours over weight if those GPUs were split as evenly as whole ones can be, but for uncontested ones.
     most_even: [f64; 3],
 }
 
@@ -72,7 +72,7 @@ impl Account {
         }
     }
 
-    /// It stood as before until now, and stands so from now on.
+    /// Counts the time until now by the last snapshot, and takes the new one.
     pub fn stands(&mut self, now: Moment, standing: Standing) {
         let hours = now.since(self.since).0 as f64 / 3.6e6;
         let before = std::mem::replace(&mut self.standing, standing);
@@ -101,7 +101,7 @@ impl Account {
         compete(self.standing.competing_for_one)
     }
 
-    /// In hundredths.
+    /// GPU time that is idle while a pod waits, in percent.
     pub fn idle(&self) -> f64 {
         100.0 * self.idle / self.all.max(f64::MIN_POSITIVE)
     }
@@ -133,12 +133,12 @@ impl Competition {
             .sum()
     }
 
-    /// Of these, what is borrowed evenly: for each set of teams that compete, times its Jain's index.
+    /// GPU-hours that are borrowed evenly: for each set of competing teams, times its Jain's index.
     pub(crate) fn evenly(&self) -> f64 {
         self.times_jain(|borrowed| &borrowed.had)
     }
 
-    /// The same if whole GPUs that are not settled were split as evenly as can be at each moment.
+    /// GPU-hours borrowed evenly if contested whole GPUs were split as evenly as can be at each moment.
     pub(crate) fn most_evenly(&self) -> f64 {
         self.times_jain(|borrowed| &borrowed.most_even)
     }

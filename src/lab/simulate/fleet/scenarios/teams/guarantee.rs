@@ -12,7 +12,7 @@ use stowage_scheduling::units::{Millis, Moment};
 
 /// The longest that the stage lets pass between two rounds of a scheduler.
 const CYCLE: Millis = Millis::seconds(5);
-/// How often a look is taken at what keeps a pod waiting.
+/// How often it is checked what keeps a pod waiting.
 pub const LOOK: Millis = Millis::seconds(1);
 
 /// What is between a pod and GPUs of one node, the least of all nodes.

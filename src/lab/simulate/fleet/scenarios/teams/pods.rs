@@ -15,7 +15,7 @@ use stowage_scheduling::units::Moment;
 /// The two PriorityClasses.
 const GUARANTEED: i32 = 100;
 const BORROWING: i32 = 0;
-/// Of each team, where it has one priority for all that it does.
+/// Priorities of the teams, where each has one for all that it does.
 const OF_TEAMS: [i32; 3] = [100, 50, 0];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +38,7 @@ impl Priorities {
 pub(crate) struct TeamPod {
     pub team: Team,
     pub gpus: u32,
-    /// It fitted into its team's guarantee when it was created.
+    /// Whether it fitted into its team's guarantee when it was created.
     pub is_within: bool,
     /// In order of creation.
     pub number: u64,
@@ -105,7 +105,7 @@ impl TeamPods {
             .count()
     }
 
-    /// Of the team's guarantee, beside its pods that have GPUs and those that wait for it.
+    /// GPUs of the team's guarantee that neither its bound pods nor its waiting guaranteed pods use.
     pub(crate) fn guarantee_left(&self, team: Team) -> u32 {
         let waiting = self
             .of(team)
